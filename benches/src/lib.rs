@@ -1,0 +1,6 @@
+//! The instruments of the benchmark harness: what this machine can do at all, and where processes run.
+
+#![forbid(unsafe_code)]
+
+pub mod floor;
+pub mod pin;

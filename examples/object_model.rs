@@ -1,0 +1,73 @@
+//! The object model step by step, for those who come from libfabric: discover, fabric, domain, queues, endpoints,
+//! messages, and closing in order.
+//!
+//! `cargo run --release --example object_model`
+
+use fabric_async::{Access, Caps, CounterBind, CqBind, EpType, Error, Fabric, Hints, Result, discover};
+use futures_util::StreamExt;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    // fi_getinfo: what do I need, who can do it?
+    let hints =
+        Hints::new().provider("shm").ep_type(EpType::Rdm).caps(Caps::MSG | Caps::TAGGED | Caps::SOURCE);
+    let info = discover(&hints).await?.swap_remove(0);
+    println!("found {} {:?}, messages up to {} bytes", info.fabric.provider, info.caps, info.ep.max_msg_size);
+    if let Err(refused) = discover(&Hints::new().caps(Caps::MULTICAST)).await {
+        println!("nobody does multicast yet:\n{refused}");
+    }
+
+    // fi_fabric, fi_domain, fi_eq_open, fi_domain_bind.
+    let fabric = Fabric::open(&info)?;
+    let domain = fabric.domain_builder(&info).context(42).open()?;
+    let eq = fabric.event_queue(16)?;
+    domain.bind_eq(&eq)?;
+
+    // fi_cq_open, fi_av_open, fi_cntr_open, and two endpoints on them.
+    let (mut cq, av, sends) = (domain.completion_queue(64)?, domain.address_vector()?, domain.counter()?);
+    let a = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT)?.bind_av(&av)?;
+    let a = a.bind_counter(&sends, CounterBind::SEND)?.enable().await?;
+    let b = domain.endpoint(&info)?.bind_cq(&cq, CqBind::RECV)?.bind_av(&av)?.enable().await?;
+    let to_b = av.insert(b.name())?;
+    println!("{a:?} sends to {}", av.lookup(to_b)?);
+
+    // One verb, three endings. Posted now, awaited later:
+    let early = b.recv_into(vec![0; 64]).tag(7).start()?;
+    // awaited:
+    a.send(to_b, "to the early receive").tag(7).await?;
+    println!("tag 7: {}", String::from_utf8_lossy(&early.await?));
+    // and to the queue:
+    for number in 0..3 {
+        b.recv_into(vec![0; 64]).context(100 + number).post()?;
+        a.send(to_b, format!("message {number}")).context(number).post()?;
+    }
+    for _ in 0..6 {
+        let Some(done) = cq.next().await else { break };
+        println!("context {:>3}: {:?} of {} bytes", done.context, done.kind, done.transfer.len);
+    }
+    println!("sends counted: {}", sends.wait(4).await?);
+
+    // fi_mr_reg: a buffer under a key.
+    let region = domain.register(vec![0u8; 4096], Access::REMOTE_READ, None)?;
+    println!("{region:?}");
+    println!("{domain:#?}");
+
+    // fi_close: children first, and a refusal says which.
+    let domain = match domain.close() {
+        Err(refused) => {
+            println!("close: {refused}");
+            assert!(matches!(refused.error, Error::Busy(_)));
+            refused.handle
+        }
+        Ok(()) => return Ok(()),
+    };
+    a.close()?;
+    b.close()?;
+    region.close()?;
+    (cq.close()?, av.close()?, sends.close()?);
+    domain.close()?;
+    eq.close()?;
+    fabric.close()?;
+    println!("all closed");
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! Two processes talk over shared memory through `.await`; prints what it takes.
+//!
+//! `cargo run --release --example pingpong`
+//!
+//! The program starts itself a second time as the peer, each process on a core of its own. For every size it measures
+//! the half round trip of a message, then how fast messages stream in one direction. Beside it stands what this
+//! machine can do at all, measured in the same run: a cache line bouncing between two cores, and `memcpy`.
+
+use std::io::{IsTerminal, Write};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use fabric_async::{Endpoint, Error, FiAddr, Result, WaitPolicy};
+use fabric_bench::{floor, pin};
+use hdrhistogram::Histogram;
+
+const SIZES: [usize; 8] = [8, 64, 256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Time spent on one size: for the latency, and for the stream.
+const LATENCY_TIME: Duration = Duration::from_millis(700);
+const STREAM_TIME: Duration = Duration::from_millis(400);
+/// Messages of a stream that may be under way.
+const WINDOW: usize = 64;
+
+/// What the measuring side asks of the peer: a round of so many messages.
+const ECHO: u64 = 1;
+const SINK: u64 = 2;
+const END: u64 = 3;
+/// The tag of such a request; the messages themselves are not tagged.
+const CONTROL: u64 = 0xc0;
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let peer_of = match &args[..] {
+        [] => None,
+        [flag, name, core] if flag == "--peer" => Some((name, core.parse().ok())),
+        other => {
+            eprintln!("pingpong takes no arguments, not {other:?}");
+            std::process::exit(2);
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::Os { call: "epoll_create1", errno: error.raw_os_error().unwrap_or(0) })?;
+    match peer_of {
+        Some((name, core)) => {
+            core.map(pin::to_core);
+            runtime.block_on(peer(name))
+        }
+        None => {
+            let floor = (floor::core_to_core(), floor::memcpy(1 << 20));
+            let cores = pin::cores();
+            cores.first().map(|core| pin::to_core(*core));
+            runtime.block_on(measure(floor, cores.last().copied()))
+        }
+    }
+}
+
+/// The peer: does what it is asked until told to end, or until the other process is gone.
+async fn peer(name: &str) -> Result<()> {
+    let ep = Endpoint::options().wait_policy(WaitPolicy::Spin).bind("shm://").await?;
+    let other = ep.lookup(name).await?;
+    ep.send(other, "ready").tag(CONTROL).await?;
+    loop {
+        let request = ep.recv().tag(CONTROL).from(other).await?;
+        let [what, size, count] = numbers(&request);
+        let mut buf = vec![0u8; size as usize];
+        match what {
+            ECHO => {
+                for _ in 0..count {
+                    buf = ep.recv_into(buf).await?.into_buf();
+                    buf = ep.send(other, buf).await?.into_buf();
+                }
+            }
+            SINK => {
+                for _ in 0..count {
+                    buf = ep.recv_into(buf).await?.into_buf();
+                }
+                ep.send(other, "done").tag(CONTROL).await?;
+            }
+            _ => return Ok(()),
+        }
+    }
+}
+
+async fn measure((line, memcpy): (Duration, f64), peer_core: Option<usize>) -> Result<()> {
+    let ep = Endpoint::options().wait_policy(WaitPolicy::Spin).bind("shm://").await?;
+    let _child = Peer::start(&ep.name().to_string(), peer_core)?;
+    let ready = ep.recv().tag(CONTROL).await?;
+    let peer = ready.source()?;
+
+    let floor_ns = line.as_secs_f64() * 1e9;
+    println!("two processes, shared memory, .await, one core each");
+    println!(
+        "floor of this machine: a cache line from core to core {floor_ns:.0} ns, memcpy of 1 MiB {:.1} GB/s\n",
+        memcpy / 1e9
+    );
+    println!(
+        "{:>8}  {:>9} {:>9} {:>9}  {:>8}  {:>12} {:>8}  {:>8}",
+        "size", "p50 us", "p99 us", "p99.9 us", "x floor", "messages/s", "GB/s", "x memcpy"
+    );
+    for size in SIZES {
+        let latency = latency(&ep, peer, size).await?;
+        let rate = stream(&ep, peer, size).await?;
+        let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
+        let bytes = rate * size as f64;
+        progress(None);
+        println!(
+            "{:>8}  {:>9.3} {:>9.3} {:>9.3}  {:>8.2}  {:>12.0} {:>8.3}  {:>8.3}",
+            label(size),
+            at(0.5),
+            at(0.99),
+            at(0.999),
+            at(0.5) * 1e3 / floor_ns,
+            rate,
+            bytes / 1e9,
+            bytes / memcpy,
+        );
+    }
+    ask(&ep, peer, [END, 0, 0]).await
+}
+
+/// Half round trips, in nanoseconds.
+async fn latency(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<Histogram<u64>> {
+    let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000, 3)
+        .unwrap_or_else(|_| unreachable!("a minute in nanoseconds, to 3 digits, is allowed"));
+    let (mut ping, mut pong) = (vec![7u8; size], vec![0u8; size]);
+    let mut batch = 200;
+    let start = Instant::now();
+    let mut warm = false;
+    while start.elapsed() < LATENCY_TIME {
+        ask(ep, peer, [ECHO, size as u64, batch]).await?;
+        let began = Instant::now();
+        for _ in 0..batch {
+            let sent = Instant::now();
+            ping = ep.send(peer, ping).await?.into_buf();
+            pong = ep.recv_into(pong).await?.into_buf();
+            if warm {
+                histogram.saturating_record(sent.elapsed().as_nanos() as u64 / 2);
+            }
+        }
+        // Rounds of about a tenth of the time.
+        let per_trip = began.elapsed().as_secs_f64() / batch as f64;
+        batch = ((LATENCY_TIME.as_secs_f64() / 10.0 / per_trip) as u64).clamp(10, 1 << 20);
+        warm = true;
+        progress(Some((size, "latency", start.elapsed().as_secs_f64() / LATENCY_TIME.as_secs_f64())));
+    }
+    assert_eq!(ping.len(), pong.len(), "what comes back is as long as what was sent");
+    Ok(histogram)
+}
+
+/// Messages per second in one direction.
+async fn stream(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<f64> {
+    let mut buffers: Vec<Vec<u8>> = (0..WINDOW).map(|_| vec![7u8; size]).collect();
+    let mut count = 2000.min((256 << 20) / size as u64).max(64);
+    let (start, mut rates) = (Instant::now(), Vec::new());
+    while start.elapsed() < STREAM_TIME {
+        ask(ep, peer, [SINK, size as u64, count]).await?;
+        let began = Instant::now();
+        let mut under_way = std::collections::VecDeque::with_capacity(WINDOW);
+        for _ in 0..count {
+            let buf = match buffers.pop() {
+                Some(buf) => buf,
+                None => finish(&mut under_way).await?,
+            };
+            under_way.push_back(ep.send(peer, buf).start()?);
+        }
+        while !under_way.is_empty() {
+            buffers.push(finish(&mut under_way).await?);
+        }
+        ep.recv().tag(CONTROL).from(peer).await?;
+        let elapsed = began.elapsed().as_secs_f64();
+        rates.push(count as f64 / elapsed);
+        count = ((count as f64 * STREAM_TIME.as_secs_f64() / 5.0 / elapsed) as u64).clamp(64, 1 << 22);
+        progress(Some((size, "stream ", start.elapsed().as_secs_f64() / STREAM_TIME.as_secs_f64())));
+    }
+    rates.sort_by(f64::total_cmp);
+    Ok(rates[rates.len() / 2])
+}
+
+async fn finish(
+    under_way: &mut std::collections::VecDeque<fabric_async::Operation<Vec<u8>>>,
+) -> Result<Vec<u8>> {
+    match under_way.pop_front() {
+        Some(operation) => Ok(operation.await?.into_buf()),
+        None => Ok(Vec::new()),
+    }
+}
+
+async fn ask(ep: &Endpoint, peer: FiAddr, request: [u64; 3]) -> Result<()> {
+    let bytes: Vec<u8> = request.iter().flat_map(|number| number.to_le_bytes()).collect();
+    ep.send(peer, bytes).tag(CONTROL).await?;
+    Ok(())
+}
+
+fn numbers(bytes: &[u8]) -> [u64; 3] {
+    let mut numbers = [END, 0, 0];
+    for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
+        *number = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+    }
+    numbers
+}
+
+fn label(size: usize) -> String {
+    match size {
+        _ if size >= 1 << 20 => format!("{} MiB", size >> 20),
+        _ if size >= 1 << 10 => format!("{} KiB", size >> 10),
+        _ => format!("{size} B"),
+    }
+}
+
+/// A line that is overwritten while work goes on; nothing when nobody watches.
+fn progress(at: Option<(usize, &str, f64)>) {
+    let mut out = std::io::stderr();
+    if !out.is_terminal() {
+        return;
+    }
+    let _ = match at {
+        Some((size, what, part)) => write!(out, "\r{:>8}  {what} {:>3.0} %", label(size), part * 100.0),
+        None => write!(out, "\r{:30}\r", ""),
+    };
+    let _ = out.flush();
+}
+
+/// The second process; ended with this one.
+struct Peer(Child);
+
+impl Peer {
+    fn start(name: &str, core: Option<usize>) -> Result<Self> {
+        let failed =
+            |error: std::io::Error| Error::Os { call: "execve", errno: error.raw_os_error().unwrap_or(0) };
+        let program = std::env::current_exe().map_err(failed)?;
+        let core = core.map_or_else(|| "any".into(), |core| core.to_string());
+        Command::new(program).args(["--peer", name, &core]).spawn().map(Self).map_err(failed)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It ends by itself when it was asked to, or when this process goes; this is for errors in between.
+        for _ in 0..100 {
+            if let Ok(Some(_)) = self.0.try_wait() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

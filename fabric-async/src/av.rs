@@ -1,0 +1,152 @@
+//! Address vectors.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use fabric_core::tree::{Class, Node};
+use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_reactor::AvId;
+
+use crate::close::CloseError;
+use crate::domain::{Domain, DomainInner};
+use crate::model::{Shared, ThreadModel};
+
+/// An address vector (`fid_av`): peers by number (`FI_AV_TABLE`).
+///
+/// Cheap to clone. Endpoints that are bound to it send to its numbers, and report its numbers as sources.
+#[doc(alias = "fid_av")]
+pub struct AddressVector<M: ThreadModel = Shared> {
+    pub(crate) inner: Arc<AvInner>,
+    model: PhantomData<M>,
+}
+
+pub(crate) struct AvInner {
+    pub(crate) node: Arc<Node>,
+    pub(crate) id: AvId,
+    pub(crate) domain: Arc<DomainInner>,
+}
+
+/// What names an endpoint: an [`Address`], or text like `shm://echo`.
+pub trait ToAddress {
+    /// The address.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`] when the text does not parse.
+    fn to_address(&self) -> Result<Address>;
+}
+
+impl ToAddress for Address {
+    fn to_address(&self) -> Result<Address> {
+        Ok(self.clone())
+    }
+}
+
+impl ToAddress for str {
+    fn to_address(&self) -> Result<Address> {
+        self.parse()
+    }
+}
+
+impl ToAddress for String {
+    fn to_address(&self) -> Result<Address> {
+        self.parse()
+    }
+}
+
+impl<T: ToAddress + ?Sized> ToAddress for &T {
+    fn to_address(&self) -> Result<Address> {
+        (**self).to_address()
+    }
+}
+
+impl<M: ThreadModel> AddressVector<M> {
+    pub(crate) fn open(domain: &Domain<M>, welcoming: bool) -> Result<Self> {
+        domain.inner.node.check_open()?;
+        let node = Node::new(Class::AddressVector, Some(domain.inner.node.clone()));
+        let id = domain.inner.core.open_av(welcoming);
+        let inner = AvInner { node, id, domain: domain.inner.clone() };
+        inner.node.publish()?;
+        Ok(Self { inner: Arc::new(inner), model: PhantomData })
+    }
+
+    pub(crate) fn from_inner(inner: Arc<AvInner>) -> Self {
+        Self { inner, model: PhantomData }
+    }
+
+    /// Gives a peer a number (`fi_av_insert`). A peer that has one keeps it. Nothing is sent: whether the peer exists
+    /// shows with the first operation.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider; [`Error::Invalid`] for
+    /// an address without a name; [`Error::Closed`].
+    #[doc(alias = "fi_av_insert")]
+    pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
+        self.inner.node.check_open()?;
+        let address = peer.to_address()?;
+        let provider = self.inner.domain.fabric.inner.provider.name();
+        if address.scheme().provider() != provider {
+            return Err(Error::WrongScheme { provider, address });
+        }
+        if address.name().is_empty() {
+            return Err(Error::Invalid { what: "peer address", why: format!("{address} has no name") });
+        }
+        self.inner.domain.core.insert_address(self.inner.id, &address)
+    }
+
+    /// Takes a number out of use (`fi_av_remove`): it becomes an error, also when the position is used again. Messages
+    /// from the peer still arrive, from a stranger.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`].
+    #[doc(alias = "fi_av_remove")]
+    pub fn remove(&self, peer: FiAddr) -> Result<Address> {
+        self.inner.domain.core.remove_address(self.inner.id, peer)
+    }
+
+    /// The address behind a number (`fi_av_lookup`).
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`].
+    #[doc(alias = "fi_av_lookup")]
+    pub fn lookup(&self, peer: FiAddr) -> Result<Address> {
+        self.inner.domain.core.address_of(self.inner.id, peer)
+    }
+
+    /// Every peer with its number.
+    #[must_use]
+    pub fn peers(&self) -> Vec<(FiAddr, Address)> {
+        self.inner.domain.core.addresses(self.inner.id)
+    }
+
+    /// Closes the vector.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while endpoints are bound to it.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+    }
+}
+
+impl<M: ThreadModel> Clone for AddressVector<M> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), model: PhantomData }
+    }
+}
+
+impl Drop for AvInner {
+    fn drop(&mut self) {
+        self.domain.core.close_av(self.id);
+        self.node.retire();
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for AddressVector<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddressVector")
+            .field("id", &self.inner.node.id())
+            .field("peers", &self.peers())
+            .finish()
+    }
+}

@@ -1,0 +1,33 @@
+//! A close that was refused.
+
+use std::fmt;
+
+use fabric_core::Error;
+
+/// A close that was refused, with the handle, which is as good as before.
+pub struct CloseError<H> {
+    /// Why: [`Error::Busy`] with the open children by class.
+    pub error: Error,
+    /// The handle, still open.
+    pub handle: H,
+}
+
+impl<H> fmt::Debug for CloseError<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CloseError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<H> fmt::Display for CloseError<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<H> std::error::Error for CloseError<H> {}
+
+impl<H> From<CloseError<H>> for Error {
+    fn from(refused: CloseError<H>) -> Self {
+        refused.error
+    }
+}

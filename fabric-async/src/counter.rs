@@ -1,0 +1,144 @@
+//! Counters.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::task::ready;
+
+use fabric_core::tree::{Class, Node};
+use fabric_core::{Error, Result};
+use fabric_reactor::CounterId;
+use tokio::task::coop;
+
+use crate::close::CloseError;
+use crate::domain::{Domain, DomainInner};
+use crate::model::{Shared, ThreadModel};
+
+/// A counter (`fid_cntr`): how many operations of an endpoint ended well, and how many badly.
+///
+/// Bind it with [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter). Counting comes in addition to
+/// the completion's future or queue. Cheap to clone.
+#[doc(alias = "fid_cntr")]
+pub struct Counter<M: ThreadModel = Shared> {
+    pub(crate) inner: Arc<CounterInner>,
+    model: PhantomData<M>,
+}
+
+pub(crate) struct CounterInner {
+    pub(crate) node: Arc<Node>,
+    pub(crate) id: CounterId,
+    pub(crate) domain: Arc<DomainInner>,
+}
+
+impl<M: ThreadModel> Counter<M> {
+    pub(crate) fn open(domain: &Domain<M>) -> Result<Self> {
+        domain.inner.node.check_open()?;
+        let node = Node::new(Class::Counter, Some(domain.inner.node.clone()));
+        let inner = CounterInner { node, id: domain.inner.core.open_counter(), domain: domain.inner.clone() };
+        inner.node.publish()?;
+        Ok(Self { inner: Arc::new(inner), model: PhantomData })
+    }
+
+    /// How many operations ended well (`fi_cntr_read`).
+    #[doc(alias = "fi_cntr_read")]
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.inner.domain.core.read_counter(self.inner.id).0
+    }
+
+    /// How many operations failed (`fi_cntr_readerr`).
+    #[doc(alias = "fi_cntr_readerr")]
+    #[must_use]
+    pub fn errors(&self) -> u64 {
+        self.inner.domain.core.read_counter(self.inner.id).1
+    }
+
+    /// Adds to the value (`fi_cntr_add`).
+    #[doc(alias = "fi_cntr_add")]
+    pub fn add(&self, count: u64) {
+        self.inner.domain.core.add_counter(self.inner.id, count, 0);
+    }
+
+    /// Adds to the error count (`fi_cntr_adderr`).
+    #[doc(alias = "fi_cntr_adderr")]
+    pub fn add_errors(&self, count: u64) {
+        self.inner.domain.core.add_counter(self.inner.id, 0, count);
+    }
+
+    /// Waits until the value is at least `threshold`, and returns it (`fi_cntr_wait`).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] as soon as an operation fails meanwhile, with both counts in the text; [`Error::Closed`].
+    ///
+    /// # Cancel safety
+    /// Safe.
+    #[doc(alias = "fi_cntr_wait")]
+    pub async fn wait(&self, threshold: u64) -> Result<u64> {
+        let errors_before = self.errors();
+        let mut waiter = Waiter { counter: &self.inner, id: None };
+        let reached = poll_fn(|cx| {
+            let budget = ready!(coop::poll_proceed(cx));
+            let (core, id) = (&self.inner.domain.core, self.inner.id);
+            let reached = ready!(core.poll_counter(id, &mut waiter.id, threshold, errors_before, cx));
+            budget.made_progress();
+            std::task::Poll::Ready(reached)
+        })
+        .await;
+        match reached {
+            None => Err(Error::Closed(Class::Counter)),
+            Some((value, _)) if value >= threshold => Ok(value),
+            Some((value, errors)) => Err(Error::Invalid {
+                what: "counter",
+                why: format!("an operation failed: {value} of {threshold} succeeded, {errors} failed"),
+            }),
+        }
+    }
+
+    /// Closes the counter.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while endpoints are bound to it.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+    }
+}
+
+/// A registration that goes when the wait is dropped.
+struct Waiter<'a> {
+    counter: &'a CounterInner,
+    id: Option<u64>,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.counter.domain.core.forget_counter_waiter(self.counter.id, id);
+        }
+    }
+}
+
+impl<M: ThreadModel> Clone for Counter<M> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), model: PhantomData }
+    }
+}
+
+impl Drop for CounterInner {
+    fn drop(&mut self) {
+        self.domain.core.close_counter(self.id);
+        self.node.retire();
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for Counter<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (value, errors) = self.inner.domain.core.read_counter(self.inner.id);
+        f.debug_struct("Counter")
+            .field("id", &self.inner.node.id())
+            .field("value", &value)
+            .field("errors", &errors)
+            .finish()
+    }
+}

@@ -1,0 +1,136 @@
+//! Completion queues as streams.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use fabric_core::completion::Completion;
+use fabric_core::tree::{Class, Node};
+use fabric_core::{Error, Result};
+use fabric_reactor::CqId;
+use futures_core::Stream;
+use tokio::task::coop;
+
+use crate::close::CloseError;
+use crate::domain::{Domain, DomainInner};
+use crate::model::{Shared, ThreadModel};
+
+/// The largest capacity of a queue.
+const MAX_CAPACITY: usize = 1 << 20;
+/// Completions that the stream takes out of the queue at once.
+const BATCH: usize = 32;
+
+/// A completion queue (`fid_cq`): the completions of operations that were posted with `.post()`, as a stream.
+///
+/// It cannot overrun: an operation reserves its entry when it is posted, and is refused with
+/// [`Error::Again`] when all are taken. A failed operation is an entry like any other. One consumer: the handle cannot
+/// be cloned.
+///
+/// # Cancel safety
+/// Dropping a pending `next` or `next_batch` loses no completion.
+#[doc(alias = "fid_cq")]
+pub struct CompletionQueue<M: ThreadModel = Shared> {
+    pub(crate) inner: Arc<CqInner>,
+    /// Taken out of the queue in one go, handed out one by one.
+    batch: VecDeque<Completion>,
+    spare: Vec<Completion>,
+    model: PhantomData<M>,
+}
+
+pub(crate) struct CqInner {
+    pub(crate) node: Arc<Node>,
+    pub(crate) id: CqId,
+    pub(crate) domain: Arc<DomainInner>,
+}
+
+impl<M: ThreadModel> CompletionQueue<M> {
+    pub(crate) fn open(domain: &Domain<M>, capacity: usize) -> Result<Self> {
+        domain.inner.node.check_open()?;
+        if !(1..=MAX_CAPACITY).contains(&capacity) {
+            let why = format!("{capacity} is not within 1 to {MAX_CAPACITY}");
+            return Err(Error::Invalid { what: "completion queue capacity", why });
+        }
+        let node = Node::new(Class::CompletionQueue, Some(domain.inner.node.clone()));
+        let id = domain.inner.core.open_cq(capacity);
+        let inner = CqInner { node, id, domain: domain.inner.clone() };
+        inner.node.publish()?;
+        let (batch, spare) = (VecDeque::with_capacity(BATCH), Vec::with_capacity(BATCH));
+        Ok(Self { inner: Arc::new(inner), batch, spare, model: PhantomData })
+    }
+
+    /// Waits until there are completions and moves up to `max` of them to `out`; returns how many (`fi_cq_sread`).
+    ///
+    /// # Cancel safety
+    /// Safe: no completion is lost.
+    #[doc(alias = "fi_cq_sread")]
+    pub async fn next_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        std::future::poll_fn(|cx| self.poll_batch(cx, out, max)).await
+    }
+
+    /// The same as a poll function. 0 only when `max` is 0.
+    pub fn poll_batch(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>, max: usize) -> Poll<usize> {
+        if max == 0 {
+            return Poll::Ready(0);
+        }
+        if !self.batch.is_empty() {
+            let count = self.batch.len().min(max);
+            out.extend(self.batch.drain(..count));
+            return Poll::Ready(count);
+        }
+        let budget = ready!(coop::poll_proceed(cx));
+        let count = ready!(self.inner.domain.core.poll_cq(self.inner.id, out, max, cx));
+        budget.made_progress();
+        Poll::Ready(count)
+    }
+
+    /// Makes progress once and moves what is there to `out`, up to `max`; returns how many (`fi_cq_read`).
+    #[doc(alias = "fi_cq_read")]
+    pub fn try_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
+        let count = self.batch.len().min(max);
+        out.extend(self.batch.drain(..count));
+        count + self.inner.domain.core.try_cq(self.inner.id, out, max - count)
+    }
+
+    /// Closes the queue; completions in it are lost.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while endpoints report to it.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+    }
+}
+
+/// Yields completions for as long as the queue is open. Honours the cooperative budget of Tokio.
+impl<M: ThreadModel> Stream for CompletionQueue<M> {
+    type Item = Completion;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Completion>> {
+        let this = &mut *self;
+        let budget = ready!(coop::poll_proceed(cx));
+        if this.batch.is_empty() {
+            ready!(this.inner.domain.core.poll_cq(this.inner.id, &mut this.spare, BATCH, cx));
+            this.batch.extend(this.spare.drain(..));
+        }
+        budget.made_progress();
+        Poll::Ready(this.batch.pop_front())
+    }
+}
+
+impl<M: ThreadModel> Unpin for CompletionQueue<M> {}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        self.domain.core.close_cq(self.id);
+        self.node.retire();
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for CompletionQueue<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("id", &self.inner.node.id()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,286 @@
+//! Domains.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use fabric_core::buf::IoBufMut;
+use fabric_core::flags::Access;
+use fabric_core::info::{Hints, Info, Progress, negotiate};
+use fabric_core::mr::RegionTable;
+use fabric_core::tree::{Children, Class, Hold, Node};
+use fabric_core::{Error, Result};
+use fabric_reactor as reactor;
+use fabric_reactor::WaitPolicy;
+
+use crate::av::AddressVector;
+use crate::close::CloseError;
+use crate::counter::Counter;
+use crate::cq::CompletionQueue;
+use crate::driver;
+use crate::endpoint::EndpointBuilder;
+use crate::eq::EventQueue;
+use crate::fabric::Fabric;
+use crate::model::{Shared, ThreadModel};
+use crate::mr::MemoryRegion;
+
+/// A domain (`fid_domain`): the boundary within which endpoints, queues, address vectors, memory regions and counters
+/// work together, and within which progress is made.
+///
+/// Cheap to clone. Its children keep it open; [`Domain::close`] tells whether any are left. `Debug` prints the whole
+/// object: class, id, parent, provider, capabilities, limits, children by class.
+#[doc(alias = "fid_domain")]
+pub struct Domain<M: ThreadModel = Shared> {
+    pub(crate) inner: Arc<DomainInner>,
+    model: PhantomData<M>,
+}
+
+pub(crate) struct DomainInner {
+    pub(crate) node: Arc<Node>,
+    pub(crate) core: reactor::Domain,
+    pub(crate) fabric: Fabric,
+    pub(crate) info: Info,
+    pub(crate) regions: Mutex<RegionTable>,
+    context: u64,
+    eq: OnceLock<(Arc<crate::eq::EventQueueInner>, Hold)>,
+}
+
+/// A domain to be opened, with options.
+#[must_use = "nothing is opened before `open`"]
+pub struct DomainBuilder<'a> {
+    fabric: &'a Fabric,
+    info: &'a Info,
+    policy: WaitPolicy,
+    context: u64,
+}
+
+impl<'a> DomainBuilder<'a> {
+    pub(crate) fn new(fabric: &'a Fabric, info: &'a Info) -> Self {
+        Self { fabric, info, policy: WaitPolicy::default(), context: 0 }
+    }
+
+    /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
+    pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// A number that comes with every event of this domain.
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Opens the domain, in four phases: the arguments are validated, the fabric's provider is asked, it checks the
+    /// attributes and allocates, and only then is the domain counted and published.
+    ///
+    /// Under manual progress this starts a task on the current Tokio runtime, under automatic progress a thread; both
+    /// sleep unless there is something to do, and end with the domain.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `info` describes another provider or fabric; [`Error::NoMatch`] when it asks for more
+    /// than the provider offers; [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is
+    /// manual and no Tokio runtime with I/O is running here; [`Error::Os`].
+    pub fn open(self) -> Result<Domain> {
+        self.fabric.check(self.info)?;
+        let provider = self.fabric.inner.provider;
+        let wanted = Hints::from(self.info);
+        let mut refusals = Vec::new();
+        for offer in provider.offers() {
+            match negotiate(&wanted, &offer) {
+                Ok(_) => {
+                    refusals.clear();
+                    break;
+                }
+                Err(mismatch) => refusals.push(mismatch),
+            }
+        }
+        if !refusals.is_empty() {
+            return Err(fabric_core::info::NoMatch { refusals }.into());
+        }
+        let node = Node::new(Class::Domain, Some(self.fabric.inner.node.clone()));
+        let name = format!("{}-{}", provider.name(), node.id());
+        let core = reactor::Domain::open(provider, self.info, self.policy, &name)?;
+        if self.info.domain.data_progress != Progress::Auto {
+            driver::spawn(&core)?;
+        }
+        node.publish()?;
+        let inner = DomainInner {
+            node,
+            core,
+            fabric: self.fabric.clone(),
+            info: self.info.clone(),
+            regions: Mutex::new(RegionTable::new()),
+            context: self.context,
+            eq: OnceLock::new(),
+        };
+        Ok(Domain { inner: Arc::new(inner), model: PhantomData })
+    }
+}
+
+impl<M: ThreadModel> Domain<M> {
+    pub(crate) fn from_inner(inner: Arc<DomainInner>) -> Self {
+        Self { inner, model: PhantomData }
+    }
+
+    /// An endpoint to be bound and enabled (`fi_endpoint`).
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Invalid`] when `info` describes another provider or fabric.
+    #[doc(alias = "fi_endpoint")]
+    pub fn endpoint(&self, info: &Info) -> Result<EndpointBuilder<M>> {
+        self.inner.node.check_open()?;
+        self.inner.fabric.check(info)?;
+        Ok(EndpointBuilder::new(self.clone(), info.clone()))
+    }
+
+    /// Opens a completion queue for up to `capacity` completions (`fi_cq_open`).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the capacity is 0 or above 2^20; [`Error::Closed`].
+    #[doc(alias = "fi_cq_open")]
+    pub fn completion_queue(&self, capacity: usize) -> Result<CompletionQueue<M>> {
+        CompletionQueue::open(self, capacity)
+    }
+
+    /// Opens an empty address vector (`fi_av_open`).
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_av_open")]
+    pub fn address_vector(&self) -> Result<AddressVector<M>> {
+        AddressVector::open(self, false)
+    }
+
+    /// Opens an address vector that takes in peers which connect, so that they can be answered, and forgets them when
+    /// they go.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn welcoming_address_vector(&self) -> Result<AddressVector<M>> {
+        AddressVector::open(self, true)
+    }
+
+    /// Opens a counter (`fi_cntr_open`).
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_cntr_open")]
+    pub fn counter(&self) -> Result<Counter<M>> {
+        Counter::open(self)
+    }
+
+    /// Registers memory (`fi_mr_reg`): under the requested key, or a fresh one.
+    ///
+    /// # Errors
+    /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] when no access is granted; [`Error::Closed`].
+    #[doc(alias = "fi_mr_reg")]
+    pub fn register<B: IoBufMut>(
+        &self,
+        buf: B,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<MemoryRegion<B, M>> {
+        MemoryRegion::register(self, buf, access, key)
+    }
+
+    /// Makes this queue the default for events of the domain and its endpoints (`fi_domain_bind`). Once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::Foreign`] when it is of another fabric;
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_domain_bind")]
+    pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
+        self.inner.node.check_open()?;
+        if !eq.inner.node.parent().is_some_and(|fabric| Arc::ptr_eq(fabric, &self.inner.fabric.inner.node)) {
+            return Err(Error::Foreign(Class::EventQueue, Class::Fabric));
+        }
+        let hold = Hold::new(&eq.inner.node, Class::Domain)?;
+        let bound = self.inner.eq.set((eq.inner.clone(), hold));
+        bound.map_err(|_| Error::Invalid { what: "event queue", why: "one is bound already".into() })?;
+        self.inner.core.set_eq(Some(eq.inner.ring.clone()));
+        Ok(())
+    }
+
+    /// Moves what can be moved, once, without waiting; true when something moved.
+    ///
+    /// Under manual progress everything that is polled drives the domain anyway, so this is for those who poll nothing
+    /// or want to drive by hand.
+    #[allow(clippy::must_use_candidate)] // mostly called for what it does
+    pub fn progress(&self) -> bool {
+        self.inner.core.progress()
+    }
+
+    /// The attributes this domain was opened with.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        &self.inner.info
+    }
+
+    /// The fabric it belongs to.
+    #[must_use]
+    pub fn fabric(&self) -> &Fabric {
+        &self.inner.fabric
+    }
+
+    /// The number given with [`DomainBuilder::context`].
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.inner.context
+    }
+
+    /// The open children by class.
+    #[must_use]
+    pub fn children(&self) -> Children {
+        self.inner.node.children()
+    }
+
+    /// Closes the domain (`fi_close`).
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while children are open, which names them by class; nothing has changed and the handle comes
+    /// back.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+    }
+}
+
+impl<M: ThreadModel> Clone for Domain<M> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), model: PhantomData }
+    }
+}
+
+impl Drop for DomainInner {
+    fn drop(&mut self) {
+        self.node.retire();
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for Domain<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (node, attr) = (&self.inner.node, &self.inner.info.domain);
+        f.debug_struct("Domain")
+            .field("class", &node.class())
+            .field("id", &node.id())
+            .field("parent", &node.parent().map(|parent| parent.id()))
+            .field("provider", &self.inner.info.fabric.provider)
+            .field("caps", &self.inner.info.caps)
+            .field("mode", &self.inner.info.mode)
+            .field("threading", &attr.threading)
+            .field("progress", &attr.data_progress)
+            .field("wait", &self.inner.core.policy())
+            .field("mr_mode", &attr.mr_mode)
+            .field("mr_key_size", &attr.mr_key_size)
+            .field("cq_data_size", &attr.cq_data_size)
+            .field("cq_cnt", &attr.cq_cnt)
+            .field("ep_cnt", &attr.ep_cnt)
+            .field("cntr_cnt", &attr.cntr_cnt)
+            .field("mr_cnt", &attr.mr_cnt)
+            .field("children", &format_args!("{}", node.children()))
+            .field("state", &format_args!("{}", self.inner.core.describe()))
+            .field("context", &self.inner.context)
+            .finish()
+    }
+}

@@ -1,0 +1,66 @@
+//! The task that drives a domain under manual progress when no operation is being polled.
+#![allow(unsafe_code)] // one call: Tokio wants to hear that a descriptor stays open while it is registered
+
+use std::future::poll_fn;
+use std::os::fd::{AsRawFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::Poll;
+
+use fabric_core::{Error, Result};
+use fabric_reactor::{Domain, DriverHandle, Next};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+
+struct Doorbells(DriverHandle);
+
+impl AsRawFd for Doorbells {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.fd().as_raw_fd()
+    }
+}
+
+/// Starts the driver of a domain on the current runtime. It ends with the domain.
+pub(crate) fn spawn(domain: &Domain) -> Result<()> {
+    let runtime = Handle::try_current().map_err(|_| {
+        Error::Runtime("no Tokio runtime is running on this thread; open the domain inside one")
+    })?;
+    let driver = Doorbells(domain.driver());
+    // Tokio panics instead of returning an error when the runtime was built without I/O.
+    let watched = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the descriptor is that of the set which the handle owns a share of, so it stays open, and the same,
+        // for as long as the handle exists; `AsyncFd` deregisters it before dropping the handle.
+        unsafe { AsyncFd::register_with_interest(driver, Interest::READABLE) }
+    }));
+    let mut fd = match watched {
+        Ok(Ok(fd)) => fd,
+        Ok(Err(failed)) => {
+            let (_, error) = failed.into_parts();
+            return Err(Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()));
+        }
+        Err(_) => {
+            return Err(Error::Runtime(
+                "the Tokio runtime has no I/O driver; build it with enable_io() or enable_all()",
+            ));
+        }
+    };
+    runtime.spawn(poll_fn(move |cx| {
+        loop {
+            match fd.get_mut().0.turn(cx.waker()) {
+                None => return Poll::Ready(()),
+                Some(Next::Again) => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Some(Next::Sleep | Next::Watch) => match fd.poll_read_ready(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    // Cleared before the next turn looks: what comes after that look makes it ready again.
+                    Poll::Ready(Ok(mut guard)) => guard.clear_ready(),
+                    Poll::Ready(Err(_)) => return Poll::Ready(()),
+                },
+            }
+            fd.get_mut().0.woken();
+        }
+    }));
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! The front door: an endpoint with everything around it, in one call.
+
+use fabric_core::Result;
+use fabric_core::flags::{Caps, CqBind};
+use fabric_core::info::{EpType, Hints, Progress};
+use fabric_reactor::WaitPolicy;
+
+use super::{Endpoint, Own};
+use crate::av::ToAddress;
+use crate::discover::search;
+use crate::fabric::Fabric;
+
+/// Completions that the queue of such an endpoint has room for.
+const COMPLETIONS: usize = 1024;
+/// Events likewise.
+const EVENTS: usize = 256;
+
+/// Options of [`Endpoint::bind`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+/// use fabric_async::{Endpoint, Progress, WaitPolicy};
+/// let ep = Endpoint::options().wait_policy(WaitPolicy::Park).progress(Progress::Auto).bind("shm://").await?;
+/// # drop(ep); Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct BindOptions {
+    policy: WaitPolicy,
+    progress: Progress,
+}
+
+impl Endpoint {
+    /// Opens an endpoint at this address, or at a fresh one if the name is empty, with a fabric, a domain, a
+    /// completion queue, an event queue and a welcoming address vector of its own.
+    ///
+    /// Short for: discover the provider of the scheme with untagged and tagged messages, open its fabric and domain,
+    /// open the queues and the vector, bind, enable. [`Endpoint::domain`], [`Endpoint::completions`],
+    /// [`Endpoint::events`] and [`Endpoint::address_vector`] lead to the parts.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// let ep = fabric_async::Endpoint::bind("shm://").await?;
+    /// println!("reach me at {}", ep.name());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`](crate::Error::BadAddress), [`Error::AddressInUse`](crate::Error::AddressInUse),
+    /// [`Error::Runtime`](crate::Error::Runtime) outside of a Tokio runtime with I/O,
+    /// [`Error::Os`](crate::Error::Os).
+    ///
+    /// # Cancel safety
+    /// Nothing is held across an await.
+    pub async fn bind(at: impl ToAddress) -> Result<Self> {
+        Self::options().bind(at).await
+    }
+
+    /// Options to bind with.
+    pub fn options() -> BindOptions {
+        BindOptions { policy: WaitPolicy::default(), progress: Progress::Manual }
+    }
+}
+
+impl BindOptions {
+    /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
+    pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Who makes progress: [`Progress::Manual`] unless said otherwise.
+    pub fn progress(mut self, progress: Progress) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Opens the endpoint.
+    ///
+    /// # Errors
+    /// As [`Endpoint::bind`].
+    pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint> {
+        let at = at.to_address()?;
+        let hints = Hints::new()
+            .provider(at.scheme().provider())
+            .ep_type(EpType::Rdm)
+            .caps(Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE)
+            .progress(self.progress);
+        let info = search(&hints)?.swap_remove(0);
+        let fabric = Fabric::open(&info)?;
+        let domain = fabric.domain_builder(&info).wait_policy(self.policy).open()?;
+        let (completions, events) = (domain.completion_queue(COMPLETIONS)?, fabric.event_queue(EVENTS)?);
+        domain.bind_eq(&events)?;
+        domain
+            .endpoint(&info)?
+            .name(at)?
+            .bind_cq(&completions, CqBind::TRANSMIT | CqBind::RECV)?
+            .bind_av(&domain.welcoming_address_vector()?)?
+            .own(Own { completions: Some(completions), events: Some(events) })
+            .enable_now()
+    }
+}

@@ -1,0 +1,222 @@
+//! An endpoint on its way: bound to queues, then enabled.
+
+use std::sync::{Arc, Mutex};
+
+use fabric_core::flags::{CounterBind, CqBind};
+use fabric_core::info::Info;
+use fabric_core::tree::{Class, Hold, Node};
+use fabric_core::{Address, Error, Result};
+use fabric_reactor::{Bindings, CounterId, CqId};
+
+use super::{Endpoint, EndpointInner, Own};
+use crate::av::{AddressVector, AvInner, ToAddress};
+use crate::counter::Counter;
+use crate::cq::CompletionQueue;
+use crate::domain::Domain;
+use crate::eq::{EventQueue, EventQueueInner};
+use crate::model::{Shared, ThreadModel};
+
+/// The most operations of one direction that may be asked for.
+const MAX_SIZE: usize = 1 << 16;
+
+/// An endpoint that is not enabled yet (`fi_endpoint` before `fi_enable`).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+/// use fabric_async::{CqBind, Fabric, Hints, discover};
+/// let info = discover(&Hints::new().provider("shm")).await?.swap_remove(0);
+/// let domain = Fabric::open(&info)?.domain(&info)?;
+/// let (cq, av) = (domain.completion_queue(256)?, domain.address_vector()?);
+/// let ep = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?.bind_av(&av)?.enable().await?;
+/// # drop(ep); Ok(()) }
+/// ```
+#[must_use = "an endpoint does nothing before it is enabled"]
+pub struct EndpointBuilder<M: ThreadModel = Shared> {
+    domain: Domain<M>,
+    info: Info,
+    at: Option<Address>,
+    context: u64,
+    av: Option<Arc<AvInner>>,
+    tx_cq: Option<CqId>,
+    rx_cq: Option<CqId>,
+    tx_counter: Option<CounterId>,
+    rx_counter: Option<CounterId>,
+    eq: Option<Arc<EventQueueInner>>,
+    holds: Vec<Hold>,
+    own: Own,
+}
+
+impl<M: ThreadModel> EndpointBuilder<M> {
+    pub(crate) fn new(domain: Domain<M>, info: Info) -> Self {
+        Self {
+            domain,
+            at: info.src_addr.clone(),
+            info,
+            context: 0,
+            av: None,
+            tx_cq: None,
+            rx_cq: None,
+            tx_counter: None,
+            rx_counter: None,
+            eq: None,
+            holds: Vec::new(),
+            own: Own::default(),
+        }
+    }
+
+    /// The address to be reached at (`fi_setname`); a fresh one unless said.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`].
+    #[doc(alias = "fi_setname")]
+    pub fn name(mut self, at: impl ToAddress) -> Result<Self> {
+        self.at = Some(at.to_address()?);
+        Ok(self)
+    }
+
+    /// A number that comes with the endpoint's events.
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Lets sends, receives or both report to this queue (`fi_ep_bind`).
+    ///
+    /// # Errors
+    /// [`Error::BadFlags`] without a direction, or with selective completion, which is implied here: only operations
+    /// that are posted to the queue report to it. [`Error::Invalid`] when that direction has a queue.
+    /// [`Error::Foreign`] when the queue is of another domain. [`Error::Closed`].
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
+        if !directions.intersects(CqBind::TRANSMIT | CqBind::RECV) {
+            return Err(Error::BadFlags { what: "bind_cq", flags: "neither TRANSMIT nor RECV".into() });
+        }
+        self.hold(&cq.inner.node)?;
+        if directions.contains(CqBind::TRANSMIT) {
+            set("transmit completion queue", &mut self.tx_cq, cq.inner.id)?;
+        }
+        if directions.contains(CqBind::RECV) {
+            set("receive completion queue", &mut self.rx_cq, cq.inner.id)?;
+        }
+        Ok(self)
+    }
+
+    /// Sends to the numbers of this address vector. Needed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`]; [`Error::Closed`].
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
+        self.hold(&av.inner.node)?;
+        set("address vector", &mut self.av, av.inner.clone())?;
+        Ok(self)
+    }
+
+    /// Counts sends, receives or both.
+    ///
+    /// # Errors
+    /// [`Error::BadFlags`] for other than `SEND` and `RECV`; [`Error::Invalid`] when that direction has a counter;
+    /// [`Error::Foreign`]; [`Error::Closed`].
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
+        if what.is_empty() || !(CounterBind::SEND | CounterBind::RECV).contains(what) {
+            return Err(Error::BadFlags { what: "bind_counter", flags: format!("{what:?}") });
+        }
+        self.hold(&counter.inner.node)?;
+        if what.contains(CounterBind::SEND) {
+            set("send counter", &mut self.tx_counter, counter.inner.id)?;
+        }
+        if what.contains(CounterBind::RECV) {
+            set("receive counter", &mut self.rx_counter, counter.inner.id)?;
+        }
+        Ok(self)
+    }
+
+    /// Reports events to this queue instead of the domain's.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric; [`Error::Closed`].
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
+        let fabric = &self.domain.inner.fabric.inner.node;
+        if !eq.inner.node.parent().is_some_and(|parent| Arc::ptr_eq(parent, fabric)) {
+            return Err(Error::Foreign(Class::EventQueue, Class::Fabric));
+        }
+        self.holds.push(Hold::new(&eq.inner.node, Class::Endpoint)?);
+        set("event queue", &mut self.eq, eq.inner.clone())?;
+        Ok(self)
+    }
+
+    /// Enables the endpoint (`fi_enable`): from now on peers reach it.
+    ///
+    /// # Errors
+    /// [`Error::Unbound`] without an address vector; [`Error::AddressInUse`], [`Error::WrongScheme`];
+    /// [`Error::Invalid`] when a size of the info is out of bounds; [`Error::Closed`]; [`Error::Os`].
+    ///
+    /// # Cancel safety
+    /// Nothing is held across an await.
+    #[doc(alias = "fi_enable")]
+    pub async fn enable(self) -> Result<Endpoint<M>> {
+        self.enable_now()
+    }
+
+    pub(crate) fn own(mut self, own: Own) -> Self {
+        self.own = own;
+        self
+    }
+
+    pub(crate) fn enable_now(self) -> Result<Endpoint<M>> {
+        let av = self.av.ok_or(Error::Unbound(Class::AddressVector))?;
+        for (what, size) in [("transmit size", self.info.tx.size), ("receive size", self.info.rx.size)] {
+            if !(1..=MAX_SIZE).contains(&size) {
+                return Err(Error::Invalid { what, why: format!("{size} is not within 1 to {MAX_SIZE}") });
+            }
+        }
+        let domain = self.domain.inner;
+        domain.node.check_open()?;
+        let node = Node::new(Class::Endpoint, Some(domain.node.clone()));
+        let bound = Bindings {
+            object: node.id(),
+            context: self.context,
+            av: av.id,
+            tx_cq: self.tx_cq,
+            rx_cq: self.rx_cq,
+            tx_counter: self.tx_counter,
+            rx_counter: self.rx_counter,
+            eq: self.eq.map(|eq| eq.ring.clone()),
+            tx_size: self.info.tx.size,
+            rx_size: self.info.rx.size,
+            max_msg_size: self.info.ep.max_msg_size,
+            inject_size: self.info.tx.inject_size,
+        };
+        let (id, name) = domain.core.open_endpoint(&self.info, self.at.as_ref(), bound)?;
+        let inner = EndpointInner {
+            node,
+            id,
+            domain,
+            name,
+            info: self.info,
+            av,
+            _holds: self.holds,
+            own: Mutex::new(self.own),
+        };
+        inner.node.publish()?;
+        Ok(Endpoint::from_inner(inner))
+    }
+
+    fn hold(&mut self, node: &Arc<Node>) -> Result<()> {
+        if !node.parent().is_some_and(|parent| Arc::ptr_eq(parent, &self.domain.inner.node)) {
+            return Err(Error::Foreign(node.class(), Class::Domain));
+        }
+        self.holds.push(Hold::new(node, Class::Endpoint)?);
+        Ok(())
+    }
+}
+
+fn set<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
+    if slot.is_some() {
+        return Err(Error::Invalid { what, why: "one is bound already".into() });
+    }
+    *slot = Some(value);
+    Ok(())
+}

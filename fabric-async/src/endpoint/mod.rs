@@ -1,0 +1,274 @@
+//! Endpoints.
+
+mod bind;
+mod builder;
+
+pub use bind::BindOptions;
+pub use builder::EndpointBuilder;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex};
+
+use fabric_core::buf::{IoBuf, IoBufMut, PooledBuf};
+use fabric_core::completion::{Failed, OpKind};
+use fabric_core::flags::Caps;
+use fabric_core::info::Info;
+use fabric_core::matching::RecvSpec;
+use fabric_core::provider::{EpId, SendSpec};
+use fabric_core::tree::{Hold, Node};
+use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_reactor::{Credit, Posted, Route};
+
+use crate::av::{AddressVector, AvInner, ToAddress};
+use crate::close::CloseError;
+use crate::cq::CompletionQueue;
+use crate::domain::{Domain, DomainInner};
+use crate::eq::EventQueue;
+use crate::model::{Shared, ThreadModel};
+use crate::op::{Operation, RecvRequest, Reserve, SendRequest};
+
+/// An endpoint (`fid_ep`): sends and receives messages.
+///
+/// Made by [`Endpoint::bind`], with everything around it, or by [`Domain::endpoint`], step by step. Cheap to clone; it
+/// closes with its last clone, or with [`Endpoint::close`] for all of them.
+#[doc(alias = "fid_ep")]
+pub struct Endpoint<M: ThreadModel = Shared> {
+    pub(crate) inner: Arc<EndpointInner>,
+    model: PhantomData<M>,
+}
+
+pub(crate) struct EndpointInner {
+    pub(crate) node: Arc<Node>,
+    pub(crate) id: EpId,
+    pub(crate) domain: Arc<DomainInner>,
+    name: Address,
+    info: Info,
+    av: Arc<AvInner>,
+    /// What it is bound to cannot be closed before it.
+    _holds: Vec<Hold>,
+    /// The queues that `bind` made and nobody has asked for yet.
+    own: Mutex<Own>,
+}
+
+/// Queues that belong to an endpoint from `bind`.
+#[derive(Default)]
+pub(crate) struct Own {
+    pub(crate) completions: Option<CompletionQueue>,
+    pub(crate) events: Option<EventQueue>,
+}
+
+impl<M: ThreadModel> Endpoint<M> {
+    pub(crate) fn from_inner(inner: EndpointInner) -> Self {
+        Self { inner: Arc::new(inner), model: PhantomData }
+    }
+
+    /// A message to this peer, to be awaited, started or posted.
+    ///
+    /// It has been sent when the peer's endpoint has it; the buffer comes back then. The message is longer than
+    /// [`Info::ep`]`.max_msg_size` at no time: that is [`Error::TooLong`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future before there was credit sends nothing; afterwards the message is delivered nevertheless.
+    #[doc(alias = "fi_send")]
+    pub fn send<B: IoBuf>(&self, peer: FiAddr, buf: B) -> SendRequest<'_, B, M> {
+        SendRequest::new(self, peer, buf)
+    }
+
+    /// Sends now or not at all: [`Error::Again`] with the buffer when there is no credit (`FI_EAGAIN`). The same as
+    /// `send(peer, buf).start()`.
+    ///
+    /// # Errors
+    /// As [`SendRequest::start`].
+    pub fn try_send<B: IoBuf>(&self, peer: FiAddr, buf: B) -> Result<Operation<B>, Failed<B>> {
+        self.send(peer, buf).start()
+    }
+
+    /// Sends a copy of borrowed bytes (`fi_inject`): nothing comes back, and a later failure is an
+    /// [event](crate::EventKind::OperationFailed). The verb with the least overhead.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] above [`Info::tx`]`.inject_size`; [`Error::Again`] without credit; [`Error::StaleAddress`],
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_inject")]
+    pub fn inject(&self, peer: FiAddr, bytes: &[u8]) -> Result<()> {
+        self.inject_spec(SendSpec { kind: OpKind::Send, peer, tag: None, data: None }, bytes)
+    }
+
+    /// Sends a copy of borrowed bytes as a tagged message (`fi_tinject`).
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject`].
+    #[doc(alias = "fi_tinject")]
+    pub fn inject_tagged(&self, peer: FiAddr, tag: u64, bytes: &[u8]) -> Result<()> {
+        self.inject_spec(SendSpec { kind: OpKind::Send, peer, tag: Some(tag), data: None }, bytes)
+    }
+
+    fn inject_spec(&self, spec: SendSpec, bytes: &[u8]) -> Result<()> {
+        self.inner.check_send(&spec)?;
+        self.inner.domain.core.inject(self.inner.id, spec, bytes)
+    }
+
+    /// Receives a message of any length into memory of the domain's pool.
+    ///
+    /// # Cancel safety
+    /// Safe: a message whose receive is dropped goes to the next one.
+    #[doc(alias = "fi_recv")]
+    pub fn recv(&self) -> RecvRequest<'_, PooledBuf, M> {
+        RecvRequest::new(self, PooledBuf::empty(self.inner.domain.core.pool()))
+    }
+
+    /// Receives into this buffer. A message that is longer than its room is [`Error::Truncated`]: the buffer has its
+    /// first bytes.
+    ///
+    /// # Cancel safety
+    /// Safe, as [`Endpoint::recv`]; the buffer is dropped. [`Operation::cancel`] gets it back instead.
+    #[doc(alias = "fi_recv")]
+    pub fn recv_into<B: IoBufMut>(&self, buf: B) -> RecvRequest<'_, B, M> {
+        RecvRequest::new(self, buf)
+    }
+
+    /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit) holds.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives up the place in the queue.
+    pub fn reserve(&self, peer: FiAddr) -> Reserve<'_, M> {
+        Reserve::new(self, peer)
+    }
+
+    /// Gives a peer a number, and makes the connection: the first message finds it ready.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchPeer`] when nobody is there, [`Error::OtherUser`], [`Error::Refused`]; and those of
+    /// [`AddressVector::insert`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the number in the address vector; the connection is made nevertheless.
+    #[doc(alias = "fi_av_insert")]
+    pub async fn lookup(&self, peer: impl ToAddress) -> Result<FiAddr> {
+        let peer = self.address_vector().insert(peer)?;
+        let spec = SendSpec { kind: OpKind::Connect, peer, tag: None, data: None };
+        let posted =
+            self.inner.domain.core.send(self.inner.id, spec, Vec::new(), Route::Future, Credit::Wait)?;
+        if let Posted::Pending(key) = posted {
+            Operation::<Vec<u8>>::posted(self.inner.clone(), key).await?;
+        }
+        Ok(peer)
+    }
+
+    /// The address by which peers reach this endpoint (`fi_getname`).
+    #[doc(alias = "fi_getname")]
+    #[must_use]
+    pub fn name(&self) -> &Address {
+        &self.inner.name
+    }
+
+    /// The attributes it was opened with.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        &self.inner.info
+    }
+
+    /// Its number in events.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.inner.node.id()
+    }
+
+    /// The address vector it is bound to.
+    #[must_use]
+    pub fn address_vector(&self) -> AddressVector<M> {
+        AddressVector::from_inner(self.inner.av.clone())
+    }
+
+    /// The domain it belongs to.
+    #[must_use]
+    pub fn domain(&self) -> Domain<M> {
+        Domain::from_inner(self.inner.domain.clone())
+    }
+
+    /// Closes the endpoint, for all its clones (`fi_close`). Operations that are posted end with
+    /// [`Error::Canceled`], and peers are told.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when it was closed before.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        match self.inner.node.close() {
+            Ok(()) => {
+                self.inner.domain.core.close_endpoint(self.inner.id);
+                Ok(())
+            }
+            Err(error) => Err(CloseError { error, handle: self }),
+        }
+    }
+}
+
+impl Endpoint {
+    /// The completion queue of an endpoint from [`Endpoint::bind`]; `None` after the first call, and for endpoints
+    /// that were bound to queues by hand.
+    #[must_use]
+    pub fn completions(&self) -> Option<CompletionQueue> {
+        self.inner.own.lock().ok()?.completions.take()
+    }
+
+    /// The event queue of an endpoint from [`Endpoint::bind`]; `None` after the first call, and for endpoints that
+    /// were bound to queues by hand.
+    #[must_use]
+    pub fn events(&self) -> Option<EventQueue> {
+        self.inner.own.lock().ok()?.events.take()
+    }
+}
+
+impl EndpointInner {
+    pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
+        self.node.check_open()?;
+        self.check_caps(spec.tag.is_some(), Caps::SEND)
+    }
+
+    pub(crate) fn check_recv(&self, spec: &RecvSpec) -> Result<()> {
+        self.node.check_open()?;
+        if spec.from.is_some() && !self.info.caps.contains(Caps::DIRECTED_RECV) {
+            return Err(Error::NotSupported("directed receives (FI_DIRECTED_RECV was not asked for)"));
+        }
+        self.check_caps(spec.tag.is_some(), Caps::RECV)
+    }
+
+    fn check_caps(&self, tagged: bool, direction: Caps) -> Result<()> {
+        let caps = self.info.caps;
+        if tagged && !caps.contains(Caps::TAGGED) {
+            return Err(Error::NotSupported("tagged messages (FI_TAGGED was not asked for)"));
+        }
+        if !tagged && !caps.contains(Caps::MSG) {
+            return Err(Error::NotSupported("untagged messages (FI_MSG was not asked for)"));
+        }
+        if !caps.contains(direction) {
+            return Err(Error::NotSupported("this direction (FI_SEND or FI_RECV was left out)"));
+        }
+        Ok(())
+    }
+}
+
+impl<M: ThreadModel> Clone for Endpoint<M> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), model: PhantomData }
+    }
+}
+
+impl Drop for EndpointInner {
+    fn drop(&mut self) {
+        self.domain.core.close_endpoint(self.id);
+        self.node.retire();
+    }
+}
+
+impl<M: ThreadModel> fmt::Debug for Endpoint<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("id", &self.inner.node.id())
+            .field("parent", &self.inner.node.parent().map(|parent| parent.id()))
+            .field("name", &format_args!("{}", self.inner.name))
+            .field("caps", &self.inner.info.caps)
+            .finish()
+    }
+}

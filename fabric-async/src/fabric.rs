@@ -1,0 +1,106 @@
+//! The fabric: the root of the object tree.
+
+use std::fmt;
+use std::sync::Arc;
+
+use fabric_core::info::{FabricAttr, Info};
+use fabric_core::provider::Provider;
+use fabric_core::tree::{Children, Class, Node};
+use fabric_core::{Result, info};
+use fabric_reactor::provider;
+
+use crate::close::CloseError;
+use crate::domain::{Domain, DomainBuilder};
+use crate::eq::EventQueue;
+
+/// A fabric (`fid_fabric`): domains that can reach each other, and the event queues they report to.
+///
+/// Cheap to clone. Its domains keep it open; [`Fabric::close`] tells whether any are left.
+#[derive(Clone)]
+#[doc(alias = "fid_fabric")]
+pub struct Fabric {
+    pub(crate) inner: Arc<FabricInner>,
+}
+
+pub(crate) struct FabricInner {
+    pub(crate) node: Arc<Node>,
+    pub(crate) provider: &'static dyn Provider,
+    attr: FabricAttr,
+}
+
+impl Fabric {
+    /// Opens the fabric that `info` describes (`fi_fabric`).
+    ///
+    /// # Errors
+    /// [`Error::UnknownProvider`](crate::Error::UnknownProvider), which names those that exist.
+    #[doc(alias = "fi_fabric")]
+    pub fn open(info: &Info) -> Result<Self> {
+        let provider = provider::by_name(&info.fabric.provider)?;
+        let node = Node::new(Class::Fabric, None);
+        Ok(Self { inner: Arc::new(FabricInner { node, provider, attr: info.fabric.clone() }) })
+    }
+
+    /// Opens a domain with the usual options: [`Fabric::domain_builder`] has the others.
+    ///
+    /// # Errors
+    /// As [`DomainBuilder::open`].
+    #[doc(alias = "fi_domain")]
+    pub fn domain(&self, info: &Info) -> Result<Domain> {
+        self.domain_builder(info).open()
+    }
+
+    /// A domain to be opened from `info`, with options.
+    #[doc(alias = "fi_domain2")]
+    #[must_use]
+    pub fn domain_builder<'a>(&'a self, info: &'a Info) -> DomainBuilder<'a> {
+        DomainBuilder::new(self, info)
+    }
+
+    /// Opens an event queue that keeps up to `capacity` events (`fi_eq_open`).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) when the capacity is 0; [`Error::Closed`](crate::Error::Closed).
+    #[doc(alias = "fi_eq_open")]
+    pub fn event_queue(&self, capacity: usize) -> Result<EventQueue> {
+        EventQueue::open(self, capacity)
+    }
+
+    /// What was opened: names and versions.
+    #[must_use]
+    pub fn attr(&self) -> &FabricAttr {
+        &self.inner.attr
+    }
+
+    /// The open domains and event queues, by class.
+    #[must_use]
+    pub fn children(&self) -> Children {
+        self.inner.node.children()
+    }
+
+    /// Closes the fabric (`fi_close`).
+    ///
+    /// # Errors
+    /// [`Error::Busy`](crate::Error::Busy) while domains or event queues are open; the handle comes back.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) -> Result<(), CloseError<Self>> {
+        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+    }
+
+    /// Phase two of creating a domain: is this fabric open, and is the info its own?
+    pub(crate) fn check(&self, info: &Info) -> Result<()> {
+        self.inner.node.check_open()?;
+        info::check_domain((self.inner.provider.name(), &self.inner.attr.name), info)
+    }
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fabric")
+            .field("class", &self.inner.node.class())
+            .field("id", &self.inner.node.id())
+            .field("provider", &self.inner.attr.provider)
+            .field("name", &self.inner.attr.name)
+            .field("children", &format_args!("{}", self.children()))
+            .finish()
+    }
+}

@@ -1,0 +1,80 @@
+//! A Tokio-native fabric: libfabric's object model (fabric, domain, endpoint, completion queue, event queue, address
+//! vector, memory region, counter) as async objects, over shared memory, with nothing to install.
+//!
+//! ```
+//! use fabric_async::{Endpoint, Result};
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<()> {
+//!     let server = Endpoint::bind("shm://").await?;
+//!     let client = Endpoint::bind("shm://").await?;
+//!     let peer = client.lookup(server.name()).await?;
+//!     tokio::spawn(async move {
+//!         let msg = server.recv().await?;
+//!         server.send(msg.source()?, msg.into_bytes()).await?;
+//!         Ok::<_, fabric_async::Error>(())
+//!     });
+//!     client.send(peer, "hello, fabric").await?;
+//!     let reply = client.recv().await?;
+//!     assert_eq!(&reply[..], b"hello, fabric");
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # One verb, three endings
+//!
+//! [`Endpoint::send`] and [`Endpoint::recv`] make a request. It is posted by its ending, in program order:
+//!
+//! | ending | who hears of the completion | without credit |
+//! |---|---|---|
+//! | `.await` | the future: [`Done`] or [`Failed`], with the buffer | waits, in order |
+//! | [`.start()?`](SendRequest::start) | the returned [`Operation`], awaited later | [`Error::Again`] |
+//! | [`.post()?`](SendRequest::post) | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::Again`] |
+//!
+//! Dropping a future never loses a message and never frees memory that is in use: see [`manual::cancellation`].
+//!
+//! # Where to read on
+//!
+//! [`manual`] has the chapters: progress, waiting, cancellation, memory, ordering, coming from libfabric.
+
+#![deny(unsafe_code)]
+
+mod av;
+mod close;
+mod counter;
+mod cq;
+mod discover;
+mod domain;
+mod driver;
+mod endpoint;
+mod eq;
+mod fabric;
+pub mod manual;
+mod model;
+mod mr;
+mod op;
+
+pub use av::{AddressVector, ToAddress};
+pub use close::CloseError;
+pub use counter::Counter;
+pub use cq::CompletionQueue;
+pub use discover::discover;
+pub use domain::{Domain, DomainBuilder};
+pub use endpoint::{BindOptions, Endpoint, EndpointBuilder};
+pub use eq::EventQueue;
+pub use fabric::Fabric;
+pub use model::{Shared, ThreadModel};
+pub use mr::{MemoryRegion, RemoteRegion};
+pub use op::{Canceled, Message, Operation, Permit, RecvRequest, Reserve, SendRequest};
+
+pub use fabric_core::buf::{AnyBuf, CustomBuf, IoBuf, IoBufMut, PooledBuf};
+pub use fabric_core::completion::{Completion, Done, Failed, OpKind, Transfer};
+pub use fabric_core::event::{DownReason, Event, EventKind};
+pub use fabric_core::flags::{Access, Caps, CounterBind, CqBind, Mode, MrMode, MsgOrder, OpFlags};
+pub use fabric_core::info::{
+    AddrFormat, AvType, DomainAttr, EpAttr, EpType, FabricAttr, Hints, Info, Mismatch, NoMatch, Progress,
+    Protocol, ResourceMgmt, RxAttr, Threading, TrafficClass, TxAttr, Version,
+};
+pub use fabric_core::tree::{Children, Class};
+pub use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scarce, Scheme};
+pub use fabric_reactor::WaitPolicy;

@@ -1,0 +1,124 @@
+//! Operations: requests, and what they become when they are posted.
+
+mod permit;
+mod recv;
+mod send;
+
+pub use permit::{Permit, Reserve};
+pub use recv::{Message, RecvRequest};
+pub use send::SendRequest;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use fabric_core::buf::IoBuf;
+use fabric_core::completion::{Done, Failed};
+use fabric_core::provider::OpKey;
+use fabric_reactor::domain::finish;
+use tokio::task::coop;
+
+use crate::endpoint::EndpointInner;
+
+/// A posted operation, to be awaited: resolves to [`Done`] or [`Failed`], each with the buffer.
+///
+/// # Cancel safety
+/// Dropping a receive loses no message: one that has arrived, or is arriving, goes to the next receive that accepts
+/// it. Dropping a send that waits for credit withdraws it; any other goes on, and its failure becomes an
+/// [event](crate::EventKind::OperationFailed). The buffer is dropped when nobody uses it any more.
+/// [`Operation::cancel`] gets it back instead.
+///
+/// # Panics
+/// When polled after it has resolved.
+#[must_use = "dropping an operation withdraws or abandons it"]
+pub struct Operation<B> {
+    state: State<B>,
+}
+
+enum State<B> {
+    Ended(Result<Done<B>, Failed<B>>),
+    Posted { ep: Arc<EndpointInner>, key: OpKey },
+    Taken,
+}
+
+/// What became of a cancelled operation.
+#[derive(Debug)]
+pub enum Canceled<B> {
+    /// It had not begun and never will; here is its buffer.
+    Withdrawn(B),
+    /// It was too late: it ended like this.
+    Completed(Result<Done<B>, Failed<B>>),
+}
+
+impl<B: IoBuf> Operation<B> {
+    pub(crate) fn ended(result: Result<Done<B>, Failed<B>>) -> Self {
+        Self { state: State::Ended(result) }
+    }
+
+    pub(crate) fn posted(ep: Arc<EndpointInner>, key: OpKey) -> Self {
+        Self { state: State::Posted { ep, key } }
+    }
+
+    /// Takes the operation back if it has not begun, else waits for its end: which of the two it was is the result,
+    /// exactly once (`fi_cancel`).
+    ///
+    /// A receive can be taken back until a message is matched to it, a send until its first byte is on its way.
+    ///
+    /// # Cancel safety
+    /// Dropping this is dropping the operation.
+    #[doc(alias = "fi_cancel")]
+    pub async fn cancel(mut self) -> Canceled<B> {
+        if let State::Posted { ep, key } = &self.state
+            && let Ok(buf) = ep.domain.core.cancel(*key)
+        {
+            self.state = State::Taken;
+            let buf = B::from_any(buf).unwrap_or_else(|_| unreachable!("a slot returns what it was given"));
+            return Canceled::Withdrawn(buf);
+        }
+        Canceled::Completed(self.await)
+    }
+}
+
+impl<B: IoBuf> Future for Operation<B> {
+    type Output = Result<Done<B>, Failed<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let budget = ready!(coop::poll_proceed(cx));
+        let result = match std::mem::replace(&mut self.state, State::Taken) {
+            State::Ended(result) => result,
+            State::Posted { ep, key } => match ep.domain.core.poll_op(key, cx) {
+                Poll::Ready((outcome, buf)) => finish(outcome, buf),
+                Poll::Pending => {
+                    self.state = State::Posted { ep, key };
+                    return Poll::Pending;
+                }
+            },
+            State::Taken => panic!("an operation was polled after it had resolved"),
+        };
+        budget.made_progress();
+        Poll::Ready(result)
+    }
+}
+
+/// The buffer is in the operation's slot or is moved out whole: nothing of it is pinned here.
+impl<B> Unpin for Operation<B> {}
+
+impl<B> Drop for Operation<B> {
+    fn drop(&mut self) {
+        if let State::Posted { ep, key } = &self.state {
+            ep.domain.core.abandon(*key);
+        }
+    }
+}
+
+impl<B> fmt::Debug for Operation<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            State::Ended(_) => "Operation(ended)",
+            State::Posted { .. } => "Operation(posted)",
+            State::Taken => "Operation(resolved)",
+        })
+    }
+}

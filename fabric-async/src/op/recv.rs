@@ -1,0 +1,108 @@
+//! Receives.
+
+use std::future::IntoFuture;
+
+use fabric_core::FiAddr;
+use fabric_core::buf::{IoBufMut, PooledBuf};
+use fabric_core::completion::{Done, Failed};
+use fabric_core::matching::{RecvSpec, TagMatch};
+use fabric_reactor::{Credit, Route};
+
+use super::Operation;
+use crate::endpoint::Endpoint;
+use crate::model::{Shared, ThreadModel};
+
+/// A received message in a buffer of the domain's pool.
+///
+/// Dereferences to its bytes; [`source`](Done::source) says who sent it, [`into_bytes`](Done::into_bytes) keeps the
+/// bytes without copying. The memory returns to the pool when the last owner drops it.
+pub type Message = Done<PooledBuf>;
+
+/// A receive to be posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
+///
+/// Takes untagged messages from anybody, unless said otherwise.
+///
+/// # Cancel safety
+/// Safe: see [`Operation`].
+#[must_use = "nothing is received before the request is awaited, started or posted"]
+pub struct RecvRequest<'a, B, M: ThreadModel = Shared> {
+    ep: &'a Endpoint<M>,
+    spec: RecvSpec,
+    buf: B,
+    context: u64,
+}
+
+impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
+    pub(crate) fn new(ep: &'a Endpoint<M>, buf: B) -> Self {
+        Self { ep, spec: RecvSpec { from: None, tag: None }, buf, context: 0 }
+    }
+
+    /// Takes tagged messages with exactly this tag (`fi_trecv`).
+    #[doc(alias = "fi_trecv")]
+    pub fn tag(self, tag: u64) -> Self {
+        self.tag_mask(tag, 0)
+    }
+
+    /// Takes tagged messages whose tag equals `tag` in all bits but those set in `ignore`.
+    pub fn tag_mask(mut self, tag: u64, ignore: u64) -> Self {
+        self.spec.tag = Some(TagMatch { tag, ignore });
+        self
+    }
+
+    /// Takes messages from this peer only (`FI_DIRECTED_RECV`).
+    #[doc(alias = "FI_DIRECTED_RECV")]
+    pub fn from(mut self, peer: FiAddr) -> Self {
+        self.spec.from = Some(peer);
+        self
+    }
+
+    /// The number that comes with the completion when the request is [posted](Self::post).
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Posts now; the result is awaited later.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::Again`](crate::Error::Again) when the endpoint's receive entries are taken,
+    /// [`Error::StaleAddress`](crate::Error::StaleAddress), [`Error::NotSupported`](crate::Error::NotSupported),
+    /// [`Error::Closed`](crate::Error::Closed).
+    pub fn start(self) -> Result<Operation<B>, Failed<B>> {
+        self.submit(Route::Future, Credit::Now)
+    }
+
+    /// Posts now; the completion goes to the endpoint's receive queue, with the buffer.
+    ///
+    /// # Errors
+    /// With the buffer: as [`start`](Self::start), and [`Error::Again`](crate::Error::Again) when all entries of the
+    /// queue are taken, [`Error::Unbound`](crate::Error::Unbound) when the endpoint has no receive queue.
+    #[doc(alias = "fi_recv")]
+    pub fn post(self) -> Result<(), Failed<B>> {
+        let route = Route::Queue(self.context);
+        let (ep, spec, buf) = (self.ep, self.spec, self.buf);
+        if let Err(error) = ep.inner.check_recv(&spec) {
+            return Err(Failed::new(error, buf));
+        }
+        ep.inner.domain.core.recv(ep.inner.id, spec, buf, route, Credit::Now).map(drop)
+    }
+
+    fn submit(self, route: Route, credit: Credit) -> Result<Operation<B>, Failed<B>> {
+        let (ep, spec, buf) = (self.ep, self.spec, self.buf);
+        if let Err(error) = ep.inner.check_recv(&spec) {
+            return Err(Failed::new(error, buf));
+        }
+        let key = ep.inner.domain.core.recv(ep.inner.id, spec, buf, route, credit)?;
+        Ok(Operation::posted(ep.inner.clone(), key))
+    }
+}
+
+/// Posts when the request is awaited; the number of awaited receives is not limited.
+impl<B: IoBufMut, M: ThreadModel> IntoFuture for RecvRequest<'_, B, M> {
+    type Output = Result<Done<B>, Failed<B>>;
+    type IntoFuture = Operation<B>;
+
+    fn into_future(self) -> Operation<B> {
+        self.submit(Route::Future, Credit::Wait).unwrap_or_else(|failed| Operation::ended(Err(failed)))
+    }
+}

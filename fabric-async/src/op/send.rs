@@ -1,0 +1,125 @@
+//! Sends.
+
+use std::future::IntoFuture;
+
+use fabric_core::buf::IoBuf;
+use fabric_core::completion::{Done, Failed, OpKind};
+use fabric_core::provider::SendSpec;
+use fabric_core::{Error, FiAddr};
+use fabric_reactor::{Credit, Posted, Route};
+
+use super::{Operation, Permit};
+use crate::endpoint::Endpoint;
+use crate::model::{Shared, ThreadModel};
+
+/// A message to be sent: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+/// # use fabric_async::Endpoint;
+/// let ep = Endpoint::bind("shm://").await?;
+/// let me = ep.lookup(ep.name()).await?;
+/// let sent = ep.send(me, vec![1, 2, 3]).tag(7).await?;   // the buffer comes back
+/// let got = ep.recv_into(sent.into_buf()).tag(7).await?;
+/// assert_eq!(&got[..], [1, 2, 3]);
+/// # Ok(()) }
+/// ```
+#[must_use = "nothing is sent before the request is awaited, started or posted"]
+pub struct SendRequest<'a, B, M: ThreadModel = Shared> {
+    ep: &'a Endpoint<M>,
+    spec: SendSpec,
+    buf: B,
+    context: u64,
+    permit: Option<Permit<M>>,
+}
+
+impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
+    pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, buf: B) -> Self {
+        let spec = SendSpec { kind: OpKind::Send, peer, tag: None, data: None };
+        Self { ep, spec, buf, context: 0, permit: None }
+    }
+
+    /// Makes it a tagged message (`fi_tsend`), which only tagged receives take.
+    #[doc(alias = "fi_tsend")]
+    pub fn tag(mut self, tag: u64) -> Self {
+        self.spec.tag = Some(tag);
+        self
+    }
+
+    /// Data for the receiver's completion (`fi_senddata`, `FI_REMOTE_CQ_DATA`).
+    #[doc(alias = "fi_senddata")]
+    pub fn data(mut self, data: u64) -> Self {
+        self.spec.data = Some(data);
+        self
+    }
+
+    /// The number that comes with the completion when the request is [posted](Self::post).
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Posts with a credit that was reserved.
+    pub(crate) fn with(mut self, permit: Permit<M>) -> Self {
+        self.permit = Some(permit);
+        self
+    }
+
+    /// Posts now; the result is awaited later, or never.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::Again`] without credit, [`Error::TooLong`], [`Error::StaleAddress`],
+    /// [`Error::NotSupported`], [`Error::Closed`], or what is known to be impossible at once, such as
+    /// [`Error::NoSuchPeer`].
+    pub fn start(self) -> Result<Operation<B>, Failed<B>> {
+        let ep = self.ep;
+        match self.submit(Credit::Now, |_| Route::Future)? {
+            Posted::Done(transfer, buf) => Ok(Operation::ended(Ok(Done { buf, transfer }))),
+            Posted::Pending(key) => Ok(Operation::posted(ep.inner.clone(), key)),
+            Posted::Reported => unreachable!("only queues are reported to"),
+        }
+    }
+
+    /// Posts now; the completion goes to the endpoint's transmit queue.
+    ///
+    /// # Errors
+    /// With the buffer: as [`start`](Self::start), and [`Error::Again`] when all entries of the queue are taken,
+    /// [`Error::Unbound`] when the endpoint has no transmit queue.
+    #[doc(alias = "fi_send")]
+    pub fn post(self) -> Result<(), Failed<B>> {
+        self.submit(Credit::Now, Route::Queue).map(drop)
+    }
+
+    fn submit(self, credit: Credit, route: impl FnOnce(u64) -> Route) -> Result<Posted<B>, Failed<B>> {
+        let Self { ep, spec, buf, context, permit } = self;
+        if let Err(error) = ep.inner.check_send(&spec) {
+            return Err(Failed::new(error, buf));
+        }
+        let credit = if permit.is_some() { Credit::Held } else { credit };
+        let posted = ep.inner.domain.core.send(ep.inner.id, spec, buf, route(context), credit);
+        if let Some(permit) = permit {
+            permit.used(posted.is_ok());
+        }
+        posted
+    }
+}
+
+/// Posts, at the latest possible moment that still keeps program order: when the request is awaited. Without credit
+/// the operation waits for one, behind those that came before it.
+impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
+    type Output = Result<Done<B>, Failed<B>>;
+    type IntoFuture = Operation<B>;
+
+    fn into_future(self) -> Operation<B> {
+        let ep = self.ep;
+        match self.submit(Credit::Wait, |_| Route::Future) {
+            Ok(Posted::Done(transfer, buf)) => Operation::ended(Ok(Done { buf, transfer })),
+            Ok(Posted::Pending(key)) => Operation::posted(ep.inner.clone(), key),
+            Ok(Posted::Reported) => unreachable!("only queues are reported to"),
+            Err(failed) => Operation::ended(Err(failed)),
+        }
+    }
+}
+
+#[allow(unused)] // for the links above
+type Links = Error;

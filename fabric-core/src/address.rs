@@ -1,0 +1,165 @@
+//! Addresses of endpoints, as people write them and as an address vector numbers them.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// The longest name inside an address, in bytes.
+pub const MAX_NAME: usize = 80;
+
+/// Where an endpoint can be reached: `fi_shm://NAME`, `fi_sim://NAME`.
+///
+/// Parses from and prints as text (`FI_ADDR_STR`); the `fi_` prefix may be left out when parsing. An address with an
+/// empty name asks for a fresh one where it is bound, and names nobody as a peer.
+///
+/// ```
+/// use fabric_core::{Address, Scheme};
+/// let address: Address = "shm://echo".parse()?;
+/// assert_eq!((address.scheme(), address.name()), (Scheme::Shm, "echo"));
+/// assert_eq!(address.to_string(), "fi_shm://echo");
+/// # Ok::<(), fabric_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
+    scheme: Scheme,
+    name: Arc<str>,
+}
+
+/// The kind of an address, which is also the provider that serves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Scheme {
+    /// Shared memory between processes of one machine.
+    Shm,
+    /// The simulated network inside one process.
+    Sim,
+}
+
+impl Scheme {
+    const ALL: [Self; 2] = [Self::Shm, Self::Sim];
+
+    /// The name of the provider that serves addresses of this kind.
+    #[must_use]
+    pub fn provider(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Sim => "sim",
+        }
+    }
+}
+
+impl Address {
+    /// An address of this kind and name.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`] when the name is longer than [`MAX_NAME`] bytes, or holds anything but ASCII letters,
+    /// digits and `._-:@+`.
+    pub fn new(scheme: Scheme, name: &str) -> Result<Self> {
+        let bad = |why| Err(Error::BadAddress { text: format!("fi_{}://{name}", scheme.provider()), why });
+        if name.len() > MAX_NAME {
+            return bad("the name is longer than 80 bytes");
+        }
+        if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-:@+".contains(&b)) {
+            return bad("a name holds ASCII letters, digits and any of . _ - : @ +");
+        }
+        Ok(Self { scheme, name: name.into() })
+    }
+
+    /// The kind of this address.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The name behind the scheme; empty for "any".
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = |why| Err(Error::BadAddress { text: text.chars().take(200).collect(), why });
+        let Some((scheme, name)) = text.split_once("://") else {
+            return bad("an address reads SCHEME://NAME, as in shm://echo");
+        };
+        let scheme = scheme.strip_prefix("fi_").unwrap_or(scheme);
+        let Some(scheme) = Scheme::ALL.into_iter().find(|s| s.provider() == scheme) else {
+            return bad("unknown scheme; known: shm, sim");
+        };
+        Self::new(scheme, name).or_else(|error| match error {
+            Error::BadAddress { why, .. } => bad(why),
+            other => Err(other),
+        })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fi_{}://{}", self.scheme.provider(), self.name)
+    }
+}
+
+/// A peer's number in an address vector (`fi_addr_t`).
+///
+/// Valid only with endpoints bound to the vector that gave it out. A generation beside the index makes the number of
+/// a removed peer an error instead of somebody else's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[doc(alias = "fi_addr_t")]
+pub struct FiAddr {
+    /// Position in the table (`FI_AV_TABLE`).
+    pub(crate) index: u32,
+    /// Which use of that position.
+    pub(crate) generation: u16,
+    /// Which vector.
+    pub(crate) vector: u16,
+}
+
+impl FiAddr {
+    /// The position in the table of the address vector, counted from 0.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+impl fmt::Display for FiAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_what_it_parses() {
+        for text in ["fi_shm://echo", "fi_shm://", "fi_sim://a.b-c_d:0@x+y"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        assert_eq!("shm://x".parse::<Address>().unwrap().to_string(), "fi_shm://x");
+    }
+
+    #[test]
+    fn refuses_with_the_reason_and_the_text() {
+        for (text, part) in [
+            ("echo", "SCHEME://NAME"),
+            ("tcq://x", "unknown scheme"),
+            ("shm://a/b", "ASCII letters"),
+            ("shm://a\0b", "ASCII letters"),
+            ("", "SCHEME://NAME"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains(&format!("{text:?}")), "{error}");
+        }
+        assert!("x".repeat(81).parse::<Address>().is_err());
+        assert!(format!("shm://{}", "x".repeat(81)).parse::<Address>().is_err());
+        assert!(format!("shm://{}", "x".repeat(80)).parse::<Address>().is_ok());
+    }
+}

@@ -1,0 +1,162 @@
+//! One type for every buffer an operation can own.
+
+use std::any::Any;
+use std::fmt;
+use std::mem::MaybeUninit;
+
+use bytes::{Bytes, BytesMut};
+
+use super::{PooledBuf, Source};
+
+/// A buffer of your own kind: pinned, from an arena, on a device.
+///
+/// # Safety
+/// The addresses behind `bytes` and `window` must stay the same while the value is moved, until it is dropped or a
+/// method with `&mut self` is called.
+pub unsafe trait CustomBuf: Send + Any {
+    /// The bytes to send, or the bytes received so far.
+    fn bytes(&self) -> &[u8];
+    /// The room for receiving; `None` when it can only be sent.
+    fn window(&mut self) -> Option<&mut [u8]>;
+    /// A message of this many bytes now lies at the start of the window.
+    fn set_filled(&mut self, len: usize);
+}
+
+/// The buffer of an operation, of any type that implements [`IoBuf`](super::IoBuf).
+#[derive(Default)]
+#[non_exhaustive]
+pub enum AnyBuf {
+    /// No buffer.
+    #[default]
+    None,
+    /// `Vec<u8>`.
+    Vec(Vec<u8>),
+    /// `Box<[u8]>`.
+    Boxed(Box<[u8]>),
+    /// `bytes::Bytes`; can be sent only.
+    Bytes(Bytes),
+    /// `bytes::BytesMut`.
+    BytesMut(BytesMut),
+    /// Static bytes; can be sent only.
+    Static(&'static [u8]),
+    /// Static text; can be sent only.
+    Str(&'static str),
+    /// `String`; can be sent only.
+    String(String),
+    /// A buffer of the domain's pool.
+    Pooled(PooledBuf),
+    /// A buffer of the user's own kind.
+    Custom(Box<dyn CustomBuf>),
+}
+
+impl AnyBuf {
+    /// The bytes to send, or those received.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::None => &[],
+            Self::Vec(buf) => buf,
+            Self::Boxed(buf) => buf,
+            Self::Bytes(buf) => buf,
+            Self::BytesMut(buf) => buf,
+            Self::Static(buf) => buf,
+            Self::Str(buf) => buf.as_bytes(),
+            Self::String(buf) => buf.as_bytes(),
+            Self::Pooled(buf) => buf,
+            Self::Custom(buf) => buf.bytes(),
+        }
+    }
+
+    /// How many bytes can be received; `usize::MAX` when the buffer grows to the message, 0 when it cannot receive.
+    pub fn room(&mut self) -> usize {
+        match self {
+            Self::Vec(buf) => buf.capacity(),
+            Self::Boxed(buf) => buf.len(),
+            Self::BytesMut(buf) => buf.capacity(),
+            Self::Pooled(_) => usize::MAX,
+            Self::Custom(buf) => buf.window().map_or(0, |window| window.len()),
+            _ => 0,
+        }
+    }
+
+    /// A message of `len` bytes is about to come; lets a growing buffer take memory for it.
+    pub fn expect(&mut self, len: usize) {
+        if let Self::Pooled(buf) = self {
+            buf.expect(len);
+        }
+    }
+
+    /// Copies `count` bytes of `source`, from position `from` on, to position `at` of the room. Bytes are placed in
+    /// order: `at` is the sum of what was placed before.
+    ///
+    /// # Panics
+    /// When the bytes do not fit into the room or lie outside of the source.
+    pub fn place(&mut self, at: usize, source: &dyn Source, from: usize, count: usize) {
+        match self {
+            Self::Vec(buf) => append(buf, at, source, from, count),
+            Self::Pooled(buf) => {
+                buf.grow(at, count);
+                append(buf.vec_mut(), at, source, from, count);
+            }
+            Self::BytesMut(buf) => {
+                buf.truncate(at);
+                let spare = &mut buf.spare_capacity_mut()[..count];
+                fill(source, from, spare);
+                // SAFETY: `fill` initialised the `count` bytes behind the current length `at`.
+                unsafe { buf.set_len(at + count) };
+            }
+            Self::Boxed(buf) => source.copy_over(from, &mut buf[at..at + count]),
+            Self::Custom(buf) => {
+                if let Some(window) = buf.window() {
+                    source.copy_over(from, &mut window[at..at + count]);
+                }
+            }
+            _ => assert_eq!(count, 0, "a buffer without room receives nothing"),
+        }
+    }
+
+    /// The message is complete: `len` bytes lie at the start of the room.
+    pub fn finish(&mut self, len: usize) {
+        match self {
+            Self::Vec(buf) => buf.truncate(len),
+            Self::BytesMut(buf) => buf.truncate(len),
+            Self::Pooled(buf) => buf.vec_mut().truncate(len),
+            Self::Custom(buf) => buf.set_filled(len),
+            _ => {}
+        }
+    }
+}
+
+impl fmt::Debug for AnyBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self {
+            Self::None => "None",
+            Self::Vec(_) => "Vec",
+            Self::Boxed(_) => "Boxed",
+            Self::Bytes(_) => "Bytes",
+            Self::BytesMut(_) => "BytesMut",
+            Self::Static(_) => "Static",
+            Self::Str(_) => "Str",
+            Self::String(_) => "String",
+            Self::Pooled(_) => "Pooled",
+            Self::Custom(_) => "Custom",
+        };
+        write!(f, "{kind}({} bytes)", self.bytes().len())
+    }
+}
+
+/// Copies part of `source` behind the first `at` bytes of `buf`, which has the capacity for it.
+pub(crate) fn append(buf: &mut Vec<u8>, at: usize, source: &dyn Source, from: usize, count: usize) {
+    buf.truncate(at);
+    assert_eq!(buf.len(), at, "bytes are placed in order");
+    fill(source, from, &mut buf.spare_capacity_mut()[..count]);
+    // SAFETY: `fill` initialised the `count` bytes behind the current length `at`.
+    unsafe { buf.set_len(at + count) };
+}
+
+/// Fills `spare` and checks that the source really did.
+fn fill(source: &dyn Source, from: usize, spare: &mut [MaybeUninit<u8>]) {
+    let (start, count) = (spare.as_ptr().cast::<u8>(), spare.len());
+    let filled = source.copy_to(from, spare);
+    assert!(std::ptr::eq(filled.as_ptr(), start) && filled.len() == count, "the source filled another slice");
+}

@@ -1,0 +1,151 @@
+//! Owned buffers that are lent to an operation and come back with its completion.
+//!
+//! While an operation is posted its buffer lives in the operation's slot as an [`AnyBuf`], never in the future: a
+//! dropped or forgotten future cannot free memory that a provider still uses. The usual buffer types are variants of
+//! an enum, so that lending one allocates nothing.
+
+mod any;
+mod pool;
+mod source;
+
+pub(crate) use any::append;
+pub use any::{AnyBuf, CustomBuf};
+pub use pool::{Pool, PooledBuf};
+pub use source::Source;
+
+use bytes::{Bytes, BytesMut};
+
+/// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Bytes`, `BytesMut`, `&'static [u8]`, `&'static str`,
+/// `String`, [`PooledBuf`], or your own by way of [`CustomBuf`].
+pub trait IoBuf: Send + Sized + 'static {
+    /// The bytes to send.
+    fn bytes(&self) -> &[u8];
+    /// Gives the buffer to an operation.
+    fn into_any(self) -> AnyBuf;
+    /// Takes the buffer back from an operation.
+    ///
+    /// # Errors
+    /// The buffer itself when it is of another type.
+    fn from_any(any: AnyBuf) -> Result<Self, AnyBuf>;
+}
+
+/// A buffer that can be received into.
+///
+/// The room of a `Vec<u8>` or `BytesMut` is its capacity, and its length becomes that of the message. The room of a
+/// `Box<[u8]>` is its length, which stays. A [`PooledBuf`] grows to the message.
+pub trait IoBufMut: IoBuf {}
+
+macro_rules! lend {
+    ($($type:ty => $variant:ident, |$buf:ident| $bytes:expr;)*) => {$(
+        impl IoBuf for $type {
+            fn bytes(&self) -> &[u8] {
+                let $buf = self;
+                $bytes
+            }
+            fn into_any(self) -> AnyBuf {
+                AnyBuf::$variant(self)
+            }
+            fn from_any(any: AnyBuf) -> Result<Self, AnyBuf> {
+                if let AnyBuf::$variant(buf) = any { Ok(buf) } else { Err(any) }
+            }
+        }
+    )*};
+}
+
+lend! {
+    Vec<u8> => Vec, |buf| buf;
+    Box<[u8]> => Boxed, |buf| buf;
+    Bytes => Bytes, |buf| buf;
+    BytesMut => BytesMut, |buf| buf;
+    &'static [u8] => Static, |buf| buf;
+    &'static str => Str, |buf| buf.as_bytes();
+    String => String, |buf| buf.as_bytes();
+    PooledBuf => Pooled, |buf| buf;
+    Box<dyn CustomBuf> => Custom, |buf| CustomBuf::bytes(&**buf);
+}
+
+impl IoBufMut for Vec<u8> {}
+impl IoBufMut for Box<[u8]> {}
+impl IoBufMut for BytesMut {}
+impl IoBufMut for PooledBuf {}
+impl IoBufMut for Box<dyn CustomBuf> {}
+
+impl<const N: usize> IoBuf for &'static [u8; N] {
+    fn bytes(&self) -> &[u8] {
+        *self
+    }
+    fn into_any(self) -> AnyBuf {
+        AnyBuf::Static(self)
+    }
+    fn from_any(any: AnyBuf) -> Result<Self, AnyBuf> {
+        match any {
+            AnyBuf::Static(bytes) => bytes.try_into().map_err(|_| AnyBuf::Static(bytes)),
+            other => Err(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip<B: IoBuf + PartialEq + std::fmt::Debug + Clone>(buf: B) {
+        let any = buf.clone().into_any();
+        assert_eq!(any.bytes(), buf.bytes());
+        assert_eq!(B::from_any(any).ok(), Some(buf));
+    }
+
+    #[test]
+    fn every_type_comes_back_as_itself() {
+        round_trip(vec![1u8, 2]);
+        round_trip(vec![1u8].into_boxed_slice());
+        round_trip(Bytes::from_static(b"ab"));
+        round_trip(BytesMut::from(&b"ab"[..]));
+        round_trip(b"abc".as_slice());
+        round_trip(b"abc");
+        round_trip("abc");
+        round_trip(String::from("abc"));
+        assert!(String::from_any(AnyBuf::Vec(vec![1])).is_err());
+        assert!(<&[u8; 2]>::from_any(AnyBuf::Static(b"abc")).is_err());
+    }
+
+    #[test]
+    fn receiving_sets_the_length_and_respects_the_room() {
+        let source: &[u8] = b"hello";
+        let mut any = Vec::with_capacity(8).into_any();
+        assert!(any.room() >= 8);
+        any.place(0, &source, 0, 5);
+        any.place(5, &source, 1, 3);
+        any.finish(8);
+        assert_eq!(Vec::from_any(any).unwrap(), b"helloell");
+
+        let mut any = vec![9u8; 4].into_boxed_slice().into_any();
+        assert_eq!(any.room(), 4);
+        any.place(0, &source, 0, 3);
+        any.finish(3);
+        assert_eq!(any.bytes(), [b'h', b'e', b'l', 9]);
+
+        let mut any = vec![7u8; 4].into_any();
+        any.finish(0);
+        assert_eq!(any.bytes(), b"", "an empty message leaves an empty vector");
+    }
+
+    #[test]
+    fn pooled_buffers_grow_and_return() {
+        let pool = Pool::new();
+        let mut any = PooledBuf::empty(&pool).into_any();
+        any.expect(3000);
+        for at in 0..3000 {
+            any.place(at, &b"x".as_slice(), 0, 1);
+        }
+        any.finish(3000);
+        let buf = PooledBuf::from_any(any).unwrap();
+        let at = buf.as_ptr();
+        assert_eq!(buf.len(), 3000);
+        drop(buf);
+        let again = pool.take(3000);
+        assert_eq!((again.len(), again.as_ptr()), (0, at), "the memory is used again");
+        let bytes = again.into_bytes();
+        assert!(bytes.is_empty());
+    }
+}

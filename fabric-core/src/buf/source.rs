@@ -1,0 +1,42 @@
+//! Where the bytes of an arriving message lie: in a slice, or in memory shared with a peer.
+
+use std::mem::MaybeUninit;
+
+/// Bytes that can be copied out, but not borrowed: a peer may own them.
+pub trait Source {
+    /// How many bytes there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies `dst.len()` bytes from position `from` on, and returns `dst`, now initialised. The returned slice is
+    /// the proof: whoever relies on it compares its address and length with those of `dst`.
+    ///
+    /// # Panics
+    /// When the range lies outside of the source.
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8];
+
+    /// Copies over bytes that are initialised already.
+    ///
+    /// # Panics
+    /// When the range lies outside of the source.
+    fn copy_over(&self, from: usize, dst: &mut [u8]);
+}
+
+impl Source for &[u8] {
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        let count = dst.len();
+        dst.write_copy_of_slice(&self[from..from + count])
+    }
+
+    fn copy_over(&self, from: usize, dst: &mut [u8]) {
+        dst.copy_from_slice(&self[from..from + dst.len()]);
+    }
+}

@@ -1,0 +1,263 @@
+//! What an operation reports when it ends: to its future as [`Done`] or [`Failed`], to a queue as [`Completion`].
+
+use std::fmt;
+use std::ops::Deref;
+
+use bytes::Bytes;
+
+use crate::address::FiAddr;
+use crate::buf::{AnyBuf, IoBuf, PooledBuf};
+use crate::error::{Error, Result};
+use crate::matching::{Envelope, PeerKey};
+
+/// What kind of operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OpKind {
+    /// A message was sent (`FI_SEND`).
+    Send,
+    /// A message was received (`FI_RECV`).
+    Recv,
+    /// A connection was made ahead of the first message.
+    Connect,
+}
+
+/// What is known of a finished transfer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Transfer {
+    /// Bytes moved: sent, or placed in the receive buffer.
+    pub len: usize,
+    /// The tag, of tagged messages.
+    pub tag: Option<u64>,
+    /// The sender of a received message, if it is in the address vector (`FI_SOURCE`).
+    pub source: Option<FiAddr>,
+    /// The remote completion data that came with the message (`FI_REMOTE_CQ_DATA`).
+    pub data: Option<u64>,
+    peer: PeerKey,
+    arrival: u64,
+}
+
+impl Transfer {
+    /// A finished send of `len` bytes.
+    #[must_use]
+    pub fn sent(len: usize, tag: Option<u64>) -> Self {
+        Self { len, tag, ..Self::default() }
+    }
+
+    /// A received message, of which `placed` bytes are in the buffer.
+    #[must_use]
+    pub fn received(envelope: &Envelope, placed: usize) -> Self {
+        Self {
+            len: placed,
+            tag: envelope.tag,
+            source: envelope.source,
+            data: envelope.data,
+            peer: envelope.peer,
+            arrival: envelope.arrival,
+        }
+    }
+
+    /// The message this was, `lost` bytes of it missing, so that a matching engine can take it back.
+    #[must_use]
+    pub fn envelope(&self, lost: usize) -> Envelope {
+        Envelope {
+            peer: self.peer,
+            source: self.source,
+            tag: self.tag,
+            len: self.len + lost,
+            data: self.data,
+            arrival: self.arrival,
+        }
+    }
+}
+
+/// A transfer and how it ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// What was moved.
+    pub transfer: Transfer,
+    /// Why it failed, if it did.
+    pub error: Option<Error>,
+}
+
+impl Outcome {
+    /// Success.
+    #[must_use]
+    pub fn ok(transfer: Transfer) -> Self {
+        Self { transfer, error: None }
+    }
+
+    /// Failure before anything was moved.
+    #[must_use]
+    pub fn failed(error: Error) -> Self {
+        Self { transfer: Transfer::default(), error: Some(error) }
+    }
+
+    /// A received message; truncated when fewer bytes were placed than it had.
+    #[must_use]
+    pub fn received(envelope: &Envelope, placed: usize) -> Self {
+        let lost = envelope.len - placed;
+        let error = (lost > 0).then_some(Error::Truncated { len: placed, lost });
+        Self { transfer: Transfer::received(envelope, placed), error }
+    }
+}
+
+/// A successful operation, with its buffer.
+///
+/// Dereferences to the valid bytes: those sent, or the message received.
+#[derive(Debug)]
+pub struct Done<B> {
+    /// The buffer, back from the operation.
+    pub buf: B,
+    /// What was transferred.
+    pub transfer: Transfer,
+}
+
+impl<B> Done<B> {
+    /// Bytes transferred.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // `is_empty` comes with the slice
+    pub fn len(&self) -> usize {
+        self.transfer.len
+    }
+
+    /// The tag, of tagged messages.
+    #[must_use]
+    pub fn tag(&self) -> Option<u64> {
+        self.transfer.tag
+    }
+
+    /// The remote completion data, if some came with the message.
+    #[must_use]
+    pub fn data(&self) -> Option<u64> {
+        self.transfer.data
+    }
+
+    /// The sender, as a handle to answer to.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSource`] when the sender is in no address vector of the endpoint.
+    #[doc(alias = "fi_cq_readfrom")]
+    pub fn source(&self) -> Result<FiAddr> {
+        self.transfer.source.ok_or(Error::UnknownSource)
+    }
+
+    /// The buffer alone.
+    #[must_use]
+    pub fn into_buf(self) -> B {
+        self.buf
+    }
+}
+
+impl Done<PooledBuf> {
+    /// The message as `Bytes`, without copying.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        self.buf.into_bytes()
+    }
+}
+
+impl<B: IoBuf> Deref for Done<B> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buf.bytes()[..self.transfer.len]
+    }
+}
+
+/// A failed operation, with its buffer, so that it can be tried again.
+///
+/// `?` turns it into its [`Error`] and drops the buffer.
+pub struct Failed<B> {
+    /// Why.
+    pub error: Error,
+    /// The buffer, back from the operation.
+    pub buf: B,
+    /// What was transferred nevertheless: a truncated message has its first bytes in the buffer.
+    pub transfer: Transfer,
+}
+
+impl<B> Failed<B> {
+    /// A failure before anything was moved.
+    #[must_use]
+    pub fn new(error: Error, buf: B) -> Self {
+        Self { error, buf, transfer: Transfer::default() }
+    }
+}
+
+impl<B> fmt::Debug for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failed").field("error", &self.error).field("transfer", &self.transfer).finish()
+    }
+}
+
+impl<B> fmt::Display for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B> std::error::Error for Failed<B> {}
+
+impl<B> From<Failed<B>> for Error {
+    fn from(failed: Failed<B>) -> Self {
+        failed.error
+    }
+}
+
+/// An entry of a completion queue (`fi_cq_tagged_entry`, and `fi_cq_err_entry` when [`Completion::error`] is set).
+#[derive(Debug)]
+#[non_exhaustive]
+#[doc(alias = "fi_cq_tagged_entry")]
+pub struct Completion {
+    /// The number given with `.context(…)` at the post.
+    pub context: u64,
+    /// What kind of operation it was.
+    pub kind: OpKind,
+    /// What was transferred.
+    pub transfer: Transfer,
+    /// Why it failed, if it did. A failed operation is an entry like any other and does not end the stream.
+    pub error: Option<Error>,
+    buf: AnyBuf,
+}
+
+impl Completion {
+    /// An entry; for the progress engine.
+    #[must_use]
+    pub fn new(context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) -> Self {
+        Self { context, kind, transfer: outcome.transfer, error: outcome.error, buf }
+    }
+
+    /// The valid bytes of the operation's buffer.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        let bytes = self.buf.bytes();
+        &bytes[..self.transfer.len.min(bytes.len())]
+    }
+
+    /// The operation as its future would have returned it, buffer included.
+    ///
+    /// # Errors
+    /// The failure of the operation.
+    ///
+    /// # Panics
+    /// When the buffer that was posted is not of type `B`.
+    pub fn into_result<B: IoBuf>(self) -> Result<Done<B>, Failed<B>> {
+        let (transfer, error) = (self.transfer, self.error);
+        let buf = B::from_any(self.buf).unwrap_or_else(|other| panic!("the posted buffer is {other:?}"));
+        match error {
+            None => Ok(Done { buf, transfer }),
+            Some(error) => Err(Failed { error, buf, transfer }),
+        }
+    }
+
+    /// The buffer of the operation, if it is of type `B`.
+    ///
+    /// # Errors
+    /// The entry itself when the buffer is of another type.
+    pub fn into_buf<B: IoBuf>(self) -> Result<B, Self> {
+        let Self { context, kind, transfer, error, buf } = self;
+        B::from_any(buf).map_err(|buf| Self { context, kind, transfer, error, buf })
+    }
+}

@@ -1,0 +1,106 @@
+//! Message order: which later operation may not overtake which earlier one.
+
+use bitflags::bitflags;
+
+bitflags! {
+    /// Pairs of operations whose order is kept between two endpoints (`fi_endpoint(3)`, message ordering).
+    ///
+    /// A name reads "LATER after EARLIER": [`MsgOrder::SAW`] keeps a send behind a write that was posted before it.
+    /// In hints the pairs that are needed, in an offer those that are kept; keeping more than asked is fine. The
+    /// order is that in which the target looks at operations, from one transmit context to one receive context.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct MsgOrder: u64 {
+        /// Read after read, one-sided and atomic together.
+        #[doc(alias = "FI_ORDER_RAR")]
+        const RAR = 1;
+        /// Read after write, one-sided and atomic together.
+        #[doc(alias = "FI_ORDER_RAW")]
+        const RAW = 1 << 1;
+        /// Read after send.
+        #[doc(alias = "FI_ORDER_RAS")]
+        const RAS = 1 << 2;
+        /// Write after read, one-sided and atomic together.
+        #[doc(alias = "FI_ORDER_WAR")]
+        const WAR = 1 << 3;
+        /// Write after write, one-sided and atomic together.
+        #[doc(alias = "FI_ORDER_WAW")]
+        const WAW = 1 << 4;
+        /// Write after send.
+        #[doc(alias = "FI_ORDER_WAS")]
+        const WAS = 1 << 5;
+        /// Send after read.
+        #[doc(alias = "FI_ORDER_SAR")]
+        const SAR = 1 << 6;
+        /// Send after write.
+        #[doc(alias = "FI_ORDER_SAW")]
+        const SAW = 1 << 7;
+        /// Send after send, tagged or not.
+        #[doc(alias = "FI_ORDER_SAS")]
+        const SAS = 1 << 8;
+        /// Read after read, without atomics.
+        #[doc(alias = "FI_ORDER_RMA_RAR")]
+        const RMA_RAR = 1 << 9;
+        /// Read after write, without atomics.
+        #[doc(alias = "FI_ORDER_RMA_RAW")]
+        const RMA_RAW = 1 << 10;
+        /// Write after read, without atomics.
+        #[doc(alias = "FI_ORDER_RMA_WAR")]
+        const RMA_WAR = 1 << 11;
+        /// Write after write, without atomics.
+        #[doc(alias = "FI_ORDER_RMA_WAW")]
+        const RMA_WAW = 1 << 12;
+        /// Read after read, atomics only.
+        #[doc(alias = "FI_ORDER_ATOMIC_RAR")]
+        const ATOMIC_RAR = 1 << 13;
+        /// Read after write, atomics only.
+        #[doc(alias = "FI_ORDER_ATOMIC_RAW")]
+        const ATOMIC_RAW = 1 << 14;
+        /// Write after read, atomics only.
+        #[doc(alias = "FI_ORDER_ATOMIC_WAR")]
+        const ATOMIC_WAR = 1 << 15;
+        /// Write after write, atomics only.
+        #[doc(alias = "FI_ORDER_ATOMIC_WAW")]
+        const ATOMIC_WAW = 1 << 16;
+    }
+}
+
+impl MsgOrder {
+    /// All nine general pairs. Deprecated as a name in 2.x.
+    #[doc(alias = "FI_ORDER_STRICT")]
+    pub const STRICT: Self = Self::RAR
+        .union(Self::RAW)
+        .union(Self::RAS)
+        .union(Self::WAR)
+        .union(Self::WAW)
+        .union(Self::WAS)
+        .union(Self::SAR)
+        .union(Self::SAW)
+        .union(Self::SAS);
+
+    /// This set with the narrower pairs that follow from it: who keeps all reads and writes in order keeps those
+    /// without atomics, and those of atomics alone.
+    #[must_use]
+    pub fn with_implied(self) -> Self {
+        [
+            (Self::RAR, Self::RMA_RAR | Self::ATOMIC_RAR),
+            (Self::RAW, Self::RMA_RAW | Self::ATOMIC_RAW),
+            (Self::WAR, Self::RMA_WAR | Self::ATOMIC_WAR),
+            (Self::WAW, Self::RMA_WAW | Self::ATOMIC_WAW),
+        ]
+        .into_iter()
+        .filter(|(general, _)| self.contains(*general))
+        .fold(self, |order, (_, narrower)| order | narrower)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn general_order_implies_the_narrower_ones_and_not_the_reverse() {
+        assert_eq!(MsgOrder::STRICT.with_implied(), MsgOrder::all());
+        let narrow = MsgOrder::RMA_WAW | MsgOrder::ATOMIC_WAW;
+        assert_eq!(narrow.with_implied(), narrow);
+    }
+}

@@ -1,0 +1,156 @@
+//! What an accepted offer is turned into.
+//!
+//! A result says what the application gets, so it differs from the offer in what was a matter of choice: the levels
+//! of threading and progress, the kind of address vector and the keys are those of the hints, where set. Sizes and
+//! counts of a context, an endpoint's contexts and the inject size become what was asked, where that is not 0; all
+//! other limits stay those of the offer, which is at least what was asked. Duties are those that are left.
+
+use crate::flags::{Caps, Mode, MrMode};
+
+use super::{Hints, Info, mr_mode};
+
+/// The offer adjusted to hints that it satisfies.
+pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
+    let mut info = offer.clone();
+    info.caps = endpoint_caps(hints, offer);
+    if hints.mode.contains(Mode::LOCAL_MR) && offer.domain.mr_mode.contains(MrMode::LOCAL) {
+        info.mode |= Mode::LOCAL_MR;
+    }
+    set(&mut info.addr_format, hints.addr_format);
+    replace(&mut info.src_addr, &hints.src_addr);
+    replace(&mut info.dest_addr, &hints.dest_addr);
+    set(&mut info.fabric.api_version, hints.api_version);
+
+    domain(&mut info, hints, offer);
+
+    set_count(&mut info.ep.tx_ctx_cnt, hints.ep_tx_ctx_cnt);
+    set_count(&mut info.ep.rx_ctx_cnt, hints.ep_rx_ctx_cnt);
+    set_key(&mut info.ep.auth_key, &mut info.ep.auth_key_size, hints.ep_auth_key.as_deref());
+
+    info.tx.caps = context_caps(hints.tx_caps, offer.tx.caps, info.caps);
+    info.tx.op_flags = hints.tx_op_flags.unwrap_or_default();
+    info.tx.tclass = hints.tx_tclass.or(info.tx.tclass);
+    set_count(&mut info.tx.inject_size, hints.inject_size);
+    set_count(&mut info.tx.size, hints.tx_size);
+    set_count(&mut info.tx.iov_limit, hints.tx_iov_limit);
+    set_count(&mut info.tx.rma_iov_limit, hints.rma_iov_limit);
+
+    info.rx.caps = context_caps(hints.rx_caps, offer.rx.caps, info.caps);
+    info.rx.op_flags = hints.rx_op_flags.unwrap_or_default();
+    set_count(&mut info.rx.size, hints.rx_size);
+    set_count(&mut info.rx.iov_limit, hints.rx_iov_limit);
+    info
+}
+
+fn domain(info: &mut Info, hints: &Hints, offer: &Info) {
+    let caps = info.caps;
+    let domain = &mut info.domain;
+    set(&mut domain.threading, hints.threading);
+    set(&mut domain.control_progress, hints.control_progress);
+    set(&mut domain.data_progress, hints.data_progress);
+    domain.av_type = hints.av_type.or(domain.av_type);
+    domain.mr_mode = mr_mode::granted(hints, offer, caps);
+    domain.tclass = hints.tclass.or(domain.tclass);
+    set_key(&mut domain.auth_key, &mut domain.auth_key_size, hints.auth_key.as_deref());
+    set_count(&mut domain.max_ep_auth_key, hints.max_ep_auth_key);
+    domain.caps = match hints.domain_caps.filter(|asked| !asked.is_empty()) {
+        Some(asked) => asked | (domain.caps & Caps::SECONDARY),
+        None => domain.caps & (caps | Caps::SECONDARY),
+    };
+    for limit in [&mut domain.max_cntr_value, &mut domain.max_err_cntr_value] {
+        if *limit == 0 {
+            *limit = u64::MAX;
+        }
+    }
+}
+
+/// The capabilities of the endpoint, directions spelled out: what was asked and the harmless secondary ones; or, when
+/// nothing was asked, all that the agreed duties allow.
+pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
+    let all = offer.caps.with_directions();
+    if let Some(asked) = hints.asked_caps() {
+        let asked = expanded(asked, all);
+        return asked | harmless(all & Caps::SECONDARY, asked, offer);
+    }
+
+    let agreed = mr_mode::agreed(hints, offer);
+    let mut caps = all;
+    if offer.domain.mr_mode.contains(MrMode::HMEM) && !agreed.contains(MrMode::HMEM) {
+        caps.remove(Caps::HMEM);
+    }
+    if !agreed.contains(mr_mode::needed(caps, offer.domain.mr_mode)) {
+        caps.remove(Caps::REMOTE_READ | Caps::REMOTE_WRITE | Caps::RMA_EVENT);
+    }
+    without_idle(caps)
+}
+
+/// The asked capabilities with those directions that were left open and are offered.
+fn expanded(asked: Caps, offered: Caps) -> Caps {
+    asked | (asked.with_directions() & offered)
+}
+
+/// Which secondary capabilities change nothing for an application that did not ask for them.
+fn harmless(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
+    // Errors about unknown senders appear where there were none.
+    let mut granted = secondary.difference(Caps::SOURCE_ERR);
+    let receives = |kind| asked.intersects(kind) && asked.contains(Caps::RECV);
+    let connectionless = offer.ep.ep_type != super::EpType::Msg;
+    for (bit, has_its_base) in [
+        (Caps::MULTI_RECV, receives(Caps::MSG)),
+        (Caps::TAGGED_MULTI_RECV, receives(Caps::TAGGED)),
+        (Caps::SOURCE, connectionless && receives(Caps::MSG | Caps::TAGGED)),
+        (Caps::RMA_EVENT, asked.is_rma_target()),
+        (Caps::RMA_PMEM, asked.contains(Caps::RMA)),
+    ] {
+        if !has_its_base {
+            granted.remove(bit);
+        }
+    }
+    granted
+}
+
+/// The capabilities of one context: those asked of it, else its share of the endpoint's.
+fn context_caps(asked: Option<Caps>, offered: Caps, endpoint: Caps) -> Caps {
+    let offered = if offered.is_empty() { endpoint } else { offered.with_directions() };
+    match asked.filter(|asked| !asked.is_empty()) {
+        Some(asked) => {
+            let both = offered & endpoint;
+            without_idle(expanded(asked & both, both)) | (both & Caps::SECONDARY)
+        }
+        None => without_idle(offered & endpoint),
+    }
+}
+
+/// Takes out operations that have no direction left: an empty set of directions would mean all of them.
+fn without_idle(mut caps: Caps) -> Caps {
+    if !caps.intersects(Caps::MSG_DIRECTIONS) {
+        caps.remove(Caps::MSG | Caps::TAGGED);
+    }
+    if !caps.intersects(Caps::RMA_DIRECTIONS) {
+        caps.remove(Caps::RMA | Caps::ATOMIC);
+    }
+    caps
+}
+
+fn set<T>(field: &mut T, hint: Option<T>) {
+    if let Some(value) = hint {
+        *field = value;
+    }
+}
+
+fn replace<T: Clone>(field: &mut Option<T>, hint: &Option<T>) {
+    if hint.is_some() {
+        field.clone_from(hint);
+    }
+}
+
+fn set_count(field: &mut usize, hint: Option<usize>) {
+    set(field, hint.filter(|&count| count != 0));
+}
+
+fn set_key(key: &mut Option<Vec<u8>>, size: &mut usize, hint: Option<&[u8]>) {
+    if let Some(asked) = hint.filter(|key| !key.is_empty()) {
+        *key = Some(asked.to_owned());
+        *size = asked.len();
+    }
+}

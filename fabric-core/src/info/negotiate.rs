@@ -1,0 +1,329 @@
+//! Whether an offer satisfies hints: attribute by attribute, in the order libfabric checks them.
+//!
+//! The order is part of the contract, because only the first disagreement is reported: endpoint type, capabilities,
+//! mode, addresses, fabric, domain, endpoint, receive context, transmit context. Where 1.17 and 2.x differ:
+//!
+//! | attribute | decided |
+//! |---|---|
+//! | `api_version` | refused when newer than the offer's; older is accepted and echoed. Before 1.5 the domain's check ends after `mr_mode`, and what came with 1.20 or 2.5 is looked at from there on |
+//! | `threading` | the five levels and ranks of 1.17, under every API version |
+//! | progress | two attributes, as in 1.17, each by its own rank; the unified level of 1.21 is the third |
+//! | `av_type` | a map is accepted where a table is offered, as in 2.x; a table where only a map is, is not |
+//! | `mr_mode` | the duties of today, and both old names; details in the file `mr_mode` |
+//! | `auth_key` | only the length is compared. Keys that live in the address vector (1.20) are not offered by anybody |
+//! | tx and rx caps | refused also where they go beyond what the endpoint gets, which libfabric finds when it is opened |
+//! | `comp_order`, `total_buffered_recv` | cannot be asked for; 2.x demands 0 |
+//!
+//! Never refused: key size, traffic classes, and the counts of queues, endpoints and contexts of the domain. They
+//! are advice.
+
+use std::fmt::{Debug, Display};
+
+use bitflags::Flags;
+
+use crate::flags::{Caps, Mode};
+
+use super::grant::{endpoint_caps, grant};
+use super::level::{AvType, Progress, ResourceMgmt, Threading};
+use super::refusal::{Mismatch, NoMatch, names};
+use super::{Hints, Info, SHARED_CONTEXT, Version, mr_mode};
+
+type Check = Result<(), Mismatch>;
+
+/// Capabilities that say nothing about a receive context.
+const SENDING: Caps = Caps::SEND.union(Caps::READ).union(Caps::WRITE);
+
+/// Capabilities that say nothing about a transmit context.
+const RECEIVING: Caps = Caps::RECV
+    .union(Caps::REMOTE_READ)
+    .union(Caps::REMOTE_WRITE)
+    .union(Caps::DIRECTED_RECV)
+    .union(Caps::MULTI_RECV)
+    .union(Caps::TAGGED_MULTI_RECV)
+    .union(Caps::SOURCE)
+    .union(Caps::SOURCE_ERR)
+    .union(Caps::RMA_EVENT);
+
+/// All offers that satisfy the hints, adjusted to them, in the order of the offers (best first).
+///
+/// Offers of providers, fabrics or domains that the hints rule out by name are refused for that before anything else
+/// is looked at.
+///
+/// # Errors
+/// [`NoMatch`] with one entry per offer when none satisfies the hints.
+#[doc(alias = "fi_getinfo")]
+pub fn select(hints: &Hints, offers: &[Info]) -> Result<Vec<Info>, NoMatch> {
+    let mut found = Vec::new();
+    let mut refusals = Vec::new();
+    for offer in offers {
+        let names = provider(hints, offer).and_then(|()| fabric_name(hints, offer));
+        match names.and_then(|()| domain_name(hints, offer)).and_then(|()| negotiate(hints, offer)) {
+            Ok(info) => found.push(info),
+            Err(refusal) => refusals.push(refusal),
+        }
+    }
+    if found.is_empty() { Err(NoMatch { refusals }) } else { Ok(found) }
+}
+
+/// One offer held against the hints: the offer adjusted to them, or the first attribute on which they disagree.
+///
+/// # Errors
+/// [`Mismatch`] naming the attribute, what was asked and what is offered.
+pub fn negotiate(hints: &Hints, offer: &Info) -> Result<Info, Mismatch> {
+    equal(offer, "ep_type", hints.ep_type, Some(offer.ep.ep_type))?;
+    within(offer, "caps", hints.caps, offer.caps.with_directions())?;
+    agreed(offer, "mode", hints.mode, offer.mode)?;
+    addresses(hints, offer)?;
+    fabric(hints, offer)?;
+    domain(hints, offer)?;
+    endpoint(hints, offer)?;
+    receive(hints, offer)?;
+    transmit(hints, offer)?;
+    Ok(grant(hints, offer))
+}
+
+fn addresses(hints: &Hints, offer: &Info) -> Check {
+    if let Some(asked) = hints.addr_format
+        && !offer.addr_format.serves(asked)
+    {
+        return refuse(offer, "addr_format", format!("{asked:?}"), format!("{:?}", offer.addr_format));
+    }
+    for (attribute, address) in [("src_addr", &hints.src_addr), ("dest_addr", &hints.dest_addr)] {
+        if let Some(address) = address
+            && !address.scheme().provider().eq_ignore_ascii_case(&offer.fabric.provider)
+        {
+            return refuse(offer, attribute, address.to_string(), "addresses of its own kind");
+        }
+    }
+    Ok(())
+}
+
+fn fabric(hints: &Hints, offer: &Info) -> Check {
+    provider(hints, offer)?;
+    at_most(offer, "provider_version", hints.provider_version, offer.fabric.provider_version)?;
+    at_most(offer, "api_version", hints.api_version, offer.fabric.api_version)?;
+    fabric_name(hints, offer)
+}
+
+fn provider(hints: &Hints, offer: &Info) -> Check {
+    if hints.admits_provider(&offer.fabric.provider) {
+        return Ok(());
+    }
+    let asked = hints.provider.as_deref().unwrap_or_default();
+    refuse(offer, "provider", format!("{asked:?}"), format!("{:?}", offer.fabric.provider))
+}
+
+fn fabric_name(hints: &Hints, offer: &Info) -> Check {
+    equal(offer, "fabric_name", hints.fabric_name.as_deref(), Some(&offer.fabric.name))
+}
+
+fn domain_name(hints: &Hints, offer: &Info) -> Check {
+    equal(offer, "domain_name", hints.domain_name.as_deref(), Some(&offer.domain.name))
+}
+
+fn domain(hints: &Hints, offer: &Info) -> Check {
+    let has = &offer.domain;
+    let api = hints.api_version.unwrap_or(offer.fabric.api_version);
+
+    // libfabric leaves these two to its providers, which look at them before the attributes.
+    domain_name(hints, offer)?;
+    match hints.domain {
+        Some(asked) if has.domain != Some(asked) => {
+            let open = has.domain.map_or("none that is open".to_owned(), |id| id.to_string());
+            return refuse(offer, "domain", asked.to_string(), open);
+        }
+        _ => {}
+    }
+
+    ranked(offer, "threading", hints.threading, has.threading, Threading::rank)?;
+    ranked(offer, "control_progress", hints.control_progress, has.control_progress, Progress::rank)?;
+    ranked(offer, "data_progress", hints.data_progress, has.data_progress, Progress::rank)?;
+    ranked(offer, "resource_mgmt", hints.resource_mgmt, has.resource_mgmt, ResourceMgmt::rank)?;
+    if !matches!((hints.av_type, has.av_type), (_, None) | (Some(AvType::Map), Some(AvType::Table))) {
+        equal(offer, "av_type", hints.av_type, has.av_type)?;
+    }
+    at_most(offer, "cq_data_size", hints.cq_data_size, has.cq_data_size)?;
+    mr_mode::check(hints, offer)?;
+    if api < mr_mode::SEPARATE_DUTIES {
+        return Ok(());
+    }
+    at_most(offer, "cntr_cnt", hints.cntr_cnt, has.cntr_cnt)?;
+    at_most(offer, "mr_iov_limit", hints.mr_iov_limit, has.mr_iov_limit)?;
+    within(offer, "domain_caps", hints.domain_caps, has.caps.with_directions())?;
+    agreed(offer, "domain_mode", hints.domain_mode, has.mode)?;
+    at_most(offer, "max_err_data", hints.max_err_data, has.max_err_data)?;
+    at_most(offer, "mr_cnt", hints.mr_cnt, has.mr_cnt)?;
+    key(offer, "auth_key", hints.auth_key.as_deref(), has.auth_key_size)?;
+    if api >= Version::new(1, 20) {
+        at_most(offer, "max_ep_auth_key", hints.max_ep_auth_key, has.max_ep_auth_key)?;
+    }
+    if api >= Version::new(2, 5) {
+        let limit = |value| if value == 0 { u64::MAX } else { value };
+        at_most(offer, "max_cntr_value", hints.max_cntr_value, limit(has.max_cntr_value))?;
+        at_most(offer, "max_err_cntr_value", hints.max_err_cntr_value, limit(has.max_err_cntr_value))?;
+    }
+    Ok(())
+}
+
+fn endpoint(hints: &Hints, offer: &Info) -> Check {
+    let (has, domain) = (&offer.ep, &offer.domain);
+    equal(offer, "protocol", hints.protocol, has.protocol)?;
+    at_most(offer, "protocol_version", hints.protocol_version, has.protocol_version)?;
+    at_most(offer, "max_msg_size", hints.max_msg_size, has.max_msg_size)?;
+    contexts(offer, "ep_tx_ctx_cnt", hints.ep_tx_ctx_cnt, domain.max_ep_tx_ctx, domain.max_ep_stx_ctx)?;
+    contexts(offer, "ep_rx_ctx_cnt", hints.ep_rx_ctx_cnt, domain.max_ep_rx_ctx, domain.max_ep_srx_ctx)?;
+    if hints.asked_caps().is_some_and(|caps| caps.intersects(Caps::RMA | Caps::ATOMIC)) {
+        at_most(offer, "max_order_raw_size", hints.max_order_raw_size, has.max_order_raw_size)?;
+        at_most(offer, "max_order_war_size", hints.max_order_war_size, has.max_order_war_size)?;
+        at_most(offer, "max_order_waw_size", hints.max_order_waw_size, has.max_order_waw_size)?;
+    }
+    key(offer, "ep_auth_key", hints.ep_auth_key.as_deref(), has.auth_key_size)?;
+    let width = |format: u64| u64::BITS - format.leading_zeros();
+    match hints.mem_tag_format {
+        Some(asked) if width(asked) > width(has.mem_tag_format) => {
+            let bits = |format| format!("{} bits", width(format));
+            refuse(offer, "mem_tag_format", bits(asked), bits(has.mem_tag_format))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn receive(hints: &Hints, offer: &Info) -> Check {
+    let has = &offer.rx;
+    context_caps(hints, offer, "rx_caps", hints.rx_caps, has.caps, SENDING)?;
+    agreed(offer, "rx_mode", inherited(hints.rx_mode, hints.mode), has.mode)?;
+    within(offer, "rx_op_flags", hints.rx_op_flags, has.op_flags)?;
+    within(offer, "rx_msg_order", hints.rx_msg_order, has.msg_order.with_implied())?;
+    at_most(offer, "rx_size", hints.rx_size, has.size)?;
+    at_most(offer, "rx_iov_limit", hints.rx_iov_limit, has.iov_limit)
+}
+
+fn transmit(hints: &Hints, offer: &Info) -> Check {
+    let has = &offer.tx;
+    context_caps(hints, offer, "tx_caps", hints.tx_caps, has.caps, RECEIVING)?;
+    agreed(offer, "tx_mode", inherited(hints.tx_mode, hints.mode), has.mode)?;
+    within(offer, "tx_op_flags", hints.tx_op_flags, has.op_flags)?;
+    within(offer, "tx_msg_order", hints.tx_msg_order, has.msg_order.with_implied())?;
+    at_most(offer, "tx_size", hints.tx_size, has.size)?;
+    at_most(offer, "tx_iov_limit", hints.tx_iov_limit, has.iov_limit)?;
+    at_most(offer, "inject_size", hints.inject_size, has.inject_size)?;
+    at_most(offer, "rma_iov_limit", hints.rma_iov_limit, has.rma_iov_limit)
+}
+
+/// The capabilities of one context: part of those the context offers (the offer's, where it names none), and of those
+/// the endpoint is going to have. What only concerns the other context is not looked at.
+fn context_caps(
+    hints: &Hints,
+    offer: &Info,
+    attribute: &'static str,
+    asked: Option<Caps>,
+    has: Caps,
+    elsewhere: Caps,
+) -> Check {
+    let has = if has.is_empty() { offer.caps } else { has };
+    let asked = asked.map(|caps| caps.difference(elsewhere));
+    within(offer, attribute, asked, has.with_directions())?;
+    within(offer, attribute, asked, endpoint_caps(hints, offer))
+}
+
+fn inherited(own: Option<Mode>, whole: Mode) -> Mode {
+    own.filter(|mode| !mode.is_empty()).unwrap_or(whole)
+}
+
+/// A limit: refused when more is asked than offered.
+fn at_most<T: Copy + Display + PartialOrd>(
+    offer: &Info,
+    attribute: &'static str,
+    asked: Option<T>,
+    has: T,
+) -> Check {
+    match asked {
+        Some(asked) if asked > has => refuse(offer, attribute, asked.to_string(), has.to_string()),
+        _ => Ok(()),
+    }
+}
+
+/// A set of features: refused when one is asked that is not offered.
+fn within<F: Copy + Flags>(offer: &Info, attribute: &'static str, asked: Option<F>, has: F) -> Check {
+    match asked {
+        Some(asked) if !has.contains(asked) => {
+            refuse(offer, attribute, names(asked.difference(has)), names(has))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A set of duties: refused when one is required that is not agreed to.
+fn agreed<F: Copy + Flags>(offer: &Info, attribute: &'static str, agreed: F, required: F) -> Check {
+    if agreed.contains(required) {
+        return Ok(());
+    }
+    refuse(offer, attribute, names(agreed), format!("only with {}", names(required)))
+}
+
+/// A level of service: refused when the application needs more of it (a lower rank) than is offered.
+fn ranked<T: Copy + Debug>(
+    offer: &Info,
+    attribute: &'static str,
+    asked: Option<T>,
+    has: T,
+    rank: fn(T) -> u8,
+) -> Check {
+    match asked {
+        Some(asked) if rank(asked) < rank(has) => {
+            refuse(offer, attribute, format!("{asked:?}"), format!("{has:?}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A choice: refused when another one is asked than offered.
+fn equal<T: Debug + PartialEq>(
+    offer: &Info,
+    attribute: &'static str,
+    asked: Option<T>,
+    has: Option<T>,
+) -> Check {
+    match (asked, has) {
+        (Some(asked), Some(has)) if asked != has => {
+            refuse(offer, attribute, format!("{asked:?}"), format!("{has:?}"))
+        }
+        (Some(asked), None) => refuse(offer, attribute, format!("{asked:?}"), "none in particular"),
+        _ => Ok(()),
+    }
+}
+
+/// A count of contexts of one endpoint, or the wish to share one.
+fn contexts(
+    offer: &Info,
+    attribute: &'static str,
+    asked: Option<usize>,
+    limit: usize,
+    sharers: usize,
+) -> Check {
+    match asked {
+        Some(SHARED_CONTEXT) if sharers == 0 => {
+            refuse(offer, attribute, "a shared context", "contexts of its own only")
+        }
+        Some(SHARED_CONTEXT) => Ok(()),
+        _ => at_most(offer, attribute, asked, limit),
+    }
+}
+
+/// A key: none, or one of exactly the size the provider takes.
+fn key(offer: &Info, attribute: &'static str, asked: Option<&[u8]>, size: usize) -> Check {
+    match asked.map_or(0, <[u8]>::len) {
+        0 => Ok(()),
+        asked if asked == size => Ok(()),
+        asked => refuse(offer, attribute, format!("{asked} bytes"), format!("{size} bytes")),
+    }
+}
+
+fn refuse(
+    offer: &Info,
+    attribute: &'static str,
+    asked: impl Into<String>,
+    offered: impl Into<String>,
+) -> Check {
+    Err(Mismatch::new(offer, attribute, asked, offered))
+}

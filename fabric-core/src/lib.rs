@@ -1,0 +1,32 @@
+//! The contract of the fabric and its pure logic: what an object is, what a provider must do, how hints are
+//! negotiated and how messages are matched. No I/O, no system calls, no runtime, no clock.
+//!
+//! | room | subject |
+//! |---|---|
+//! | [`info`], [`flags`] | what can be asked for, what is offered, and who refuses what |
+//! | [`tree`] | objects, parents, child counts |
+//! | [`address`], [`av`] | addresses as text, and as numbers in a vector |
+//! | [`buf`] | owned buffers that may be lent to an operation |
+//! | [`completion`], [`event`] | what an operation or a domain reports |
+//! | [`matching`], [`rx`] | which receive gets which message, and where its bytes go |
+//! | [`mr`] | the table of memory keys |
+//! | [`provider`] | the traits between the progress engine and a provider |
+//! | [`sim`] | a provider inside one process with seeded delay and reordering |
+
+pub mod address;
+pub mod av;
+pub mod buf;
+pub mod completion;
+pub mod error;
+pub mod event;
+pub mod flags;
+pub mod info;
+pub mod matching;
+pub mod mr;
+pub mod provider;
+pub mod rx;
+pub mod sim;
+pub mod tree;
+
+pub use address::{Address, FiAddr, Scheme};
+pub use error::{Error, Refusal, Result, Scarce};

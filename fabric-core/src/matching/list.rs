@@ -1,0 +1,172 @@
+//! Two doubly linked chains, tagged and untagged, over one table of entries.
+//!
+//! Links are indices. A removed entry goes to a free list and is reused first, so a queue that stays short stays in
+//! the same few cache lines. The serial number of an entry is both its age and the generation in its key: it counts 64
+//! bits up and never comes again, so a stale key can only miss.
+
+const NIL: u32 = u32::MAX;
+/// The serial of an entry on the free list; no key carries it.
+const VACANT: u64 = u64::MAX;
+
+/// Which of the two separate queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Untagged,
+    Tagged,
+}
+
+impl Kind {
+    pub(super) const BOTH: [Self; 2] = [Self::Untagged, Self::Tagged];
+}
+
+/// Names an entry until it is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    index: u32,
+    serial: u64,
+}
+
+/// The table and its two chains.
+pub(super) struct Chains<T> {
+    nodes: Vec<Node<T>>,
+    ends: [Ends; 2],
+    free: u32,
+    next_serial: u64,
+    len: usize,
+}
+
+struct Node<T> {
+    serial: u64,
+    prev: u32,
+    next: u32,
+    kind: Kind,
+    value: T,
+}
+
+#[derive(Clone, Copy)]
+struct Ends {
+    head: u32,
+    tail: u32,
+}
+
+impl<T: Copy> Chains<T> {
+    pub(super) fn new() -> Self {
+        let ends = [Ends { head: NIL, tail: NIL }; 2];
+        Self { nodes: Vec::new(), ends, free: NIL, next_serial: 0, len: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn push_back(&mut self, kind: Kind, value: T) -> Key {
+        self.insert(kind, NIL, value)
+    }
+
+    /// Inserts in front of the entry at `before`, which must be linked in the chain of this kind.
+    pub(super) fn insert_before(&mut self, kind: Kind, before: usize, value: T) -> Key {
+        debug_assert!(self.nodes[before].serial != VACANT && self.nodes[before].kind == kind);
+        self.insert(kind, before as u32, value)
+    }
+
+    /// Unlinks the entry at `index`, which must be linked.
+    pub(super) fn remove(&mut self, index: usize) -> T {
+        let free = self.free;
+        let node = &mut self.nodes[index];
+        debug_assert!(node.serial != VACANT, "entry {index} is not linked");
+        let (prev, next, kind, value) = (node.prev, node.next, node.kind, node.value);
+        node.serial = VACANT;
+        node.next = free;
+        *self.after(kind, prev) = next;
+        *self.before(kind, next) = prev;
+        self.free = index as u32;
+        self.len -= 1;
+        value
+    }
+
+    /// Where the entry of this key is, unless it was removed.
+    pub(super) fn find(&self, key: Key) -> Option<usize> {
+        let index = key.index as usize;
+        self.nodes.get(index).is_some_and(|node| node.serial == key.serial).then_some(index)
+    }
+
+    /// The place of an entry in the table, good until it is removed.
+    pub(super) fn index(key: Key) -> usize {
+        key.index as usize
+    }
+
+    /// The first entry of a chain that passes the test.
+    #[inline]
+    pub(super) fn search(&self, kind: Kind, mut test: impl FnMut(&T) -> bool) -> Option<usize> {
+        let mut at = self.ends[kind as usize].head;
+        while at != NIL {
+            let node = &self.nodes[at as usize];
+            if test(&node.value) {
+                return Some(at as usize);
+            }
+            at = node.next;
+        }
+        None
+    }
+
+    pub(super) fn first(&self, kind: Kind) -> Option<usize> {
+        linked(self.ends[kind as usize].head)
+    }
+
+    pub(super) fn last(&self, kind: Kind) -> Option<usize> {
+        linked(self.ends[kind as usize].tail)
+    }
+
+    pub(super) fn next(&self, index: usize) -> Option<usize> {
+        linked(self.nodes[index].next)
+    }
+
+    pub(super) fn get(&self, index: usize) -> &T {
+        &self.nodes[index].value
+    }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> &mut T {
+        &mut self.nodes[index].value
+    }
+
+    /// How many entries were inserted, on both chains, before this one.
+    pub(super) fn serial(&self, index: usize) -> u64 {
+        self.nodes[index].serial
+    }
+
+    fn insert(&mut self, kind: Kind, next: u32, value: T) -> Key {
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        let prev = *self.before(kind, next);
+        let node = Node { serial, prev, next, kind, value };
+        let index = if self.free == NIL {
+            let index = self.nodes.len();
+            assert!(index < NIL as usize, "the table holds fewer than 2^32 - 1 entries");
+            self.nodes.push(node);
+            index as u32
+        } else {
+            let index = self.free;
+            self.free = self.nodes[index as usize].next;
+            self.nodes[index as usize] = node;
+            index
+        };
+        *self.after(kind, prev) = index;
+        *self.before(kind, next) = index;
+        self.len += 1;
+        Key { index, serial }
+    }
+
+    /// The link that leads on from `index`; from nowhere, the head of the chain.
+    fn after(&mut self, kind: Kind, index: u32) -> &mut u32 {
+        if index == NIL { &mut self.ends[kind as usize].head } else { &mut self.nodes[index as usize].next }
+    }
+
+    /// The link that leads back from `index`; from nowhere, the tail of the chain.
+    fn before(&mut self, kind: Kind, index: u32) -> &mut u32 {
+        if index == NIL { &mut self.ends[kind as usize].tail } else { &mut self.nodes[index as usize].prev }
+    }
+}
+
+fn linked(index: u32) -> Option<usize> {
+    (index != NIL).then_some(index as usize)
+}

@@ -1,0 +1,183 @@
+//! Both sides of matching together, and how a call moves between them.
+
+use std::fmt;
+
+use crate::address::FiAddr;
+
+use super::envelope::{Envelope, PeerKey, RecvSpec};
+use super::posted::{PostKey, PostedQueue};
+use super::waiting::{WaitKey, WaitingQueue};
+
+/// The posted receives and the waiting messages of one endpoint.
+///
+/// `R` is the caller's name of a receive, small and `Copy`. `M` is whatever the caller keeps for a message that waits:
+/// its bytes, or where they will come from.
+///
+/// An incoming message is offered to the posted receives ([`arrive`](Self::arrive)), and kept
+/// ([`wait`](Self::wait)) if none takes it. A receive looks at what waits first, and queues if nothing fits
+/// ([`post`](Self::post)). Used like this, no queued receive accepts any waiting message at any time. A put-back
+/// message is offered in the same way: receives posted since it matched may want it.
+///
+/// ```
+/// use fabric_core::matching::{Envelope, Matcher, PeerKey, Posted, RecvSpec, TagMatch};
+///
+/// let mut matcher: Matcher<&str, &[u8]> = Matcher::new();
+/// let tagged = |tag| RecvSpec { from: None, tag: Some(TagMatch { tag, ignore: 0 }) };
+/// let arrival = matcher.next_arrival();
+/// let hello = Envelope { peer: PeerKey(0), source: None, tag: Some(7), len: 5, data: None, arrival };
+///
+/// assert!(matches!(matcher.post(tagged(8), "first"), Posted::Queued(_)));
+/// assert_eq!(matcher.arrive(&hello), None);
+/// matcher.wait(hello, b"hello");
+/// assert!(matches!(matcher.post(tagged(7), "second"), Posted::Matched(_, b"hello")));
+/// assert_eq!((matcher.posted_len(), matcher.waiting_len()), (1, 0));
+/// ```
+pub struct Matcher<R, M> {
+    posted: PostedQueue<R>,
+    waiting: WaitingQueue<M>,
+    next_arrival: u64,
+}
+
+/// What became of a receive when it was posted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a matched message is only here"]
+pub enum Posted<M> {
+    /// Nothing fitting was there; the receive is queued under this key.
+    Queued(PostKey),
+    /// This message was waiting. It left the queue, and the receive was never on one.
+    Matched(Envelope, M),
+}
+
+impl<R: Copy, M> Matcher<R, M> {
+    /// A matcher with nothing posted and nothing waiting. Allocates nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { posted: PostedQueue::new(), waiting: WaitingQueue::new(), next_arrival: 0 }
+    }
+
+    /// The next arrival number: 0, 1, 2 and so on. A message keeps its number when it is put back.
+    pub fn next_arrival(&mut self) -> u64 {
+        let arrival = self.next_arrival;
+        self.next_arrival += 1;
+        arrival
+    }
+
+    /// A message arrives: takes the earliest posted receive that accepts it off the queue.
+    ///
+    /// `None` leaves everything as it was; the message may then be kept with [`wait`](Self::wait). Messages that
+    /// already wait are not looked at. Linear in the receives in front of the match.
+    #[must_use = "the receive is off the queue"]
+    pub fn arrive(&mut self, envelope: &Envelope) -> Option<R> {
+        self.posted.take_match(envelope)
+    }
+
+    /// Whether [`arrive`](Self::arrive) would find a receive, without taking it off. Same cost.
+    #[must_use]
+    pub fn would_match(&self, envelope: &Envelope) -> bool {
+        self.posted.would_match(envelope)
+    }
+
+    /// Keeps a message nobody accepted, at the place its `arrival` gives it.
+    ///
+    /// A new message goes to the end, O(1). One that is put back with an older number goes to its old place, linear in
+    /// the older messages of its kind that wait, so O(1) for the oldest. Among equal numbers the one kept first is
+    /// first. Posted receives are not looked at: ask [`arrive`](Self::arrive) before.
+    /// The source is taken as the envelope states it: of a message that was out for a while, bring it up to date.
+    pub fn wait(&mut self, envelope: Envelope, message: M) -> WaitKey {
+        self.waiting.insert(envelope, message)
+    }
+
+    /// Posts a receive: takes the earliest waiting message that it accepts, or else queues the receive.
+    ///
+    /// Linear in the waiting messages in front of the match.
+    pub fn post(&mut self, spec: RecvSpec, receive: R) -> Posted<M> {
+        match self.waiting.take_match(&spec) {
+            Some((envelope, message)) => Posted::Matched(envelope, message),
+            None => Posted::Queued(self.posted.push(&spec, receive)),
+        }
+    }
+
+    /// Takes back a posted receive. `None` when it is no longer queued: matched, withdrawn or taken. O(1).
+    pub fn withdraw(&mut self, key: PostKey) -> Option<R> {
+        self.posted.withdraw(key)
+    }
+
+    /// A waiting message in its place, to add to it while it waits. `None` when it is no longer there. O(1).
+    pub fn message_mut(&mut self, key: WaitKey) -> Option<(&Envelope, &mut M)> {
+        self.waiting.get_mut(key)
+    }
+
+    /// Takes a waiting message out (a claim, a discard). `None` when it is no longer there. O(1).
+    pub fn take_message(&mut self, key: WaitKey) -> Option<(Envelope, M)> {
+        self.waiting.take(key)
+    }
+
+    /// The message that [`post`](Self::post) would take for this receive; it keeps waiting. Same cost.
+    #[doc(alias = "FI_PEEK")]
+    #[must_use]
+    pub fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
+        self.waiting.peek(spec)
+    }
+
+    /// An address was inserted: messages of this peer that wait without a source now have this one.
+    ///
+    /// Each of them, the earliest arrived first, is offered to the posted receives. Those that match leave both
+    /// queues and are returned in arrival order, with the new source in the envelope. Messages that have a source
+    /// already keep it. Reads all that waits, and searches the receives once for each message of the peer.
+    #[must_use = "the matched messages are only here"]
+    pub fn resolve(&mut self, peer: PeerKey, source: FiAddr) -> Vec<(R, Envelope, M)> {
+        let posted = &mut self.posted;
+        self.waiting.resolve(peer, source, |envelope| posted.take_match(envelope))
+    }
+
+    /// An address was removed: messages that wait with this source are from an unknown sender again.
+    ///
+    /// They stay in place, for receives from anybody (removing an address does not stop its traffic, DRS-03). Posted
+    /// receives are left alone; see [`take_directed`](Self::take_directed). Reads all that waits.
+    pub fn forget(&mut self, source: FiAddr) {
+        self.waiting.forget(source);
+    }
+
+    /// Takes every posted receive that names this source (its peer died), in posting order. Reads all receives.
+    pub fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
+        self.posted.take_directed(source)
+    }
+
+    /// Takes all posted receives, in posting order, tagged and untagged together.
+    pub fn take_posted(&mut self) -> Vec<R> {
+        self.posted.take_all()
+    }
+
+    /// Takes all waiting messages, in arrival order, tagged and untagged together.
+    pub fn take_waiting(&mut self) -> Vec<(Envelope, M)> {
+        self.waiting.take_all()
+    }
+
+    /// How many receives are posted, of both kinds. O(1).
+    #[must_use]
+    pub fn posted_len(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// How many messages wait, of both kinds. O(1).
+    #[must_use]
+    pub fn waiting_len(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+impl<R: Copy, M> Default for Matcher<R, M> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<R: Copy, M> fmt::Debug for Matcher<R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Matcher")
+            .field("posted", &self.posted_len())
+            .field("waiting", &self.waiting_len())
+            .field("next_arrival", &self.next_arrival)
+            .finish()
+    }
+}

@@ -1,0 +1,44 @@
+//! Which receive gets which message: posted receives on one side, waiting (unexpected) messages on the other.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `envelope` | what a message shows and what a receive asks for: [`Envelope`], [`RecvSpec`], [`TagMatch`] |
+//! | `matcher` | the two sides together: [`Matcher`], [`Posted`] |
+//! | `posted` | receives in posting order |
+//! | `waiting` | messages in arrival order |
+//! | `list` | the linked chains both sides are made of |
+//!
+//! # Rules
+//!
+//! * A message goes to the *earliest posted* receive that accepts it; a late receive takes the *earliest arrived*
+//!   message it accepts (catalogue TAG-01). Posting order decides, never the order in which anything is polled.
+//! * Tagged and untagged traffic never meet (TAG-02). Tags match when `(sent ^ wanted) & !ignore == 0`.
+//! * Receives from one source and receives from anybody compete by posting time, in one queue (DRS-01).
+//! * A message from a sender without an address reaches only receives from anybody. When the address is inserted, what
+//!   waits is looked at again (DRS-02): [`Matcher::resolve`].
+//! * A message that was matched and then not delivered returns to its old place, by its arrival number.
+//!
+//! # Cost
+//!
+//! When the first entry of a queue fits, a match reads that entry and unlinks it: no hashing, and no allocation once
+//! the tables have grown to the largest number of entries ever held at a time (they do not shrink). Withdrawing a
+//! receive and taking a message by key are O(1) at any length.
+//!
+//! Everything else is a scan. `arrive` and `would_match` are linear in the posted receives in front of the one that
+//! fits, `post` and `peek` in the waiting messages in front of it, and a search without a result reads the whole queue
+//! of its kind. A program that keeps thousands of receives posted and gets its messages in another order pays for
+//! that on each message. A scan reads one compact entry per step and touches no message body.
+
+mod envelope;
+mod list;
+mod matcher;
+mod posted;
+mod waiting;
+
+pub use envelope::{Envelope, PeerKey, RecvSpec, TagMatch};
+pub use matcher::{Matcher, Posted};
+pub use posted::PostKey;
+pub use waiting::WaitKey;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! Messages no receive has accepted yet, in arrival order.
+
+use crate::address::FiAddr;
+
+use super::envelope::{Envelope, PeerKey, RecvSpec, Shown};
+use super::list::{Chains, Key, Kind};
+
+/// Handle of a waiting message.
+///
+/// It names this one stay in the queue: once the message was taken or matched, the key finds nothing, also when the
+/// same message was put back since. Good only with the [`Matcher`](super::Matcher) it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WaitKey(Key);
+
+/// The queue of waiting messages.
+pub(super) struct WaitingQueue<M> {
+    chains: Chains<Entry>,
+    /// The messages, at the index their entry has in `chains`. Apart from it, so that scans stay in the entries.
+    bodies: Vec<Option<(Envelope, M)>>,
+}
+
+/// What scans look at.
+#[derive(Clone, Copy)]
+struct Entry {
+    shown: Shown,
+    arrival: u64,
+    peer: PeerKey,
+}
+
+impl<M> WaitingQueue<M> {
+    pub(super) fn new() -> Self {
+        Self { chains: Chains::new(), bodies: Vec::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.chains.len()
+    }
+
+    pub(super) fn insert(&mut self, envelope: Envelope, message: M) -> WaitKey {
+        let (kind, arrival) = (envelope.kind(), envelope.arrival);
+        let entry = Entry { shown: envelope.shown(), arrival, peer: envelope.peer };
+        let in_order = self.chains.last(kind).is_none_or(|last| self.chains.get(last).arrival <= arrival);
+        // A message that is put back was at the head when it matched, or near it: look for its place from there.
+        let before = if in_order { None } else { self.chains.search(kind, |entry| entry.arrival > arrival) };
+        let key = match before {
+            Some(index) => self.chains.insert_before(kind, index, entry),
+            None => self.chains.push_back(kind, entry),
+        };
+        let body = Some((envelope, message));
+        match self.bodies.get_mut(Chains::<Entry>::index(key)) {
+            Some(place) => *place = body,
+            None => self.bodies.push(body),
+        }
+        WaitKey(key)
+    }
+
+    pub(super) fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
+        self.envelope(self.search(spec)?)
+    }
+
+    pub(super) fn take_match(&mut self, spec: &RecvSpec) -> Option<(Envelope, M)> {
+        let index = self.search(spec)?;
+        self.remove(index)
+    }
+
+    pub(super) fn get_mut(&mut self, key: WaitKey) -> Option<(&Envelope, &mut M)> {
+        let index = self.chains.find(key.0)?;
+        self.bodies[index].as_mut().map(|(envelope, message)| (&*envelope, message))
+    }
+
+    pub(super) fn take(&mut self, key: WaitKey) -> Option<(Envelope, M)> {
+        let index = self.chains.find(key.0)?;
+        self.remove(index)
+    }
+
+    /// Gives this source to what waits from `peer` without one, and takes out each such message for which `claim`
+    /// then finds a receive; in arrival order.
+    pub(super) fn resolve<R>(
+        &mut self,
+        peer: PeerKey,
+        source: FiAddr,
+        mut claim: impl FnMut(&Envelope) -> Option<R>,
+    ) -> Vec<(R, Envelope, M)> {
+        let mut matched = Vec::new();
+        for kind in Kind::BOTH {
+            let mut at = self.chains.first(kind);
+            while let Some(index) = at {
+                at = self.chains.next(index);
+                let entry = self.chains.get(index);
+                if entry.peer != peer || entry.shown.source.is_some() {
+                    continue;
+                }
+                self.set_source(index, Some(source));
+                let Some(receive) = self.envelope(index).and_then(&mut claim) else { continue };
+                matched.extend(self.remove(index).map(|(envelope, message)| (receive, envelope, message)));
+            }
+        }
+        matched.sort_by_key(|(_, envelope, _)| envelope.arrival);
+        matched
+    }
+
+    pub(super) fn forget(&mut self, source: FiAddr) {
+        for kind in Kind::BOTH {
+            let mut at = self.chains.first(kind);
+            while let Some(index) = at {
+                at = self.chains.next(index);
+                if self.chains.get(index).shown.source == Some(source) {
+                    self.set_source(index, None);
+                }
+            }
+        }
+    }
+
+    pub(super) fn take_all(&mut self) -> Vec<(Envelope, M)> {
+        let mut taken = Vec::with_capacity(self.len());
+        for kind in Kind::BOTH {
+            while let Some(index) = self.chains.first(kind) {
+                taken.extend(self.remove(index));
+            }
+        }
+        taken.sort_by_key(|(envelope, _)| envelope.arrival);
+        taken
+    }
+
+    fn search(&self, spec: &RecvSpec) -> Option<usize> {
+        let wanted = spec.wanted();
+        self.chains.search(spec.kind(), |entry| wanted.accepts(entry.shown))
+    }
+
+    fn envelope(&self, index: usize) -> Option<&Envelope> {
+        self.bodies[index].as_ref().map(|(envelope, _)| envelope)
+    }
+
+    fn remove(&mut self, index: usize) -> Option<(Envelope, M)> {
+        self.chains.remove(index);
+        self.bodies[index].take()
+    }
+
+    fn set_source(&mut self, index: usize, source: Option<FiAddr>) {
+        self.chains.get_mut(index).shown.source = source;
+        if let Some((envelope, _)) = &mut self.bodies[index] {
+            envelope.source = source;
+        }
+    }
+}

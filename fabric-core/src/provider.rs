@@ -1,0 +1,198 @@
+//! The traits between the progress engine and a provider.
+//!
+//! A [`Provider`] says what it offers and opens domains. A [`ProviderDomain`] moves messages; every call comes with a
+//! [`Host`], through which it reaches operations, address vectors and event queues. All calls on a domain happen under
+//! one lock of the engine, so a provider needs none of its own, and no user code runs inside a call: completions are
+//! only noted by the host and reported after the lock is gone.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use crate::address::{Address, FiAddr};
+use crate::buf::{Pool, PooledBuf, Source};
+use crate::completion::{OpKind, Outcome};
+use crate::error::Result;
+use crate::event::EventKind;
+use crate::info::Info;
+use crate::matching::{Envelope, RecvSpec};
+
+/// The name of an operation: position and generation of its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OpKey {
+    /// Position; small and used again.
+    pub index: u32,
+    /// Which use of the position.
+    pub generation: u32,
+}
+
+/// The name of an endpoint within its domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EpId(pub u32);
+
+/// What is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendSpec {
+    /// A message, or only a connection.
+    pub kind: OpKind,
+    /// To whom.
+    pub peer: FiAddr,
+    /// The tag, of tagged messages.
+    pub tag: Option<u64>,
+    /// Data for the receiver's completion.
+    pub data: Option<u64>,
+}
+
+/// What became of an attempt to send at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendNow {
+    /// The peer's endpoint has the message; the payload is no longer needed.
+    Done,
+    /// It has to wait: call [`ProviderDomain::queue_send`] with the operation that owns the payload.
+    Queue,
+}
+
+/// A kind of fabric.
+pub trait Provider: Send + Sync + 'static {
+    /// The short name, as in `shm`.
+    fn name(&self) -> &'static str;
+
+    /// What it offers, best first.
+    fn offers(&self) -> Vec<Info>;
+
+    /// Opens a domain: checks the attributes against what the provider can do, and allocates.
+    ///
+    /// # Errors
+    /// Whatever prevents it; nothing is left behind.
+    fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>>;
+}
+
+/// The data path of one domain.
+pub trait ProviderDomain: Send {
+    /// Opens an endpoint, at the given address or at a fresh one, and returns the address.
+    ///
+    /// # Errors
+    /// [`Error::AddressInUse`](crate::Error::AddressInUse), or what the operating system refuses.
+    fn open_endpoint(
+        &mut self,
+        ep: EpId,
+        info: &Info,
+        at: Option<&Address>,
+        pool: &Arc<Pool>,
+    ) -> Result<Address>;
+
+    /// Closes an endpoint. Operations that are still posted on it complete as cancelled.
+    fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId);
+
+    /// Sends at once if nothing stands in the way. Takes nothing from `payload` when it cannot.
+    ///
+    /// # Errors
+    /// What is known to be impossible now; nothing was sent.
+    fn send_now(&mut self, host: &mut dyn Host, ep: EpId, spec: &SendSpec, payload: &[u8])
+    -> Result<SendNow>;
+
+    /// Queues a send whose payload the operation `op` owns. Its end is reported with [`Host::complete`].
+    ///
+    /// # Errors
+    /// What is known to be impossible now; nothing was queued.
+    fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()>;
+
+    /// Posts a receive. Its end is reported with [`Host::complete`], possibly before this returns.
+    fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec);
+
+    /// Takes an operation back that has not begun: true, and it will not complete. Otherwise it will.
+    fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool;
+
+    /// Nobody waits for this receive any more: a message that is arriving in it is kept for the next one. The
+    /// operation will not complete.
+    fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey);
+
+    /// A message was received and not looked at: it takes its old place among the unexpected ones.
+    fn put_back(&mut self, host: &mut dyn Host, ep: EpId, envelope: Envelope, bytes: PooledBuf);
+
+    /// An address of the endpoint's vector now has a number.
+    fn address_inserted(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr, address: &Address);
+
+    /// A number of the endpoint's vector is no longer valid.
+    fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr);
+
+    /// Moves what can be moved, within a bound. Returns whether anything moved.
+    fn progress(&mut self, host: &mut dyn Host) -> bool;
+
+    /// A watched descriptor is ready.
+    fn ready(&mut self, host: &mut dyn Host, token: u64);
+
+    /// Asks peers to ring the doorbell from now on, then looks once more: true when it is safe to sleep, false when
+    /// there is news already (and the request is withdrawn).
+    fn arm(&mut self) -> bool;
+
+    /// Somebody polls again; doorbells are not needed.
+    fn disarm(&mut self);
+
+    /// A few words on the state of the domain, for `Debug`.
+    fn describe(&self) -> String;
+}
+
+/// What a provider may ask of the engine while it is being called.
+pub trait Host {
+    /// The bytes a send operation is to send.
+    fn payload(&self, op: OpKey) -> &[u8];
+
+    /// A message of `len` bytes is about to be placed in this receive; returns how many bytes it can take.
+    fn expect(&mut self, op: OpKey, len: usize) -> usize;
+
+    /// Copies part of `source` into the receive's buffer at position `at`.
+    fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize);
+
+    /// Gives the receive a whole buffered message; returns how many bytes it could take. Without copying if the
+    /// receive has no buffer of its own.
+    fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize;
+
+    /// Takes the first `filled` bytes back from a receive nobody waits for.
+    fn reclaim(&mut self, op: OpKey, filled: usize) -> PooledBuf;
+
+    /// The operation has ended.
+    fn complete(&mut self, op: OpKey, outcome: Outcome);
+
+    /// Something happened on the endpoint.
+    fn event(&mut self, ep: EpId, event: EventKind);
+
+    /// The address behind a number of the endpoint's vector.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`](crate::Error::StaleAddress).
+    fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address>;
+
+    /// The number of an address in the endpoint's vector.
+    fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr>;
+
+    /// A peer connected: its number, given on the spot if the vector takes in strangers.
+    fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr>;
+
+    /// A peer that connected is gone; a number that was given on the spot is taken back.
+    fn peer_disconnected(&mut self, ep: EpId, address: &Address);
+}
+
+/// What a provider waits on: a set of descriptors, and a doorbell inside the process.
+pub trait WaitSet: Send + Sync {
+    /// Wakes whoever sleeps on the set.
+    fn kick(&self);
+
+    /// Watches a descriptor for the readiness asked for; [`ProviderDomain::ready`] is told with the token.
+    ///
+    /// # Errors
+    /// What the operating system refuses.
+    fn watch(&self, fd: BorrowedFd<'_>, token: u64, what: Watch) -> io::Result<()>;
+
+    /// Stops watching. To be called before the descriptor is closed.
+    fn unwatch(&self, fd: BorrowedFd<'_>);
+}
+
+/// What readiness of a descriptor to watch for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Readable or hung up, as long as it is.
+    Readable,
+    /// Readable, once for each time it becomes so: a doorbell that is never drained.
+    Edge,
+}

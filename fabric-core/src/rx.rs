@@ -1,0 +1,338 @@
+//! The receive context of an endpoint: matching, and where the bytes of a message go.
+//!
+//! A message arrives whole ([`RxContext::deliver`]) or piece by piece ([`RxContext::begin`], [`RxContext::land`]). Its
+//! bytes go straight into the receive that takes it. If no receive does, it is buffered, within a budget; over the
+//! budget the context declines it, and the provider leaves it where it is and holds the sender back.
+//!
+//! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
+
+use std::sync::Arc;
+
+use slab::Slab;
+
+use crate::address::FiAddr;
+use crate::buf::{Pool, PooledBuf, Source};
+use crate::completion::Outcome;
+use crate::error::Error;
+use crate::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, WaitKey};
+use crate::provider::{Host, OpKey};
+
+/// What a buffered message costs beyond its bytes.
+const OVERHEAD: usize = 128;
+
+/// The receive side of one endpoint.
+#[derive(Debug)]
+pub struct RxContext {
+    matcher: Matcher<OpKey, Unexpected>,
+    /// Where each posted operation is queued, by its index.
+    posted: Vec<Option<PostKey>>,
+    landings: Slab<Landing>,
+    /// Which landing fills an operation: few at a time, so a list.
+    filling: Vec<(OpKey, usize)>,
+    budget: usize,
+    used: usize,
+    pool: Arc<Pool>,
+}
+
+/// A message that is arriving in pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LandingId(usize);
+
+#[derive(Debug)]
+struct Landing {
+    envelope: Envelope,
+    arrived: usize,
+    /// Bytes were lost in the middle: what still arrives does not join on and is lost too.
+    cut: bool,
+    target: Target,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Receive { op: OpKey, room: usize, placed: usize },
+    Buffer(WaitKey),
+}
+
+/// A message no receive has taken yet.
+#[derive(Debug)]
+struct Unexpected {
+    bytes: PooledBuf,
+    /// Set while the rest of it is still arriving.
+    landing: Option<usize>,
+}
+
+impl RxContext {
+    /// A context that buffers at most `budget` bytes of unexpected messages.
+    #[must_use]
+    pub fn new(budget: usize, pool: Arc<Pool>) -> Self {
+        Self {
+            matcher: Matcher::new(),
+            posted: Vec::new(),
+            landings: Slab::new(),
+            filling: Vec::new(),
+            budget,
+            used: 0,
+            pool,
+        }
+    }
+
+    /// Posts a receive; a message that waits for it is given to it at once.
+    pub fn post(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
+        match self.matcher.post(spec, op) {
+            Posted::Queued(key) => {
+                let index = op.index as usize;
+                if index >= self.posted.len() {
+                    self.posted.resize(index + 1, None);
+                }
+                self.posted[index] = Some(key);
+            }
+            Posted::Matched(envelope, message) => self.give(host, op, envelope, message),
+        }
+    }
+
+    /// A whole message arrives. False: nobody wants it and there is no room, so it must stay where it is.
+    pub fn deliver(&mut self, host: &mut dyn Host, mut envelope: Envelope, source: &dyn Source) -> bool {
+        debug_assert_eq!(envelope.len, source.len());
+        if let Some(op) = self.matcher.arrive(&envelope) {
+            self.posted[op.index as usize] = None;
+            envelope.arrival = self.matcher.next_arrival();
+            let placed = host.expect(op, envelope.len).min(envelope.len);
+            host.place(op, 0, source, 0, placed);
+            host.complete(op, Outcome::received(&envelope, placed));
+            return true;
+        }
+        if !self.admits(envelope.len) {
+            return false;
+        }
+        let mut bytes = self.pool.take(envelope.len);
+        append(&mut bytes, source);
+        envelope.arrival = self.matcher.next_arrival();
+        self.keep(envelope, Unexpected { bytes, landing: None });
+        true
+    }
+
+    /// A message begins to arrive in pieces. `None`: nobody wants it and there is no room.
+    pub fn begin(&mut self, host: &mut dyn Host, mut envelope: Envelope) -> Option<LandingId> {
+        let matched = self.matcher.arrive(&envelope);
+        if matched.is_none() && !self.admits(envelope.len) {
+            return None;
+        }
+        envelope.arrival = self.matcher.next_arrival();
+        let slot = self.landings.vacant_entry();
+        let id = slot.key();
+        let target = match matched {
+            Some(op) => {
+                self.posted[op.index as usize] = None;
+                self.filling.push((op, id));
+                Target::Receive { op, room: host.expect(op, envelope.len), placed: 0 }
+            }
+            None => {
+                self.used += envelope.len + OVERHEAD;
+                let bytes = PooledBuf::empty(&self.pool);
+                Target::Buffer(self.matcher.wait(envelope.clone(), Unexpected { bytes, landing: Some(id) }))
+            }
+        };
+        slot.insert(Landing { envelope, arrived: 0, cut: false, target });
+        Some(LandingId(id))
+    }
+
+    /// How many bytes of this message have not arrived yet.
+    #[must_use]
+    pub fn missing(&self, id: LandingId) -> usize {
+        self.landings.get(id.0).map_or(0, |landing| landing.envelope.len - landing.arrived)
+    }
+
+    /// A piece arrives; at most [`RxContext::missing`] bytes of it are taken. True when the message is complete, and
+    /// `id` is then no longer valid.
+    pub fn land(&mut self, host: &mut dyn Host, id: LandingId, piece: &dyn Source) -> bool {
+        let Some(landing) = self.landings.get_mut(id.0) else { return true };
+        let count = piece.len().min(landing.envelope.len - landing.arrived);
+        landing.arrived += count;
+        match &mut landing.target {
+            _ if landing.cut => {}
+            Target::Receive { op, room, placed } => {
+                let fits = count.min(*room - *placed);
+                host.place(*op, *placed, piece, 0, fits);
+                *placed += fits;
+            }
+            Target::Buffer(key) => {
+                if let Some((_, message)) = self.matcher.message_mut(*key) {
+                    append(&mut message.bytes, piece);
+                }
+            }
+        }
+        let complete = landing.arrived == landing.envelope.len;
+        if complete {
+            let landing = self.landings.remove(id.0);
+            match landing.target {
+                Target::Receive { op, placed, .. } => {
+                    self.filling.retain(|(filled, _)| *filled != op);
+                    host.complete(op, Outcome::received(&landing.envelope, placed));
+                }
+                Target::Buffer(key) => {
+                    if let Some((_, message)) = self.matcher.message_mut(key) {
+                        message.landing = None;
+                    }
+                }
+            }
+        }
+        complete
+    }
+
+    /// The rest of this message will never come: the receive that took it fails; if none did, the part is discarded.
+    pub fn fail(&mut self, host: &mut dyn Host, id: LandingId, error: Error) {
+        let Some(landing) = self.landings.try_remove(id.0) else { return };
+        match landing.target {
+            Target::Receive { op, placed, .. } => {
+                self.filling.retain(|(filled, _)| *filled != op);
+                let transfer = Outcome::received(&landing.envelope, placed).transfer;
+                host.complete(op, Outcome { transfer, error: Some(error) });
+            }
+            Target::Buffer(key) => {
+                if self.matcher.take_message(key).is_some() {
+                    self.used = self.used.saturating_sub(landing.envelope.len + OVERHEAD);
+                }
+            }
+        }
+    }
+
+    /// Takes a receive back that no message has been matched to.
+    pub fn cancel(&mut self, op: OpKey) -> bool {
+        self.unqueue(op)
+    }
+
+    /// Nobody waits for this receive any more. A message that is arriving in it goes to the next receive that accepts
+    /// it, or is buffered.
+    pub fn abandon(&mut self, host: &mut dyn Host, op: OpKey) {
+        if self.unqueue(op) {
+            return;
+        }
+        let Some(at) = self.filling.iter().position(|(filled, _)| *filled == op) else { return };
+        let (_, id) = self.filling.swap_remove(at);
+        let Some(landing) = self.landings.get_mut(id) else { return };
+        let Target::Receive { placed, .. } = landing.target else { return };
+        // What did not fit into the abandoned buffer is gone. The message is shorter for whoever gets it now, and
+        // its envelope, which keeps the full length, says so.
+        landing.cut = placed < landing.arrived;
+        let bytes = host.reclaim(op, placed);
+        let envelope = landing.envelope.clone();
+        self.settle(host, envelope, bytes, Some(id));
+    }
+
+    /// A message was received and not looked at.
+    pub fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
+        self.settle(host, envelope, bytes, None);
+    }
+
+    /// Waiting messages of this peer now have a number.
+    pub fn resolve(&mut self, host: &mut dyn Host, peer: PeerKey, source: FiAddr) {
+        for (_, landing) in &mut self.landings {
+            if landing.envelope.peer == peer {
+                landing.envelope.source = Some(source);
+            }
+        }
+        for (op, envelope, message) in self.matcher.resolve(peer, source) {
+            self.posted[op.index as usize] = None;
+            self.give(host, op, envelope, message);
+        }
+    }
+
+    /// A number is no longer valid: waiting messages that carry it become those of a stranger.
+    pub fn forget(&mut self, source: FiAddr) {
+        self.matcher.forget(source);
+        for (_, landing) in &mut self.landings {
+            if landing.envelope.source == Some(source) {
+                landing.envelope.source = None;
+            }
+        }
+    }
+
+    /// Receives directed at this peer will get nothing: it is gone.
+    pub fn fail_directed(&mut self, host: &mut dyn Host, source: FiAddr, error: &Error) {
+        for op in self.matcher.take_directed(source) {
+            self.posted[op.index as usize] = None;
+            host.complete(op, Outcome::failed(error.clone()));
+        }
+    }
+
+    /// Whether some receive would take this message now, or there is room to buffer it.
+    #[must_use]
+    pub fn would_take(&self, envelope: &Envelope) -> bool {
+        self.admits(envelope.len) || self.matcher.would_match(envelope)
+    }
+
+    /// Ends everything: posted receives complete as cancelled, waiting messages are discarded.
+    pub fn close(&mut self, host: &mut dyn Host) {
+        for op in self.matcher.take_posted() {
+            host.complete(op, Outcome::failed(Error::Canceled));
+        }
+        for (op, _) in std::mem::take(&mut self.filling) {
+            host.complete(op, Outcome::failed(Error::Canceled));
+        }
+        self.landings.clear();
+        self.matcher.take_waiting();
+        self.posted.clear();
+        self.used = 0;
+    }
+
+    /// Messages that wait for a receive, and the bytes of the budget they use.
+    #[must_use]
+    pub fn unexpected(&self) -> (usize, usize) {
+        (self.matcher.waiting_len(), self.used)
+    }
+
+    fn admits(&self, len: usize) -> bool {
+        len <= self.budget && self.used + len + OVERHEAD <= self.budget
+    }
+
+    fn unqueue(&mut self, op: OpKey) -> bool {
+        let key = self.posted.get_mut(op.index as usize).and_then(Option::take);
+        key.is_some_and(|key| self.matcher.withdraw(key).is_some())
+    }
+
+    fn keep(&mut self, envelope: Envelope, message: Unexpected) -> WaitKey {
+        self.used += envelope.len + OVERHEAD;
+        self.matcher.wait(envelope, message)
+    }
+
+    /// A message that some receive already had finds a new one, or its old place in the queue.
+    fn settle(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf, landing: Option<usize>) {
+        let message = Unexpected { bytes, landing };
+        if let Some(op) = self.matcher.arrive(&envelope) {
+            self.posted[op.index as usize] = None;
+            self.used += envelope.len + OVERHEAD;
+            self.give(host, op, envelope, message);
+        } else {
+            let key = self.keep(envelope, message);
+            if let Some(landing) = landing.and_then(|id| self.landings.get_mut(id)) {
+                landing.target = Target::Buffer(key);
+            }
+        }
+    }
+
+    /// Gives a buffered message to a receive.
+    fn give(&mut self, host: &mut dyn Host, op: OpKey, envelope: Envelope, message: Unexpected) {
+        self.used = self.used.saturating_sub(envelope.len + OVERHEAD);
+        match message.landing {
+            None => {
+                let placed = host.adopt(op, message.bytes);
+                host.complete(op, Outcome::received(&envelope, placed));
+            }
+            Some(id) => {
+                let room = host.expect(op, envelope.len);
+                let placed = message.bytes.len().min(room);
+                host.place(op, 0, &&message.bytes[..], 0, placed);
+                self.filling.push((op, id));
+                if let Some(landing) = self.landings.get_mut(id) {
+                    landing.target = Target::Receive { op, room, placed };
+                }
+            }
+        }
+    }
+}
+
+fn append(bytes: &mut PooledBuf, source: &dyn Source) {
+    let at = bytes.len();
+    bytes.grow(at, source.len());
+    crate::buf::append(bytes.vec_mut(), at, source, 0, source.len());
+}

@@ -1,0 +1,174 @@
+//! The endpoints of one domain as the engine sees them, and when the domain may sleep.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::address::{Address, FiAddr};
+use crate::buf::{Pool, PooledBuf};
+use crate::completion::Outcome;
+use crate::error::{Error, Result};
+use crate::info::Info;
+use crate::matching::{Envelope, RecvSpec};
+use crate::provider::{EpId, Host, OpKey, ProviderDomain, SendNow, SendSpec, WaitSet};
+use crate::tree::Class;
+
+use super::inbound::Inbound;
+use super::net::{self, Node};
+use super::outbound::Outbound;
+
+/// A domain of the simulated network.
+pub(super) struct SimDomain {
+    wait: Arc<dyn WaitSet>,
+    endpoints: BTreeMap<EpId, Endpoint>,
+    armed: bool,
+}
+
+#[derive(Debug)]
+struct Endpoint {
+    node: Node,
+    inbound: Inbound,
+    outbound: Outbound,
+}
+
+impl SimDomain {
+    pub(super) fn new(wait: Arc<dyn WaitSet>) -> Self {
+        Self { wait, endpoints: BTreeMap::new(), armed: false }
+    }
+
+    fn endpoint(&mut self, ep: EpId) -> Result<&mut Endpoint> {
+        self.endpoints.get_mut(&ep).ok_or(Error::Closed(Class::Endpoint))
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = Node> {
+        self.endpoints.values().map(|endpoint| endpoint.node)
+    }
+
+    /// After a call that may have made a declined message welcome: no peer will ring for it.
+    fn look_at_held(&self, ep: EpId) {
+        if self.armed && self.endpoints.get(&ep).is_some_and(|endpoint| endpoint.inbound.wants_held()) {
+            self.wait.kick();
+        }
+    }
+}
+
+impl ProviderDomain for SimDomain {
+    fn open_endpoint(
+        &mut self,
+        ep: EpId,
+        _info: &Info,
+        at: Option<&Address>,
+        pool: &Arc<Pool>,
+    ) -> Result<Address> {
+        if self.endpoints.contains_key(&ep) {
+            return Err(Error::Invalid { what: "endpoint id", why: format!("{} is open", ep.0) });
+        }
+        let (node, address) = net::open(at, self.wait.clone(), self.armed)?;
+        let (inbound, outbound) = (Inbound::new(ep, node, pool), Outbound::new(ep, node));
+        self.endpoints.insert(ep, Endpoint { node, inbound, outbound });
+        Ok(address)
+    }
+
+    fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
+        let Some(mut endpoint) = self.endpoints.remove(&ep) else { return };
+        net::close(endpoint.node);
+        endpoint.outbound.close(host);
+        endpoint.inbound.rx.close(host);
+    }
+
+    fn send_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        payload: &[u8],
+    ) -> Result<SendNow> {
+        self.endpoint(ep)?.outbound.send_now(host, spec, payload)
+    }
+
+    fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
+        self.endpoint(ep)?.outbound.queue(host, op, spec)
+    }
+
+    fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+        match self.endpoint(ep) {
+            Ok(endpoint) => endpoint.inbound.rx.post(host, op, spec),
+            Err(error) => host.complete(op, Outcome::failed(error)),
+        }
+        self.look_at_held(ep);
+    }
+
+    fn cancel(&mut self, _host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
+        let Ok(endpoint) = self.endpoint(ep) else { return false };
+        endpoint.outbound.cancel(op) || endpoint.inbound.rx.cancel(op)
+    }
+
+    fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.inbound.rx.abandon(host, op);
+        }
+    }
+
+    fn put_back(&mut self, host: &mut dyn Host, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.inbound.put_back(host, envelope, bytes);
+        }
+    }
+
+    fn address_inserted(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr, address: &Address) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.inbound.inserted(host, addr, address);
+        }
+        self.look_at_held(ep);
+    }
+
+    fn address_removed(&mut self, _host: &mut dyn Host, ep: EpId, addr: FiAddr) {
+        if let Ok(endpoint) = self.endpoint(ep) {
+            endpoint.inbound.removed(addr);
+        }
+    }
+
+    fn progress(&mut self, host: &mut dyn Host) -> bool {
+        let (mut moved, mut delayed) = (false, false);
+        for endpoint in self.endpoints.values_mut() {
+            moved |= endpoint.outbound.flush(host);
+            let pass = endpoint.inbound.pass(host);
+            moved |= pass.moved;
+            delayed |= pass.delayed;
+        }
+        // Nobody rings when a delay has run down. Whoever was woken by the arrival of a packet must not go back to
+        // sleep before it is due, so to an armed domain a delay is news.
+        moved || (self.armed && delayed)
+    }
+
+    fn ready(&mut self, _host: &mut dyn Host, _token: u64) {}
+
+    fn arm(&mut self) -> bool {
+        net::arm(self.nodes(), true);
+        let news = self.endpoints.values().any(|endpoint| {
+            net::has_news(endpoint.node) || endpoint.inbound.wants_held() || endpoint.outbound.could_flush()
+        });
+        self.armed = !news;
+        if news {
+            net::arm(self.nodes(), false);
+        }
+        self.armed
+    }
+
+    fn disarm(&mut self) {
+        self.armed = false;
+        net::arm(self.nodes(), false);
+    }
+
+    fn describe(&self) -> String {
+        let (peers, sends) = self.endpoints.values().fold((0, 0), |(peers, sends), endpoint| {
+            (peers + endpoint.inbound.peers(), sends + endpoint.outbound.waiting())
+        });
+        format!("sim: {} endpoints, {peers} peers, {sends} sends waiting", self.endpoints.len())
+    }
+}
+
+impl Drop for SimDomain {
+    fn drop(&mut self) {
+        self.nodes().for_each(net::close);
+    }
+}

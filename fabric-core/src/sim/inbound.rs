@@ -1,0 +1,246 @@
+//! The receiving half of an endpoint: peers take turns, and who is declined waits where it is.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crate::address::{Address, FiAddr};
+use crate::buf::{Pool, PooledBuf};
+use crate::error::Error;
+use crate::event::{DownReason, EventKind};
+use crate::matching::{Envelope, PeerKey};
+use crate::provider::{EpId, Host};
+use crate::rx::{LandingId, RxContext};
+
+use super::net::{self, Head, Node, Packet, Taken};
+
+/// Packets an endpoint takes in one pass.
+const PER_PASS: usize = 64;
+
+/// Bytes of messages that no receive has taken yet.
+pub(super) const BUDGET: usize = 4 << 20;
+
+/// Departed peers whose messages can still be told apart.
+const REMEMBERED: usize = 256;
+
+/// What an endpoint receives, and from whom.
+#[derive(Debug)]
+pub(super) struct Inbound {
+    ep: EpId,
+    node: Node,
+    pub(super) rx: RxContext,
+    peers: BTreeMap<Node, Peer>,
+    /// Peers that are gone: messages of theirs may still wait, or come back.
+    gone: VecDeque<(PeerKey, Address)>,
+    /// Counts up; no key is used twice.
+    next_key: u32,
+    /// Who was served last.
+    last: Option<Node>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    key: PeerKey,
+    address: Address,
+    source: Option<FiAddr>,
+    /// The message that is arriving in pieces.
+    landing: Option<LandingId>,
+    /// The first packet of a message that was declined. The rest of the pair waits behind it.
+    held: Option<Packet>,
+}
+
+/// What a pass came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pass {
+    pub(super) moved: bool,
+    /// Something will come in later passes.
+    pub(super) delayed: bool,
+}
+
+enum Step {
+    /// A packet was taken in.
+    Moved,
+    /// Nothing is due, or it was declined.
+    Idle,
+    /// The peer is gone.
+    Departed,
+}
+
+impl Inbound {
+    pub(super) fn new(ep: EpId, node: Node, pool: &Arc<Pool>) -> Self {
+        Self {
+            ep,
+            node,
+            rx: RxContext::new(BUDGET, pool.clone()),
+            peers: BTreeMap::new(),
+            gone: VecDeque::new(),
+            next_key: 0,
+            last: None,
+        }
+    }
+
+    /// Takes in what is due, one packet of each peer in turn.
+    pub(super) fn pass(&mut self, host: &mut dyn Host) -> Pass {
+        let arrivals = net::begin(self.node);
+        let mut pass = Pass { moved: !arrivals.contacts.is_empty(), delayed: arrivals.delayed };
+        for (node, address) in arrivals.contacts {
+            self.welcome(host, node, address);
+        }
+        // Whoever comes behind the last one served is first, also among those that were declined: a scarce budget
+        // goes around as well.
+        let mut turns = VecDeque::from(arrivals.ready);
+        let behind = turns.iter().take_while(|&&node| self.last.is_some_and(|last| node <= last)).count();
+        turns.rotate_left(behind);
+        let mut left = PER_PASS;
+        while left > 0
+            && let Some(node) = turns.pop_front()
+        {
+            match self.step(host, node) {
+                Step::Moved => {
+                    left -= 1;
+                    self.last = Some(node);
+                    turns.push_back(node);
+                    pass.moved = true;
+                }
+                Step::Departed => pass.moved = true,
+                Step::Idle => {}
+            }
+        }
+        pass
+    }
+
+    /// Whether a pass would take something that was declined before.
+    pub(super) fn wants_held(&self) -> bool {
+        self.peers.values().any(|peer| {
+            let head = peer.held.as_ref().and_then(|packet| packet.head);
+            head.is_some_and(|head| self.rx.would_take(&peer.envelope(head)))
+        })
+    }
+
+    pub(super) fn peers(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// A message that was received comes back. Its sender may have got a number meanwhile, or lost it.
+    pub(super) fn put_back(&mut self, host: &mut dyn Host, mut envelope: Envelope, bytes: PooledBuf) {
+        envelope.source = match self.address_of(envelope.peer) {
+            Some(address) => host.number_of(self.ep, address),
+            None => envelope.source.filter(|&source| host.address_of(self.ep, source).is_ok()),
+        };
+        self.rx.put_back(host, envelope, bytes);
+    }
+
+    pub(super) fn inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
+        for peer in self.peers.values_mut().filter(|peer| peer.address == *address) {
+            peer.source = Some(addr);
+            self.rx.resolve(host, peer.key, addr);
+        }
+        for (key, _) in self.gone.iter().filter(|(_, gone)| gone == address) {
+            self.rx.resolve(host, *key, addr);
+        }
+    }
+
+    pub(super) fn removed(&mut self, addr: FiAddr) {
+        for peer in self.peers.values_mut().filter(|peer| peer.source == Some(addr)) {
+            peer.source = None;
+        }
+        self.rx.forget(addr);
+    }
+
+    fn welcome(&mut self, host: &mut dyn Host, node: Node, address: Address) {
+        let key = PeerKey(self.next_key);
+        self.next_key = self.next_key.saturating_add(1);
+        let source = host.peer_connected(self.ep, &address);
+        host.event(self.ep, EventKind::PeerConnected { peer: address.clone() });
+        self.peers.insert(node, Peer { key, address, source, landing: None, held: None });
+    }
+
+    fn step(&mut self, host: &mut dyn Host, node: Node) -> Step {
+        let held = self.peers.get_mut(&node).and_then(|peer| peer.held.take());
+        let packet = match held.map_or_else(|| net::take(self.node, node), Taken::Packet) {
+            Taken::Packet(packet) => packet,
+            Taken::Nothing => return Step::Idle,
+            Taken::Closed(address) => {
+                self.depart(host, node, address);
+                return Step::Departed;
+            }
+        };
+        let Some(peer) = self.peers.get_mut(&node) else { return Step::Idle };
+        if let Some(declined) = peer.accept(host, &mut self.rx, packet) {
+            peer.held = Some(declined);
+            return Step::Idle;
+        }
+        net::release(self.node, node);
+        Step::Moved
+    }
+
+    /// The peer is gone, and everything it sent was taken in.
+    fn depart(&mut self, host: &mut dyn Host, node: Node, address: Address) {
+        let peer = self.peers.remove(&node);
+        let error = Error::PeerGone(address.clone());
+        let source = host.number_of(self.ep, &address);
+        if let Some(landing) = peer.as_ref().and_then(|peer| peer.landing) {
+            self.rx.fail(host, landing, error.clone());
+        }
+        // The name may be in use again by somebody who made contact already: then the number is theirs.
+        let replaced = self.peers.values().any(|other| other.address == address);
+        if let Some(source) = source.filter(|_| !replaced) {
+            self.rx.fail_directed(host, source, &error);
+        }
+        let down = EventKind::PeerDown { peer: address.clone(), source, reason: DownReason::Closed };
+        host.event(self.ep, down);
+        if !replaced {
+            host.peer_disconnected(self.ep, &address);
+        }
+        if let Some(peer) = peer {
+            self.remember(peer.key, address);
+        }
+    }
+
+    fn remember(&mut self, key: PeerKey, address: Address) {
+        if self.gone.len() == REMEMBERED {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((key, address));
+    }
+
+    fn address_of(&self, key: PeerKey) -> Option<&Address> {
+        let here = self.peers.values().map(|peer| (peer.key, &peer.address));
+        let gone = self.gone.iter().map(|(key, address)| (*key, address));
+        here.chain(gone).find(|(known, _)| *known == key).map(|(_, address)| address)
+    }
+}
+
+impl Peer {
+    /// Takes the packet in, or gives it back.
+    fn accept(&mut self, host: &mut dyn Host, rx: &mut RxContext, packet: Packet) -> Option<Packet> {
+        let bytes = &packet.bytes[..];
+        let landing = match packet.head {
+            Some(head) if bytes.len() == head.len => {
+                let taken = rx.deliver(host, self.envelope(head), &bytes);
+                return (!taken).then_some(packet);
+            }
+            Some(head) => rx.begin(host, self.envelope(head)),
+            None => self.landing.take(),
+        };
+        match landing {
+            Some(id) => {
+                self.landing = (!rx.land(host, id, &bytes)).then_some(id);
+                None
+            }
+            // Only the first packet of a message is ever declined.
+            None => packet.head.is_some().then_some(packet),
+        }
+    }
+
+    fn envelope(&self, head: Head) -> Envelope {
+        Envelope {
+            peer: self.key,
+            source: self.source,
+            tag: head.tag,
+            len: head.len,
+            data: head.data,
+            // Given by the receive context.
+            arrival: 0,
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! A provider inside one process, with seeded delay and reordering: for tests of what is built on a fabric, and for
+//! trying a program out without a network.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `config` | what a name says about the traffic to it: [`SimConfig`] |
+//! | `net` | the network: which endpoints exist, and the packets between them |
+//! | `domain` | the endpoints of one domain, and when it may sleep |
+//! | `inbound` | an endpoint receiving: fair to its peers, and held back by its budget |
+//! | `outbound` | an endpoint sending: at once, or in turn |
+//!
+//! # What it does to messages
+//!
+//! A message is copied into the network in packets of at most 16 KiB. Each packet waits for a number of the
+//! receiver's progress passes, drawn by a small generator; then it may be received. Packets of one sender never
+//! overtake each other (`FI_ORDER_SAS`), those of different senders do. Nothing is lost and nothing is duplicated:
+//! the endpoints are reliable.
+//!
+//! Delays count passes, not time. They depend on the seed in the receiver's name, on the sender's name and on how many
+//! packets the sender has sent to it before, and on nothing else. A test that names its endpoints and makes the same
+//! calls in the same order sees the same interleaving, however many other tests run beside it.
+//!
+//! # Backpressure
+//!
+//! The packets between two endpoints are bounded. A sender that finds no room queues, and moves on when the receiver
+//! has taken something. A receiver that has no receive for a message, and no room to keep it, leaves it at the head
+//! of its pair: that holds back this sender, and no other.
+
+mod config;
+mod domain;
+mod inbound;
+mod net;
+mod outbound;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::flags::{Caps, MrMode, MsgOrder, OpFlags};
+use crate::info::{AvType, EpType, Info, Progress, Protocol, Version};
+use crate::provider::{Provider, ProviderDomain, WaitSet};
+
+pub use config::SimConfig;
+
+/// The simulated network as a provider; its addresses read `sim://NAME`, see [`SimConfig`].
+///
+/// # Two offers
+///
+/// The provider serves manual and automatic progress equally well. Negotiation refuses an offer that does less than
+/// the hint asks, and takes the level from the offer where no hint is given. A single offer of manual progress could
+/// not serve who asks for automatic progress; a single offer of automatic progress would start a thread for everybody
+/// who did not say. So there are two, alike in everything else: manual first, which is what no hint means, and
+/// automatic second, which is there for who asks. Who asks for manual progress finds both, and the first is as good
+/// as the second. The reasoning holds for any provider that leaves progress to the engine.
+///
+/// ```
+/// use fabric_core::info::{Hints, Progress, select};
+/// use fabric_core::provider::Provider;
+/// use fabric_core::sim::SimProvider;
+///
+/// let offers = SimProvider.offers();
+/// assert_eq!(select(&Hints::new(), &offers)?[0].domain.data_progress, Progress::Manual);
+/// let asked = Hints::new().data_progress(Progress::Auto);
+/// assert_eq!(select(&asked, &offers)?[0].domain.data_progress, Progress::Auto);
+/// # Ok::<(), fabric_core::info::NoMatch>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SimProvider;
+
+impl Provider for SimProvider {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn offers(&self) -> Vec<Info> {
+        [Progress::Manual, Progress::Auto].map(offer).into()
+    }
+
+    fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
+        if info.fabric.provider != NAME {
+            let why = format!("it describes the provider {:?}, this is {NAME:?}", info.fabric.provider);
+            return Err(Error::Invalid { what: "info", why });
+        }
+        if info.ep.ep_type != EpType::Rdm {
+            return Err(Error::NotSupported("endpoints of other types than FI_EP_RDM"));
+        }
+        if !CAPS.contains(info.caps) {
+            return Err(Error::NotSupported("capabilities beyond those of the offer"));
+        }
+        Ok(Box::new(domain::SimDomain::new(wait)))
+    }
+}
+
+fn offer(progress: Progress) -> Info {
+    let mut info = Info::template(NAME, NAME, NAME);
+    info.caps = CAPS;
+    info.fabric.provider_version = Version::new(0, 1);
+
+    info.domain.control_progress = progress;
+    info.domain.data_progress = progress;
+    info.domain.av_type = Some(AvType::Table);
+    info.domain.mr_mode = MrMode::SCALABLE;
+    info.domain.cq_data_size = 8;
+    info.domain.cq_cnt = OBJECTS;
+    info.domain.cntr_cnt = OBJECTS;
+    info.domain.ep_cnt = OBJECTS;
+    info.domain.caps = Caps::LOCAL_COMM;
+
+    info.ep.ep_type = EpType::Rdm;
+    info.ep.protocol = Some(Protocol::Sim);
+    info.ep.protocol_version = 1;
+    info.ep.max_msg_size = 1 << 30;
+    info.ep.mem_tag_format = u64::MAX;
+
+    info.tx.caps = CAPS.difference(RECEIVING);
+    info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::TRANSMIT_COMPLETE;
+    info.tx.msg_order = MsgOrder::SAS;
+    info.tx.inject_size = 4096;
+    info.tx.size = 256;
+
+    info.rx.caps = CAPS.difference(Caps::SEND);
+    info.rx.op_flags = OpFlags::COMPLETION;
+    info.rx.msg_order = MsgOrder::SAS;
+    info.rx.size = 1024;
+    info
+}
+
+const NAME: &str = "sim";
+
+const CAPS: Caps = Caps::MSG
+    .union(Caps::TAGGED)
+    .union(Caps::MSG_DIRECTIONS)
+    .union(Caps::DIRECTED_RECV)
+    .union(Caps::SOURCE)
+    .union(Caps::LOCAL_COMM);
+
+const RECEIVING: Caps = Caps::RECV.union(Caps::DIRECTED_RECV).union(Caps::SOURCE);
+
+/// Endpoints, queues and counters a domain serves well: advice, nothing depends on it.
+const OBJECTS: usize = 1024;

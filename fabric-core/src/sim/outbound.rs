@@ -1,0 +1,179 @@
+//! The sending half of an endpoint: at once where there is room, else in turn behind what waits for the same peer.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::address::Address;
+use crate::completion::{OpKind, Outcome, Transfer};
+use crate::error::{Error, Result};
+use crate::provider::{EpId, Host, OpKey, SendNow, SendSpec};
+
+use super::net::{self, Head, Node, Packet};
+
+/// Bytes of a packet; longer messages travel in pieces.
+pub(super) const PIECE: usize = 16 << 10;
+
+/// Packets for one peer in one pass.
+const PER_PASS: usize = 64;
+
+/// What an endpoint has to send.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    ep: EpId,
+    node: Node,
+    /// Never empty ones.
+    waiting: BTreeMap<Node, Backlog>,
+}
+
+/// What waits for one peer, in posting order.
+#[derive(Debug)]
+struct Backlog {
+    to: Address,
+    sends: VecDeque<Sending>,
+}
+
+#[derive(Debug)]
+struct Sending {
+    op: OpKey,
+    tag: Option<u64>,
+    data: Option<u64>,
+    /// Bytes the network has; `None` when the message has not begun.
+    sent: Option<usize>,
+}
+
+impl Outbound {
+    pub(super) fn new(ep: EpId, node: Node) -> Self {
+        Self { ep, node, waiting: BTreeMap::new() }
+    }
+
+    /// Sends the whole message, or nothing.
+    pub(super) fn send_now(&self, host: &dyn Host, spec: &SendSpec, payload: &[u8]) -> Result<SendNow> {
+        let (to, peer) = self.target(host, spec)?;
+        let count = payload.len().div_ceil(PIECE).max(1);
+        if spec.kind != OpKind::Send || self.waiting.contains_key(&peer) {
+            return Ok(SendNow::Queue);
+        }
+        if net::room(self.node, peer, false).is_some_and(|room| room < count) {
+            return Ok(SendNow::Queue);
+        }
+        let mut sent = None;
+        let packets = (0..count).map(|_| cut(payload, spec.tag, spec.data, &mut sent)).collect();
+        if net::push(self.node, peer, packets, false) {
+            Ok(SendNow::Done)
+        } else {
+            Err(Error::NoSuchPeer(to))
+        }
+    }
+
+    /// Sends in turn; as much as there is room for goes at once.
+    pub(super) fn queue(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
+        let (to, peer) = self.target(host, spec)?;
+        match spec.kind {
+            OpKind::Send => {
+                let backlog = self.waiting.entry(peer);
+                let backlog = backlog.or_insert_with(|| Backlog { to, sends: VecDeque::new() });
+                backlog.sends.push_back(Sending { op, tag: spec.tag, data: spec.data, sent: None });
+                self.flush_to(host, peer);
+                Ok(())
+            }
+            OpKind::Connect if net::connect(self.node, peer) => {
+                host.complete(op, Outcome::ok(Transfer::default()));
+                Ok(())
+            }
+            OpKind::Connect => Err(Error::NoSuchPeer(to)),
+            OpKind::Recv => Err(Error::NotSupported("a receive among the sends")),
+        }
+    }
+
+    /// Sends what there is room for. Returns whether anything was sent, or has failed.
+    pub(super) fn flush(&mut self, host: &mut dyn Host) -> bool {
+        let peers: Vec<_> = self.waiting.keys().copied().collect();
+        peers.into_iter().fold(false, |moved, peer| self.flush_to(host, peer) | moved)
+    }
+
+    /// Whether [`Outbound::flush`] would do something.
+    pub(super) fn could_flush(&self) -> bool {
+        self.waiting.keys().any(|&peer| net::room(self.node, peer, true).is_none_or(|room| room > 0))
+    }
+
+    /// Takes back a send of which nothing has left yet.
+    pub(super) fn cancel(&mut self, op: OpKey) -> bool {
+        for (&peer, backlog) in &mut self.waiting {
+            let Some(at) = backlog.sends.iter().position(|send| send.op == op) else { continue };
+            if backlog.sends[at].sent.is_some() {
+                return false;
+            }
+            backlog.sends.remove(at);
+            if backlog.sends.is_empty() {
+                self.waiting.remove(&peer);
+                net::content(self.node, peer);
+            }
+            return true;
+        }
+        false
+    }
+
+    /// Ends everything that waits.
+    pub(super) fn close(self, host: &mut dyn Host) {
+        for send in self.waiting.into_values().flat_map(|backlog| backlog.sends) {
+            host.complete(send.op, Outcome::failed(Error::Canceled));
+        }
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.values().map(|backlog| backlog.sends.len()).sum()
+    }
+
+    fn target(&self, host: &dyn Host, spec: &SendSpec) -> Result<(Address, Node)> {
+        let to = host.address_of(self.ep, spec.peer)?;
+        let peer = net::find(&to)?;
+        Ok((to, peer))
+    }
+
+    fn flush_to(&mut self, host: &mut dyn Host, peer: Node) -> bool {
+        let Some(backlog) = self.waiting.get_mut(&peer) else { return false };
+        let mut sent = Vec::new();
+        let mut packets = Vec::new();
+        let room = net::room(self.node, peer, true);
+        let limit = room.unwrap_or(0).min(PER_PASS);
+        while packets.len() < limit
+            && let Some(send) = backlog.sends.front_mut()
+        {
+            let payload = host.payload(send.op);
+            packets.push(cut(payload, send.tag, send.data, &mut send.sent));
+            if send.sent.is_some_and(|sent| sent >= payload.len()) {
+                sent.push((send.op, Transfer::sent(payload.len(), send.tag)));
+                backlog.sends.pop_front();
+            }
+        }
+        let moved = !packets.is_empty();
+        let there =
+            room.is_some() && (!moved || net::push(self.node, peer, packets, !backlog.sends.is_empty()));
+        if there {
+            if backlog.sends.is_empty() {
+                self.waiting.remove(&peer);
+            }
+            for (op, transfer) in sent {
+                host.complete(op, Outcome::ok(transfer));
+            }
+            return moved;
+        }
+        // Nothing of what was cut just now has arrived.
+        let lost = self.waiting.remove(&peer);
+        let ops = sent.into_iter().map(|(op, _)| op);
+        if let Some(Backlog { to, sends }) = lost {
+            for op in ops.chain(sends.into_iter().map(|send| send.op)) {
+                host.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
+            }
+        }
+        true
+    }
+}
+
+/// The next packet of a message of which `sent` bytes have left.
+fn cut(payload: &[u8], tag: Option<u64>, data: Option<u64>, sent: &mut Option<usize>) -> Packet {
+    let head = sent.is_none().then_some(Head { tag, data, len: payload.len() });
+    let from = sent.unwrap_or(0).min(payload.len());
+    let to = payload.len().min(from + PIECE);
+    *sent = Some(to);
+    Packet { head, bytes: payload[from..to].to_vec() }
+}

@@ -1,0 +1,116 @@
+//! Names, offers and delays; the data path is tested from outside of the crate.
+
+use super::config::Draw;
+use super::*;
+use crate::address::Address;
+use crate::info::{Hints, Threading, select};
+
+fn address(text: &str) -> Address {
+    text.parse().unwrap()
+}
+
+fn config(text: &str) -> Result<SimConfig> {
+    SimConfig::of(&address(text))
+}
+
+#[test]
+fn a_name_says_what_differs_from_the_default() {
+    let default = SimConfig::default();
+    assert_eq!((default.seed, default.max_delay, default.pair_capacity), (0, 3, 16));
+    for (text, expected) in [
+        ("sim://a", default),
+        ("sim://", default),
+        ("sim://a@9", SimConfig { seed: 9, ..default }),
+        ("sim://a@9+0", SimConfig { seed: 9, max_delay: 0, ..default }),
+        ("sim://b@a@18446744073709551615+4+2", SimConfig { seed: u64::MAX, max_delay: 4, pair_capacity: 2 }),
+    ] {
+        assert_eq!(config(text), Ok(expected), "{text}");
+    }
+}
+
+#[test]
+fn a_name_with_other_things_behind_the_at_is_refused() {
+    for (text, part) in [
+        ("sim://a@", "seed"),
+        ("sim://a@x", "seed"),
+        ("sim://a@18446744073709551616", "seed"),
+        ("sim://a@1+", "delay"),
+        ("sim://a@1+4294967296", "delay"),
+        ("sim://a@1+1+0", "capacity"),
+        ("sim://a@1+1+1+1", "at most three"),
+    ] {
+        let error = config(text).unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains(text), "{error}");
+    }
+    assert!(matches!(config("shm://a"), Err(Error::WrongScheme { provider: "sim", .. })));
+}
+
+#[test]
+fn delays_depend_on_seed_and_sender_and_stay_in_range() {
+    let delays = |seed, name| {
+        let mut draw = Draw::new(seed, &address(name));
+        (0..64).map(|_| draw.delay(5)).collect::<Vec<_>>()
+    };
+    let some = delays(1, "sim://a");
+    assert_eq!(some, delays(1, "sim://a"));
+    assert!(some != delays(2, "sim://a") && some != delays(1, "sim://b"));
+    assert!((0..=5).all(|delay| some.contains(&delay)) && some.iter().all(|&delay| delay <= 5));
+    assert_eq!(Draw::new(3, &address("sim://a")).delay(0), 0);
+    assert!(Draw::new(3, &address("sim://a")).delay(u32::MAX) <= u64::from(u32::MAX));
+}
+
+#[test]
+fn progress_is_manual_unless_automatic_is_asked_for() {
+    let offers = SimProvider.offers();
+    let first = |hints: Hints| select(&hints, &offers).unwrap()[0].domain.clone();
+    let none = first(Hints::new());
+    assert_eq!((none.data_progress, none.control_progress), (Progress::Manual, Progress::Manual));
+    for level in Progress::ALL {
+        assert_eq!(first(Hints::new().data_progress(level)).data_progress, level);
+        assert_eq!(first(Hints::new().control_progress(level)).control_progress, level);
+    }
+    for threading in Threading::ALL {
+        assert_eq!(first(Hints::new().threading(threading)).threading, threading);
+    }
+}
+
+#[test]
+fn capabilities_are_granted_whole_and_as_asked() {
+    let offers = SimProvider.offers();
+    let all = &select(&Hints::new(), &offers).unwrap()[0];
+    assert_eq!(all.caps, CAPS);
+    assert!(!all.tx.caps.intersects(Caps::RECV) && !all.rx.caps.intersects(Caps::SEND));
+    assert!(all.tx.caps.contains(Caps::MSG | Caps::TAGGED | Caps::SEND));
+    let tagged = Hints::new().caps(Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE);
+    let tagged = &select(&tagged, &offers).unwrap()[0];
+    assert!(tagged.caps.contains(Caps::SEND | Caps::RECV) && !tagged.caps.contains(Caps::MSG));
+    assert!(select(&Hints::new().caps(Caps::RMA), &offers).is_err());
+    assert!(select(&Hints::new().ep_type(EpType::Msg), &offers).is_err());
+}
+
+#[test]
+fn a_domain_opens_only_from_what_was_offered() {
+    struct Deaf;
+    impl WaitSet for Deaf {
+        fn kick(&self) {}
+        fn watch(
+            &self,
+            _: std::os::fd::BorrowedFd<'_>,
+            _: u64,
+            _: crate::provider::Watch,
+        ) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn unwatch(&self, _: std::os::fd::BorrowedFd<'_>) {}
+    }
+    static PROVIDER: &dyn Provider = &SimProvider;
+    let open = |change: fn(&mut Info)| {
+        let mut info = PROVIDER.offers().swap_remove(0);
+        change(&mut info);
+        PROVIDER.open_domain(&info, Arc::new(Deaf)).map(|domain| domain.describe())
+    };
+    assert_eq!(open(|_| {}).unwrap(), "sim: 0 endpoints, 0 peers, 0 sends waiting");
+    assert!(open(|info| info.fabric.provider = "shm".into()).unwrap_err().to_string().contains("shm"));
+    assert!(matches!(open(|info| info.ep.ep_type = EpType::Dgram), Err(Error::NotSupported(_))));
+    assert!(matches!(open(|info| info.caps |= Caps::RMA), Err(Error::NotSupported(_))));
+}

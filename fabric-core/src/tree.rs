@@ -1,0 +1,270 @@
+//! The object tree: every open object knows its class, its parent and how many children of each class it has.
+//!
+//! A child is counted only when its creation has succeeded ([`Node::publish`] is the last phase of the four), and
+//! uncounted when it is closed or dropped. User clones of a handle are not children.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+
+/// What kind of object a node of the tree is (`enum fi_fid_class`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+#[doc(alias = "fid")]
+pub enum Class {
+    /// A fabric.
+    Fabric,
+    /// A domain.
+    Domain,
+    /// An active endpoint.
+    Endpoint,
+    /// A completion queue.
+    CompletionQueue,
+    /// An event queue.
+    EventQueue,
+    /// An address vector.
+    AddressVector,
+    /// A memory region.
+    MemoryRegion,
+    /// A counter.
+    Counter,
+}
+
+impl Class {
+    /// Every class, in the order of declaration.
+    pub const ALL: [Self; 8] = [
+        Self::Fabric,
+        Self::Domain,
+        Self::Endpoint,
+        Self::CompletionQueue,
+        Self::EventQueue,
+        Self::AddressVector,
+        Self::MemoryRegion,
+        Self::Counter,
+    ];
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fabric => "fabric",
+            Self::Domain => "domain",
+            Self::Endpoint => "endpoint",
+            Self::CompletionQueue => "completion queue",
+            Self::EventQueue => "event queue",
+            Self::AddressVector => "address vector",
+            Self::MemoryRegion => "memory region",
+            Self::Counter => "counter",
+        })
+    }
+}
+
+/// How many children of each class an object has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Children([u32; Class::ALL.len()]);
+
+impl Children {
+    /// Children of this class.
+    #[must_use]
+    pub fn of(&self, class: Class) -> u32 {
+        self.0[class as usize]
+    }
+
+    /// Children of all classes together.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.0.iter().sum()
+    }
+}
+
+impl fmt::Display for Children {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for class in Class::ALL {
+            let count = self.of(class);
+            if count > 0 {
+                write!(f, "{separator}{count} {class}{}", if count == 1 { "" } else { "s" })?;
+                separator = ", ";
+            }
+        }
+        if separator.is_empty() { f.write_str("nothing") } else { Ok(()) }
+    }
+}
+
+/// One object of the tree.
+#[derive(Debug)]
+pub struct Node {
+    class: Class,
+    id: u64,
+    parent: Option<Arc<Node>>,
+    children: [AtomicU32; Class::ALL.len()],
+    counted: AtomicBool,
+    closed: AtomicBool,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl Node {
+    /// A new object below `parent`, not yet counted there: call [`Node::publish`] when nothing can fail any more.
+    #[must_use]
+    pub fn new(class: Class, parent: Option<Arc<Node>>) -> Arc<Self> {
+        Arc::new(Self {
+            class,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            parent,
+            children: Default::default(),
+            counted: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Counts this object at its parent.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the parent was closed meanwhile.
+    pub fn publish(&self) -> Result<()> {
+        if let Some(parent) = &self.parent
+            && !self.counted.swap(true, Ordering::AcqRel)
+        {
+            parent.children[self.class as usize].fetch_add(1, Ordering::SeqCst);
+            // SYNC: pairs with `close`: either it sees the count, or this sees its flag.
+            if parent.closed.load(Ordering::SeqCst) {
+                self.retire();
+                return Err(Error::Closed(parent.class));
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the object: from now on it accepts no children, and its parent no longer counts it.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] with the open children by class, and nothing has changed; [`Error::Closed`] when it was closed
+    /// before.
+    pub fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::SeqCst) {
+            return Err(Error::Closed(self.class));
+        }
+        let children = self.children();
+        if children.total() > 0 {
+            self.closed.store(false, Ordering::SeqCst);
+            return Err(Error::Busy(children));
+        }
+        self.retire();
+        Ok(())
+    }
+
+    /// Stops counting this object at its parent; for the drop of a handle. Idempotent.
+    pub fn retire(&self) {
+        if let Some(parent) = &self.parent
+            && self.counted.swap(false, Ordering::AcqRel)
+        {
+            parent.children[self.class as usize].fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// `Ok` while the object is open.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::SeqCst) { Err(Error::Closed(self.class)) } else { Ok(()) }
+    }
+
+    /// The class.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    /// A number no other object of this process has.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The parent; `None` for a fabric.
+    #[must_use]
+    pub fn parent(&self) -> Option<&Arc<Node>> {
+        self.parent.as_ref()
+    }
+
+    /// The open children by class.
+    #[must_use]
+    pub fn children(&self) -> Children {
+        Children(std::array::from_fn(|i| self.children[i].load(Ordering::SeqCst)))
+    }
+}
+
+/// Keeps an object from being closed while another of class `by` uses it without being its child, as an endpoint
+/// uses a completion queue.
+#[derive(Debug)]
+pub struct Hold {
+    node: Arc<Node>,
+    by: Class,
+}
+
+impl Hold {
+    /// Holds `node` on behalf of an object of class `by`.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn new(node: &Arc<Node>, by: Class) -> Result<Self> {
+        node.children[by as usize].fetch_add(1, Ordering::SeqCst);
+        let hold = Self { node: node.clone(), by };
+        // SYNC: pairs with `Node::close`, as in `Node::publish`.
+        node.check_open().map(|()| hold)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.node.children[self.by as usize].fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn close_refuses_while_children_are_open_and_says_which() {
+        let domain = Node::new(Class::Domain, None);
+        let queues: Vec<_> =
+            (0..2).map(|_| Node::new(Class::CompletionQueue, Some(domain.clone()))).collect();
+        assert_eq!(domain.children().total(), 0, "not counted before it is published");
+        for queue in &queues {
+            queue.publish().unwrap();
+        }
+        let error = domain.close().unwrap_err();
+        assert_eq!(error.to_string(), "busy: still open: 2 completion queues");
+        assert!(domain.check_open().is_ok(), "a refused close changes nothing");
+        queues[0].close().unwrap();
+        queues[1].retire();
+        queues[1].retire();
+        domain.close().unwrap();
+        assert_eq!(domain.close(), Err(Error::Closed(Class::Domain)));
+    }
+
+    #[test]
+    fn a_hold_keeps_open_without_being_a_child() {
+        let queue = Node::new(Class::CompletionQueue, None);
+        let hold = Hold::new(&queue, Class::Endpoint).unwrap();
+        assert_eq!(queue.close().unwrap_err().to_string(), "busy: still open: 1 endpoint");
+        drop(hold);
+        queue.close().unwrap();
+        assert!(Hold::new(&queue, Class::Endpoint).is_err());
+        assert_eq!(queue.children().total(), 0);
+    }
+
+    #[test]
+    fn a_closed_parent_accepts_no_child() {
+        let domain = Node::new(Class::Domain, None);
+        let child = Node::new(Class::Counter, Some(domain.clone()));
+        domain.close().unwrap();
+        assert_eq!(child.publish(), Err(Error::Closed(Class::Domain)));
+        assert_eq!(domain.children().total(), 0);
+    }
+}

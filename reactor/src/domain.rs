@@ -1,0 +1,566 @@
+//! A domain as the async face sees it: objects by name, posts, polls.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Pool, PooledBuf};
+use fabric_core::completion::{Completion, Done, Failed, OpKind, Outcome, Transfer};
+use fabric_core::info::{Info, Progress};
+use fabric_core::matching::RecvSpec;
+use fabric_core::provider::{EpId, Host, OpKey, Provider, SendSpec};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result};
+
+use crate::driver::{self, Next, Turns};
+use crate::engine::{Driver, Engine};
+use crate::hub::{AvId, Bindings, CounterId, CqId, Hub};
+use crate::ops::{Op, Phase, Route};
+use crate::queue::{CompletionRing, CounterCell, EventRing};
+use crate::wait::{PollSet, WaitPolicy};
+
+/// An open domain: a provider's data path, the objects on it, and what makes them move.
+///
+/// Cheap to clone; the last clone closes it.
+#[derive(Clone)]
+pub struct Domain {
+    engine: Arc<Engine>,
+    pool: Arc<Pool>,
+}
+
+/// What an operation became when it was posted.
+#[derive(Debug)]
+pub enum Posted<B> {
+    /// It has ended already.
+    Done(Transfer, B),
+    /// It is under way, or reports to a queue.
+    Pending(OpKey),
+    /// It has ended already, and its completion is in the queue.
+    Reported,
+}
+
+/// Whether a post may queue for credit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credit {
+    /// Without a free credit the post fails with [`Error::Again`].
+    Now,
+    /// Without a free credit the operation waits for one, in the order of posting.
+    Wait,
+    /// The post uses up a permit, which holds a credit.
+    Held,
+}
+
+impl Domain {
+    /// Opens a domain on a provider, and its driver thread if progress is automatic.
+    ///
+    /// # Errors
+    /// What the provider or the operating system refuses.
+    pub fn open(provider: &dyn Provider, info: &Info, policy: WaitPolicy, name: &str) -> Result<Self> {
+        let set = Arc::new(PollSet::new()?);
+        let domain = provider.open_domain(info, set.clone())?;
+        let progress = info.domain.data_progress;
+        let engine = Arc::new(Engine::new(domain, set, policy, progress));
+        let pool = engine.lock().hub.pool.clone();
+        if progress == Progress::Auto {
+            driver::spawn(&engine, format!("fab-{name}"))?;
+        }
+        Ok(Self { engine, pool })
+    }
+
+    /// The pool that received messages without a buffer of their own come from.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// How this domain waits.
+    #[must_use]
+    pub fn policy(&self) -> WaitPolicy {
+        self.engine.policy
+    }
+
+    /// Makes one pass without waiting; true when something moved. For whoever is a passive target under manual
+    /// progress, or wants to drive by hand.
+    pub fn progress(&self) -> bool {
+        self.engine.pass()
+    }
+
+    /// A few words on the provider's state.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let locked = self.engine.lock();
+        format!(
+            "{}, {} operations, {} waiting, {}{:?}",
+            locked.provider.describe(),
+            locked.hub.ops.len(),
+            locked.hub.waiters,
+            if locked.armed { "armed, driver " } else { "driver " },
+            locked.driver,
+        )
+    }
+
+    // ---- objects
+
+    /// Opens an endpoint.
+    ///
+    /// # Errors
+    /// What the provider refuses; nothing is left behind.
+    pub fn open_endpoint(
+        &self,
+        info: &Info,
+        at: Option<&Address>,
+        bound: Bindings,
+    ) -> Result<(EpId, Address)> {
+        let mut locked = self.engine.lock();
+        let state = &mut *locked;
+        let av = bound.av;
+        let id = EpId(state.hub.eps.insert(Hub::new_ep(bound)));
+        let address = match state.provider.open_endpoint(id, info, at, &self.pool) {
+            Ok(address) => address,
+            Err(error) => {
+                state.hub.eps.remove(id.0);
+                return Err(error);
+            }
+        };
+        let known: Vec<_> = state
+            .hub
+            .vectors
+            .get(av.0)
+            .map(|vector| vector.table.iter().map(|(addr, address)| (addr, address.clone())).collect())
+            .unwrap_or_default();
+        for (addr, address) in known {
+            state.provider.address_inserted(&mut state.hub, id, addr, &address);
+        }
+        // Under auto progress the thread has to learn of the new descriptors' owner.
+        locked.finish();
+        Ok((id, address))
+    }
+
+    /// Closes an endpoint. Operations on it end as cancelled; their buffers come back with that.
+    pub fn close_endpoint(&self, id: EpId) {
+        let mut locked = self.engine.lock();
+        let state = &mut *locked;
+        let Ok(ep) = state.hub.ep(id) else { return };
+        for key in ep.transmit.drain() {
+            state.hub.complete(key, Outcome::failed(Error::Canceled));
+        }
+        state.provider.close_endpoint(&mut state.hub, id);
+        state.hub.eps.remove(id.0);
+        locked.finish();
+    }
+
+    /// Opens a completion queue of this many entries.
+    #[must_use]
+    pub fn open_cq(&self, capacity: usize) -> CqId {
+        CqId(self.engine.lock().hub.cqs.insert(CompletionRing::new(capacity)))
+    }
+
+    /// Closes a completion queue; completions in it are lost.
+    pub fn close_cq(&self, id: CqId) {
+        let mut locked = self.engine.lock();
+        let hub = &mut locked.hub;
+        let Some(mut ring) = hub.cqs.remove(id.0) else { return };
+        if let Some(waker) = ring.waker.take() {
+            hub.waiters -= 1;
+            hub.later.wake(waker);
+        }
+        // Its entries own buffers of the user's types: they are dropped without the lock.
+        drop(locked);
+        drop(ring);
+    }
+
+    /// Opens a counter.
+    #[must_use]
+    pub fn open_counter(&self) -> CounterId {
+        CounterId(self.engine.lock().hub.counters.insert(CounterCell::default()))
+    }
+
+    /// Closes a counter.
+    pub fn close_counter(&self, id: CounterId) {
+        let mut locked = self.engine.lock();
+        let cell = locked.hub.counters.remove(id.0);
+        if let Some(cell) = &cell {
+            locked.hub.waiters -= cell.waiting();
+        }
+        drop(locked);
+        drop(cell);
+    }
+
+    /// Opens an address vector; a welcoming one takes in peers that connect, and forgets them when they go.
+    #[must_use]
+    pub fn open_av(&self, welcoming: bool) -> AvId {
+        AvId(self.engine.lock().hub.vectors.insert(Hub::new_vector(welcoming)))
+    }
+
+    /// Closes an address vector.
+    pub fn close_av(&self, id: AvId) {
+        self.engine.lock().hub.vectors.remove(id.0);
+    }
+
+    /// The queue that gets the events of endpoints which have none of their own.
+    pub fn set_eq(&self, eq: Option<Arc<EventRing>>) {
+        self.engine.lock().hub.eq = eq;
+    }
+
+    // ---- addresses
+
+    /// Gives an address a number.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn insert_address(&self, av: AvId, address: &Address) -> Result<FiAddr> {
+        let mut locked = self.engine.lock();
+        let vector = locked.hub.vectors.get_mut(av.0).ok_or(Error::Closed(Class::AddressVector))?;
+        let addr = vector.table.insert(address.clone());
+        locked.hub.adopt_guest(av, address);
+        locked.announce(av, addr);
+        locked.finish();
+        Ok(addr)
+    }
+
+    /// Takes a number out of use.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`].
+    pub fn remove_address(&self, av: AvId, addr: FiAddr) -> Result<Address> {
+        let mut locked = self.engine.lock();
+        let address = locked.remove_address(av, addr)?;
+        locked.hub.adopt_guest(av, &address);
+        locked.finish();
+        Ok(address)
+    }
+
+    /// The address behind a number.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`].
+    pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
+        let locked = self.engine.lock();
+        let vector = locked.hub.vectors.get(av.0).ok_or(Error::Closed(Class::AddressVector))?;
+        vector.table.get(addr).cloned()
+    }
+
+    /// Every address of a vector with its number.
+    #[must_use]
+    pub fn addresses(&self, av: AvId) -> Vec<(FiAddr, Address)> {
+        let locked = self.engine.lock();
+        let vector = locked.hub.vectors.get(av.0);
+        vector.map_or_else(Vec::new, |v| v.table.iter().map(|(n, a)| (n, a.clone())).collect())
+    }
+
+    // ---- posts
+
+    /// Posts a send.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::Again`] without credit, [`Error::TooLong`], [`Error::StaleAddress`],
+    /// [`Error::Closed`], or what the provider knows to be impossible.
+    pub fn send<B: IoBuf>(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let mut locked = self.engine.lock();
+        let sent = locked.send(ep, spec, buf, route, credit);
+        locked.finish();
+        sent
+    }
+
+    /// Sends a copy of borrowed bytes: at once, or from a copy of its own.
+    ///
+    /// # Errors
+    /// As [`Domain::send`]; [`Error::TooLong`] above the inject size.
+    pub fn inject(&self, ep: EpId, spec: SendSpec, bytes: &[u8]) -> Result<()> {
+        let mut locked = self.engine.lock();
+        let sent = locked.inject(ep, spec, bytes, &self.pool);
+        locked.finish();
+        sent
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::Again`] when the endpoint's receive entries or the queue's are taken,
+    /// [`Error::Closed`].
+    pub fn recv<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        spec: RecvSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<OpKey, Failed<B>> {
+        let mut locked = self.engine.lock();
+        let posted = locked.recv(ep, spec, buf, route, credit);
+        locked.finish();
+        posted
+    }
+
+    /// Asks for a transmit credit.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`], [`Error::Closed`].
+    pub fn reserve(&self, ep: EpId, peer: FiAddr) -> Result<OpKey> {
+        let mut locked = self.engine.lock();
+        locked.hub.address_of(ep, peer)?;
+        let mut op = Op::new(ep, OpKind::Send, Route::Future, AnyBuf::None);
+        op.permit = true;
+        op.spec = Some(SendSpec { kind: OpKind::Send, peer, tag: None, data: None });
+        op.phase = Phase::Waiting;
+        let free = locked.hub.ep(ep)?.transmit.take(peer);
+        if free {
+            op.credit = true;
+            op.phase = Phase::Done(Outcome::ok(Transfer::default()));
+        }
+        let key = locked.hub.ops.insert(op);
+        if !free {
+            locked.hub.ep(ep)?.transmit.wait(key, peer);
+        }
+        Ok(key)
+    }
+
+    /// Gives a permit back, with its credit; or only forgets the permit when its credit has been used.
+    pub fn release_permit(&self, key: OpKey, used: bool) {
+        let mut locked = self.engine.lock();
+        if used && let Some(op) = locked.hub.ops.get_mut(key) {
+            op.credit = false;
+        }
+        locked.hub.discard(key);
+        locked.finish();
+    }
+
+    // ---- completions
+
+    /// Drives until the operation has ended.
+    pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<(Outcome, AnyBuf)> {
+        self.engine.poll(cx.waker(), |hub| hub.take_done(key), |hub, waker| hub.register(key, waker))
+    }
+
+    /// Drives until a permit is granted.
+    pub fn poll_permit(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.engine.poll(
+            cx.waker(),
+            |hub| match &hub.ops.get(key)?.phase {
+                Phase::Done(outcome) => Some(outcome.error.clone().map_or(Ok(()), Err)),
+                _ => None,
+            },
+            |hub, waker| hub.register(key, waker),
+        )
+    }
+
+    /// Takes an operation back if it has not begun. `Ok`: here is its buffer; it will not complete. `Err`: it has
+    /// begun, or has ended, and will complete.
+    ///
+    /// # Errors
+    /// The unit, when it is too late.
+    #[allow(clippy::result_unit_err)] // "too late" has nothing more to say
+    pub fn cancel(&self, key: OpKey) -> Result<AnyBuf, ()> {
+        let mut locked = self.engine.lock();
+        let withdrawn = locked.withdraw(key);
+        let buf = match withdrawn.then(|| locked.hub.ops.remove(key)).flatten() {
+            Some(mut op) => {
+                locked.hub.forget_waker(&mut op);
+                locked.hub.give_back(&mut op);
+                Ok(op.buf)
+            }
+            None => Err(()),
+        };
+        locked.finish();
+        buf
+    }
+
+    /// Nobody waits for this operation any more. A receive loses no message; a send goes on.
+    pub fn abandon(&self, key: OpKey) {
+        let mut locked = self.engine.lock();
+        locked.abandon(key);
+        locked.finish();
+    }
+
+    /// Drives until the queue has completions, and moves up to `max` of them out.
+    pub fn poll_cq(
+        &self,
+        cq: CqId,
+        out: &mut Vec<Completion>,
+        max: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<usize> {
+        let take = |hub: &mut Hub| match hub.cq(cq) {
+            Some(ring) => Some(ring.take(out, max)).filter(|count| *count > 0),
+            None => Some(0),
+        };
+        self.engine.poll(cx.waker(), take, |hub, waker| hub.register_cq(cq, waker))
+    }
+
+    /// Drives until the queue has a completion; `None` when the queue is closed.
+    pub fn poll_cq_one(&self, cq: CqId, cx: &mut Context<'_>) -> Poll<Option<Completion>> {
+        let take = |hub: &mut Hub| match hub.cq(cq) {
+            Some(ring) => ring.pop().map(Some),
+            None => Some(None),
+        };
+        self.engine.poll(cx.waker(), take, |hub, waker| hub.register_cq(cq, waker))
+    }
+
+    /// Makes a pass and moves what is in the queue out, without waiting.
+    pub fn try_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> usize {
+        let mut locked = self.engine.lock();
+        locked.pass();
+        let count = locked.hub.cq(cq).map_or(0, |ring| ring.take(out, max));
+        locked.finish();
+        count
+    }
+
+    /// The value and the error count of a counter.
+    #[must_use]
+    pub fn read_counter(&self, id: CounterId) -> (u64, u64) {
+        let locked = self.engine.lock();
+        locked.hub.counters.get(id.0).map_or((0, 0), |cell| (cell.value, cell.errors))
+    }
+
+    /// Adds to a counter.
+    pub fn add_counter(&self, id: CounterId, success: u64, errors: u64) {
+        let mut locked = self.engine.lock();
+        let hub = &mut locked.hub;
+        if let Some(cell) = hub.counters.get_mut(id.0) {
+            hub.waiters -= cell.add(success, errors, &mut hub.later);
+        }
+        locked.finish();
+    }
+
+    /// Drives until the counter reaches the threshold, or its error count is no longer `errors_seen`.
+    pub fn poll_counter(
+        &self,
+        id: CounterId,
+        waiter: &mut Option<u64>,
+        threshold: u64,
+        errors_seen: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<(u64, u64)>> {
+        let ready = |hub: &mut Hub| match hub.counters.get(id.0) {
+            Some(cell) if cell.value >= threshold || cell.errors != errors_seen => {
+                Some(Some((cell.value, cell.errors)))
+            }
+            Some(_) => None,
+            None => Some(None),
+        };
+        self.engine.poll(cx.waker(), ready, |hub, waker| {
+            if let Some(cell) = hub.counters.get_mut(id.0) {
+                hub.waiters += usize::from(cell.wait(waiter, threshold, errors_seen, waker));
+            }
+        })
+    }
+
+    /// A waiter of a counter gave up.
+    pub fn forget_counter_waiter(&self, id: CounterId, waiter: u64) {
+        let mut locked = self.engine.lock();
+        let hub = &mut locked.hub;
+        if let Some(cell) = hub.counters.get_mut(id.0) {
+            hub.waiters -= usize::from(cell.forget(waiter, &mut hub.later));
+        }
+    }
+
+    // ---- the driver task of manual progress
+
+    /// A handle by which a task can drive this domain without keeping it open.
+    #[must_use]
+    pub fn driver(&self) -> DriverHandle {
+        DriverHandle {
+            set: self.engine.set.clone(),
+            engine: Arc::downgrade(&self.engine),
+            turns: Turns::new(),
+        }
+    }
+}
+
+/// Drives a domain from a task, for as long as the domain is open.
+pub struct DriverHandle {
+    set: Arc<PollSet>,
+    engine: std::sync::Weak<Engine>,
+    turns: Turns,
+}
+
+impl DriverHandle {
+    /// The descriptor that becomes readable when there may be news.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.set.fd()
+    }
+
+    /// The descriptor was readable: silences the domain's own doorbell. The next turn looks at everything else.
+    pub fn woken(&self) {
+        self.set.drain();
+    }
+
+    /// One turn; `None` when the domain is gone. `waker` wakes the task out of its sleep.
+    pub fn turn(&mut self, waker: &Waker) -> Option<Next> {
+        let engine = self.engine.upgrade()?;
+        Some(self.turns.turn(&engine, Some(waker)))
+    }
+}
+
+impl Drop for DriverHandle {
+    /// The runtime goes away with tasks still waiting: from now on they keep themselves runnable.
+    fn drop(&mut self) {
+        if let Some(engine) = self.engine.upgrade() {
+            let mut locked = engine.lock();
+            locked.driver = Driver::Gone;
+            locked.hub.wake_everybody();
+        }
+    }
+}
+
+impl Hub {
+    fn take_done(&mut self, key: OpKey) -> Option<(Outcome, AnyBuf)> {
+        if !matches!(self.ops.get(key)?.phase, Phase::Done(_)) {
+            return None;
+        }
+        let op = self.ops.remove(key)?;
+        if let Some(waker) = op.waker {
+            self.waiters -= 1;
+            self.later.discard_waker(waker);
+        }
+        match op.phase {
+            Phase::Done(outcome) => Some((outcome, op.buf)),
+            _ => None,
+        }
+    }
+
+    fn register_cq(&mut self, cq: CqId, waker: &Waker) {
+        let Some(ring) = self.cq(cq) else { return };
+        match ring.waker.replace(waker.clone()) {
+            Some(old) => self.later.discard_waker(old),
+            None => self.waiters += 1,
+        }
+    }
+
+    fn wake_everybody(&mut self) {
+        for waker in self.ops.wakers() {
+            self.later.wake(waker);
+        }
+        for ring in self.cqs.iter_mut() {
+            ring.waker.take().into_iter().for_each(|waker| self.later.wake(waker));
+        }
+        for cell in self.counters.iter_mut() {
+            cell.wake_all(&mut self.later);
+        }
+        self.waiters = 0;
+    }
+}
+
+/// What a future of this crate's face returns.
+pub fn finish<B: IoBuf>(outcome: Outcome, buf: AnyBuf) -> Result<Done<B>, Failed<B>> {
+    let buf =
+        B::from_any(buf).unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
+    match outcome.error {
+        None => Ok(Done { buf, transfer: outcome.transfer }),
+        Some(error) => Err(Failed { error, buf, transfer: outcome.transfer }),
+    }
+}
+
+/// An empty buffer that grows to the message it receives.
+#[must_use]
+pub fn pooled(domain: &Domain) -> PooledBuf {
+    PooledBuf::empty(domain.pool())
+}

@@ -1,0 +1,109 @@
+//! The driver: what keeps a domain moving when no application task polls it.
+//!
+//! Under manual progress a task of the runtime drives, under auto progress a thread; both run the same turns. A driver
+//! that wakes makes passes until there has been no news for a while, arms the doorbells and sleeps.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+use std::thread;
+use std::time::Duration;
+
+use fabric_core::info::Progress;
+use fabric_core::provider::WaitSet;
+use fabric_core::{Error, Result};
+
+use crate::engine::{Driver, Engine};
+use crate::wait::{WaitPolicy, Window};
+
+/// How often the thread looks whether the application still polls.
+const WATCH: Duration = Duration::from_millis(1);
+
+/// What the driver is to do after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Let others run, then make another turn.
+    Again,
+    /// Sleep until the descriptor is readable, or until the waker given to the turn is woken.
+    Sleep,
+    /// Sleep likewise, but look again soon.
+    Watch,
+}
+
+/// The state of a driver between its turns.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    window: Window,
+    polls_seen: u64,
+}
+
+impl Turns {
+    pub(crate) fn new() -> Self {
+        Self { window: Window::new(), polls_seen: 0 }
+    }
+
+    /// One turn. `waker` is the driver's own, if it is a task.
+    pub(crate) fn turn(&mut self, engine: &Engine, waker: Option<&Waker>) -> Next {
+        let Some(mut locked) = engine.try_lock() else { return Next::Again };
+        let auto = engine.progress == Progress::Auto;
+        let polls = engine.polls.load(Ordering::Relaxed);
+        let application_polls = auto && polls != self.polls_seen;
+        self.polls_seen = polls;
+        if application_polls && !locked.armed {
+            // The application drives in place; a second driver would only be in its way.
+            self.window.close();
+            locked.driver = Driver::Watching;
+            return Next::Watch;
+        }
+        let news = locked.look() | locked.pass();
+        if news {
+            self.window.news();
+            locked.disarm();
+            locked.driver = Driver::Awake;
+            return Next::Again;
+        }
+        let wanted = auto || (locked.hub.waiters > 0 && engine.policy != WaitPolicy::Spin);
+        if wanted && !locked.armed {
+            let spins = engine.policy != WaitPolicy::Park && self.window.look_again();
+            if spins || !locked.arm() {
+                locked.driver = Driver::Awake;
+                return Next::Again;
+            }
+        }
+        self.window.close();
+        locked.driver = Driver::Asleep(waker.cloned());
+        Next::Sleep
+    }
+}
+
+/// Runs the driver of an auto-progress domain on a thread of its own, until the domain is gone.
+pub(crate) fn spawn(engine: &Arc<Engine>, name: String) -> Result<()> {
+    let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
+    let run = move || {
+        let mut turns = Turns::new();
+        loop {
+            let Some(engine) = Weak::upgrade(&engine) else { return };
+            let next = turns.turn(&engine, None);
+            drop(engine);
+            match next {
+                Next::Again => std::hint::spin_loop(),
+                // What is ready is looked at in the next turn.
+                Next::Sleep => drop(set.wait(None, |_| {})),
+                Next::Watch => drop(set.wait(Some(WATCH), |_| {})),
+            }
+            if next != Next::Again {
+                set.drain();
+            }
+        }
+    };
+    let spawned = thread::Builder::new().name(name).spawn(run);
+    spawned.map(drop).map_err(|error: io::Error| Error::os("clone", error.raw_os_error().unwrap_or_default()))
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Whoever sleeps on the set finds the engine gone and leaves.
+        self.set.kick();
+    }
+}

@@ -1,0 +1,362 @@
+//! The engine of one domain: a provider and a hub under one lock, and who makes them move.
+//!
+//! # The lock
+//!
+//! One lock guards everything of a domain. Critical sections are bounded (a pass moves a bounded number of bytes) and
+//! contain no user code: what would run some (wakers, drops) is put off until the lock is gone ([`Later`]).
+//!
+//! # Progress
+//!
+//! Whoever polls an operation or a queue drives the domain, for up to a few microseconds within one poll. What keeps
+//! things moving when nobody polls is the *driver*: a task of the runtime (manual progress) or a thread (auto
+//! progress). The driver belongs to no operation, so it does not matter which task polled last, or whether it was
+//! dropped or is busy.
+//!
+//! **Invariant.** Whenever the lock is free and a task waits for something of this domain, at least one holds:
+//! (1) the driver is awake and will make another pass; (2) the domain is *armed*: every peer rings its doorbell with
+//! its next message, and the driver sleeps on the doorbells; (3) the waiting tasks keep themselves runnable (policy
+//! spin, or the driver is gone). With auto progress (1) or (2) holds even if nobody waits, within one period of the
+//! thread's watch.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, Waker};
+
+use fabric_core::completion::Outcome;
+use fabric_core::info::Progress;
+use fabric_core::provider::{EpId, Host, OpKey, ProviderDomain, WaitSet};
+use fabric_core::{Address, FiAddr};
+
+use crate::hub::{AvId, Hub};
+use crate::later::Later;
+use crate::ops::Phase;
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::wait::{PollSet, Spinner, WaitPolicy};
+
+/// Passes between two looks at the descriptors while somebody spins: new connections and dead peers.
+const PASSES_PER_LOOK: u32 = 2048;
+
+/// What the driver is doing.
+pub(crate) enum Driver {
+    /// Nobody was appointed yet, or the runtime that ran it is gone: tasks keep themselves runnable.
+    Gone,
+    /// It is making passes, or has been woken to.
+    Awake,
+    /// It sleeps on the descriptors. The task's waker, unless it is a thread.
+    Asleep(Option<Waker>),
+    /// The thread looks from time to time whether anybody polls.
+    Watching,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Gone => "not started",
+            Self::Awake => "awake",
+            Self::Asleep(_) => "asleep",
+            Self::Watching => "watching",
+        })
+    }
+}
+
+pub(crate) struct State {
+    pub(crate) provider: Box<dyn ProviderDomain>,
+    pub(crate) hub: Hub,
+    pub(crate) driver: Driver,
+    pub(crate) armed: bool,
+    pub(crate) spinner: Spinner,
+    passes: u32,
+}
+
+/// The engine of one domain.
+pub(crate) struct Engine {
+    pub(crate) policy: WaitPolicy,
+    pub(crate) progress: Progress,
+    pub(crate) set: Arc<PollSet>,
+    /// Passes made by polls of the application: an idle thread looks whether it moves.
+    pub(crate) polls: AtomicU64,
+    state: Mutex<State>,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        provider: Box<dyn ProviderDomain>,
+        set: Arc<PollSet>,
+        policy: WaitPolicy,
+        progress: Progress,
+    ) -> Self {
+        let state = State {
+            provider,
+            hub: Hub::new(),
+            driver: Driver::Gone,
+            armed: false,
+            spinner: Spinner::new(policy),
+            passes: 0,
+        };
+        Self { policy, progress, set, polls: AtomicU64::new(0), state: Mutex::new(state) }
+    }
+
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked { engine: self, state: Some(lock(&self.state)) }
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
+        self.state.try_lock().ok().map(|state| Locked { engine: self, state: Some(state) })
+    }
+
+    /// Drives until `ready` has something, a few microseconds at most; then `register` remembers the waker.
+    pub(crate) fn poll<T>(
+        &self,
+        waker: &Waker,
+        mut ready: impl FnMut(&mut Hub) -> Option<T>,
+        register: impl FnOnce(&mut Hub, &Waker),
+    ) -> Poll<T> {
+        let mut looks = 0;
+        loop {
+            let mut locked = self.lock();
+            if let Some(value) = ready(&mut locked.hub) {
+                locked.settle();
+                return Poll::Ready(value);
+            }
+            locked.wake_up();
+            locked.pass();
+            if let Some(value) = ready(&mut locked.hub) {
+                if looks > 0 {
+                    locked.spinner.hit();
+                }
+                self.polls.fetch_add(1, Ordering::Relaxed);
+                locked.settle();
+                return Poll::Ready(value);
+            }
+            if looks >= locked.spinner.looks() {
+                if looks > 0 {
+                    locked.spinner.miss();
+                }
+                self.polls.fetch_add(1, Ordering::Relaxed);
+                register(&mut locked.hub, waker);
+                if locked.settle_waiting() {
+                    locked.hub.later.wake(waker.clone());
+                }
+                return Poll::Pending;
+            }
+            drop(locked);
+            looks += 1;
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Moves what can be moved, once, without waiting. Returns whether anything moved.
+    pub(crate) fn pass(&self) -> bool {
+        let mut locked = self.lock();
+        locked.wake_up();
+        let moved = locked.look() | locked.pass();
+        locked.settle();
+        moved
+    }
+}
+
+/// The locked state; what has to happen outside of the lock happens when this is dropped.
+pub(crate) struct Locked<'a> {
+    engine: &'a Engine,
+    state: Option<MutexGuard<'a, State>>,
+}
+
+impl std::ops::Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.state.as_ref().expect("present until drop")
+    }
+}
+
+impl std::ops::DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.state.as_mut().expect("present until drop")
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if self.hub.later.is_empty() {
+            return;
+        }
+        let later = std::mem::take(&mut self.hub.later);
+        self.state = None;
+        Later::run(later);
+    }
+}
+
+impl Locked<'_> {
+    /// Peers need not ring from now on.
+    pub(crate) fn disarm(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.provider.disarm();
+        }
+    }
+
+    /// Peers must ring from now on; false when there is news already.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.armed = self.provider.arm();
+        self.armed
+    }
+
+    /// The application polls.
+    fn wake_up(&mut self) {
+        if self.armed {
+            self.disarm();
+            if self.engine.progress == Progress::Auto && matches!(self.driver, Driver::Asleep(_)) {
+                // The thread must not sleep without doorbells: it shall look from time to time.
+                self.driver = Driver::Watching;
+                self.engine.set.kick();
+            }
+        }
+    }
+
+    /// Moves what can be moved, once.
+    pub(crate) fn pass(&mut self) -> bool {
+        let state = &mut **self;
+        let mut moved = state.provider.progress(&mut state.hub);
+        state.passes += 1;
+        if state.passes >= PASSES_PER_LOOK {
+            state.passes = 0;
+            moved |= self.look();
+        }
+        self.follow_up();
+        moved
+    }
+
+    /// Looks at the descriptors: connections, hang-ups.
+    pub(crate) fn look(&mut self) -> bool {
+        let set = self.engine.set.clone();
+        let state = &mut **self;
+        let (provider, hub) = (&mut state.provider, &mut state.hub);
+        let mut any = false;
+        // Level-triggered descriptors stay ready until they are dealt with; what does not fit is seen next time.
+        set.wait(Some(std::time::Duration::ZERO), |token| {
+            any = true;
+            provider.ready(hub, token);
+        });
+        self.follow_up();
+        any
+    }
+
+    /// Does what a call of the provider made possible: sends that waited for credit, numbers to announce.
+    pub(crate) fn follow_up(&mut self) {
+        let state = &mut **self;
+        while let Some(ep) = state.hub.credited.pop() {
+            state.grant(ep);
+        }
+        while let Some((av, addr)) = state.hub.welcomed.pop() {
+            state.announce(av, addr);
+        }
+        while let Some((av, addr)) = state.hub.dismissed.pop() {
+            let _ = state.remove_address(av, addr);
+        }
+    }
+
+    /// Before the lock is released with nothing to wait for: makes the invariant hold for the others.
+    pub(crate) fn settle(&mut self) {
+        if self.armed || self.hub.waiters == 0 || self.engine.policy == WaitPolicy::Spin {
+            return;
+        }
+        self.keep_going();
+    }
+
+    /// Before the lock is released by somebody who will wait. True when they must keep themselves runnable.
+    fn settle_waiting(&mut self) -> bool {
+        if self.engine.policy == WaitPolicy::Spin {
+            return true;
+        }
+        if !self.armed {
+            self.keep_going();
+        }
+        matches!(self.driver, Driver::Gone)
+    }
+
+    /// Wakes the driver, or arms the domain where the driver only listens.
+    fn keep_going(&mut self) {
+        let policy = self.engine.policy;
+        match &mut self.driver {
+            Driver::Awake | Driver::Gone => {}
+            Driver::Asleep(waker) if policy != WaitPolicy::Park && waker.is_some() => {
+                if let Some(waker) = waker.take() {
+                    self.driver = Driver::Awake;
+                    self.hub.later.wake(waker);
+                }
+            }
+            Driver::Asleep(_) | Driver::Watching => {
+                if !self.arm() {
+                    self.wake_driver();
+                }
+            }
+        }
+    }
+
+    /// Wakes the driver from wherever it is.
+    pub(crate) fn wake_driver(&mut self) {
+        match std::mem::replace(&mut self.driver, Driver::Awake) {
+            Driver::Asleep(Some(waker)) => self.hub.later.wake(waker),
+            Driver::Asleep(None) | Driver::Watching => self.engine.set.kick(),
+            other => self.driver = other,
+        }
+    }
+}
+
+impl State {
+    /// Posts what waited for the credits that came back.
+    fn grant(&mut self, ep: EpId) {
+        while let Some(key) = self.hub.eps.get_mut(ep.0).and_then(|ep| ep.transmit.next()) {
+            self.post_granted(ep, key);
+        }
+    }
+
+    fn post_granted(&mut self, ep: EpId, key: OpKey) {
+        let Some(op) = self.hub.ops.get_mut(key) else { return };
+        op.credit = true;
+        op.phase = Phase::Posted;
+        if op.permit {
+            // A permit keeps its credit until it is used or dropped.
+            op.phase = Phase::Done(Outcome::ok(Default::default()));
+            if let Some(waker) = op.waker.take() {
+                self.hub.waiters -= 1;
+                self.hub.later.wake(waker);
+            }
+            return;
+        }
+        let Some(spec) = op.spec else { return };
+        if let Err(error) = self.provider.queue_send(&mut self.hub, ep, key, &spec) {
+            self.hub.complete(key, Outcome::failed(error));
+        }
+    }
+
+    /// Tells the endpoints of a vector that an address has a number now.
+    pub(crate) fn announce(&mut self, av: AvId, addr: FiAddr) {
+        let Some(address) =
+            self.hub.vectors.get(av.0).and_then(|vector| vector.table.get(addr).ok().cloned())
+        else {
+            return;
+        };
+        for ep in self.endpoints_of(av) {
+            self.provider.address_inserted(&mut self.hub, ep, addr, &address);
+        }
+    }
+
+    pub(crate) fn remove_address(&mut self, av: AvId, addr: FiAddr) -> fabric_core::Result<Address> {
+        let vector = self
+            .hub
+            .vectors
+            .get_mut(av.0)
+            .ok_or(fabric_core::Error::Closed(fabric_core::tree::Class::AddressVector))?;
+        let address = vector.table.remove(addr)?;
+        for ep in self.endpoints_of(av) {
+            self.provider.address_removed(&mut self.hub, ep, addr);
+        }
+        Ok(address)
+    }
+
+    fn endpoints_of(&self, av: AvId) -> Vec<EpId> {
+        let bound = self.hub.eps.iter().filter(|(_, ep)| ep.bound.av == av);
+        bound.map(|(index, _)| EpId(index)).collect()
+    }
+}

@@ -1,0 +1,357 @@
+//! Everything a domain knows apart from its provider: operations, endpoints, queues, counters, address vectors.
+//!
+//! The [`Hub`] is what a provider sees as its [`Host`]. It lives under the domain's lock.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::task::Waker;
+
+use fabric_core::av::AddressTable;
+use fabric_core::buf::{AnyBuf, Pool, PooledBuf, Source};
+use fabric_core::completion::{Completion, OpKind, Outcome};
+use fabric_core::event::{Event, EventKind};
+use fabric_core::provider::{EpId, Host, OpKey};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result};
+
+use crate::later::Later;
+use crate::ops::{Op, OpTable, Phase, Route};
+use crate::queue::{CompletionRing, CounterCell, EventRing};
+use crate::table::Table;
+use crate::transmit::Transmit;
+
+/// The name of a completion queue within its domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqId(pub(crate) u32);
+
+/// The name of a counter within its domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterId(pub(crate) u32);
+
+/// The name of an address vector within its domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvId(pub(crate) u32);
+
+/// What an endpoint is bound to and limited by.
+#[derive(Debug)]
+pub struct Bindings {
+    /// The endpoint's number in the object tree, and its context; they come with its events.
+    pub object: u64,
+    /// The context it was opened with.
+    pub context: u64,
+    /// Its address vector.
+    pub av: AvId,
+    /// Where sends report that were posted to a queue.
+    pub tx_cq: Option<CqId>,
+    /// Where receives report that were posted to a queue.
+    pub rx_cq: Option<CqId>,
+    /// Counts sends.
+    pub tx_counter: Option<CounterId>,
+    /// Counts receives.
+    pub rx_counter: Option<CounterId>,
+    /// Its event queue.
+    pub eq: Option<Arc<EventRing>>,
+    /// Sends that may be under way.
+    pub tx_size: usize,
+    /// Receives that may be posted to a queue or started.
+    pub rx_size: usize,
+    /// The longest message.
+    pub max_msg_size: usize,
+    /// The longest message that can be injected.
+    pub inject_size: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Ep {
+    pub(crate) bound: Bindings,
+    pub(crate) transmit: Transmit,
+    pub(crate) posted_recvs: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Vector {
+    pub(crate) table: AddressTable,
+    /// Takes in peers that connect, and forgets them when they go.
+    welcoming: bool,
+    guests: HashSet<Address>,
+}
+
+/// The state of a domain apart from its provider.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pub(crate) ops: OpTable,
+    pub(crate) eps: Table<Ep>,
+    pub(crate) cqs: Table<CompletionRing>,
+    pub(crate) counters: Table<CounterCell>,
+    pub(crate) vectors: Table<Vector>,
+    pub(crate) eq: Option<Arc<EventRing>>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) later: Later,
+    /// Tasks that wait for something in this domain.
+    pub(crate) waiters: usize,
+    /// Endpoints that got credits back while others wait for them.
+    pub(crate) credited: Vec<EpId>,
+    /// Numbers given out by welcoming vectors, not yet told to their other endpoints.
+    pub(crate) welcomed: Vec<(AvId, FiAddr)>,
+    pub(crate) dismissed: Vec<(AvId, FiAddr)>,
+}
+
+impl Hub {
+    pub(crate) fn new() -> Self {
+        Self {
+            ops: OpTable::default(),
+            eps: Table::new(),
+            cqs: Table::new(),
+            counters: Table::new(),
+            vectors: Table::new(),
+            eq: None,
+            pool: Pool::new(),
+            later: Later::default(),
+            waiters: 0,
+            credited: Vec::new(),
+            welcomed: Vec::new(),
+            dismissed: Vec::new(),
+        }
+    }
+
+    pub(crate) fn ep(&mut self, ep: EpId) -> Result<&mut Ep> {
+        self.eps.get_mut(ep.0).ok_or(Error::Closed(Class::Endpoint))
+    }
+
+    pub(crate) fn new_ep(bound: Bindings) -> Ep {
+        Ep { transmit: Transmit::new(bound.tx_size), posted_recvs: 0, bound }
+    }
+
+    pub(crate) fn new_vector(welcoming: bool) -> Vector {
+        Vector { table: AddressTable::new(), welcoming, guests: HashSet::new() }
+    }
+
+    /// The queue an operation of this kind reports to.
+    pub(crate) fn queue_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
+        let bound = &self.eps.get(ep.0)?.bound;
+        if kind == OpKind::Recv { bound.rx_cq } else { bound.tx_cq }
+    }
+
+    pub(crate) fn cq(&mut self, id: CqId) -> Option<&mut CompletionRing> {
+        self.cqs.get_mut(id.0)
+    }
+
+    /// Reserves the entry an operation will report to.
+    pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<()> {
+        let id = self.queue_of(ep, kind).ok_or(Error::Unbound(Class::CompletionQueue))?;
+        let ring = self.cq(id).ok_or(Error::Closed(Class::CompletionQueue))?;
+        if ring.reserve() { Ok(()) } else { Err(Error::Again(fabric_core::Scarce::CompletionEntry)) }
+    }
+
+    pub(crate) fn unreserve_entry(&mut self, ep: EpId, kind: OpKind) {
+        if let Some(ring) = self.queue_of(ep, kind).and_then(|id| self.cq(id)) {
+            ring.unreserve();
+        }
+    }
+
+    /// Reports an operation to the queue where it reserved an entry.
+    pub(crate) fn report(&mut self, ep: EpId, kind: OpKind, context: u64, outcome: Outcome, buf: AnyBuf) {
+        let Some(ring) = self.queue_of(ep, kind).and_then(|id| self.cq(id)) else {
+            return self.later.discard(buf);
+        };
+        if let Some(waker) = ring.push(Completion::new(context, kind, outcome, buf)) {
+            self.waiters -= 1;
+            self.later.wake(waker);
+        }
+    }
+
+    /// Counts an operation that has ended.
+    pub(crate) fn count(&mut self, ep: EpId, kind: OpKind, ok: bool) {
+        let Some(ep) = self.eps.get(ep.0) else { return };
+        let counter = match kind {
+            OpKind::Send => ep.bound.tx_counter,
+            OpKind::Recv => ep.bound.rx_counter,
+            _ => None,
+        };
+        if let Some(cell) = counter.and_then(|id| self.counters.get_mut(id.0)) {
+            let woken = cell.add(u64::from(ok), u64::from(!ok), &mut self.later);
+            self.waiters -= woken;
+        }
+    }
+
+    /// Removes an operation and everything that waits on it; its buffer is dropped later.
+    pub(crate) fn discard(&mut self, key: OpKey) -> Option<Op> {
+        let mut op = self.ops.remove(key)?;
+        self.forget_waker(&mut op);
+        self.give_back(&mut op);
+        self.later.discard(std::mem::take(&mut op.buf));
+        Some(op)
+    }
+
+    pub(crate) fn forget_waker(&mut self, op: &mut Op) {
+        if let Some(waker) = op.waker.take() {
+            self.waiters -= 1;
+            self.later.discard_waker(waker);
+        }
+    }
+
+    /// Gives back what an operation holds: its credit, or its place among the posted receives.
+    pub(crate) fn give_back(&mut self, op: &mut Op) {
+        if std::mem::take(&mut op.credit) {
+            self.release(op.ep, op.kind, op.spec.map(|spec| spec.peer));
+        }
+    }
+
+    fn release(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
+        let Some(state) = self.eps.get_mut(ep.0) else { return };
+        if kind == OpKind::Recv {
+            state.posted_recvs -= 1;
+        } else if let Some(peer) = peer {
+            state.transmit.give(peer);
+            if !state.transmit.is_idle() {
+                self.credited.push(ep);
+            }
+        }
+    }
+
+    /// Registers the waker of an operation's future.
+    pub(crate) fn register(&mut self, key: OpKey, waker: &Waker) {
+        let Some(op) = self.ops.get_mut(key) else { return };
+        let old = match &op.waker {
+            Some(registered) if registered.will_wake(waker) => return,
+            _ => op.waker.replace(waker.clone()),
+        };
+        match old {
+            Some(old) => self.later.discard_waker(old),
+            None => self.waiters += 1,
+        }
+    }
+
+    /// A guest that the user inserts as well stays when it disconnects.
+    pub(crate) fn adopt_guest(&mut self, av: AvId, address: &Address) {
+        if let Some(vector) = self.vectors.get_mut(av.0) {
+            vector.guests.remove(address);
+        }
+    }
+
+    fn vector_of(&mut self, ep: EpId) -> Option<(AvId, &mut Vector)> {
+        let av = self.eps.get(ep.0)?.bound.av;
+        Some((av, self.vectors.get_mut(av.0)?))
+    }
+}
+
+impl Host for Hub {
+    fn payload(&self, op: OpKey) -> &[u8] {
+        self.ops.get(op).map_or(&[], |op| op.buf.bytes())
+    }
+
+    fn expect(&mut self, op: OpKey, len: usize) -> usize {
+        let Some(op) = self.ops.get_mut(op) else { return 0 };
+        op.buf.expect(len);
+        op.buf.room()
+    }
+
+    fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize) {
+        if let Some(op) = self.ops.get_mut(op) {
+            op.buf.place(at, source, from, count);
+        }
+    }
+
+    fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
+        let Some(op) = self.ops.get_mut(op) else { return 0 };
+        let len = bytes.len();
+        if let AnyBuf::Pooled(own) = &mut op.buf {
+            *own = bytes;
+            return len;
+        }
+        let placed = op.buf.room().min(len);
+        op.buf.place(0, &&bytes[..], 0, placed);
+        placed
+    }
+
+    fn reclaim(&mut self, key: OpKey, filled: usize) -> PooledBuf {
+        let Some(op) = self.ops.get_mut(key) else { return PooledBuf::empty(&self.pool) };
+        op.buf.finish(filled);
+        match std::mem::take(&mut op.buf) {
+            AnyBuf::Pooled(buf) => buf,
+            other => {
+                let mut copy = self.pool.take(filled);
+                copy.extend_from_slice(&other.bytes()[..filled]);
+                self.later.discard(other);
+                copy
+            }
+        }
+    }
+
+    fn complete(&mut self, key: OpKey, outcome: Outcome) {
+        let Some(op) = self.ops.get_mut(key) else { return };
+        let (ep, kind, route, peer) = (op.ep, op.kind, op.route, op.spec.map(|spec| spec.peer));
+        if kind == OpKind::Recv {
+            op.buf.finish(outcome.transfer.len);
+        }
+        // The slot may stay until its future looks, but what it holds of the endpoint is free now.
+        if std::mem::take(&mut op.credit) {
+            self.release(ep, kind, peer);
+        }
+        self.count(ep, kind, outcome.error.is_none());
+        match route {
+            Route::Future => {
+                let Some(op) = self.ops.get_mut(key) else { return };
+                op.phase = Phase::Done(outcome);
+                if let Some(waker) = op.waker.take() {
+                    self.waiters -= 1;
+                    self.later.wake(waker);
+                }
+            }
+            Route::Queue(context) => {
+                if let Some(op) = self.ops.remove(key) {
+                    self.report(ep, kind, context, outcome, op.buf);
+                }
+            }
+            Route::Nobody => {
+                self.discard(key);
+                if let Some(error) = outcome.error.filter(|error| *error != Error::Canceled) {
+                    self.event(ep, EventKind::OperationFailed { peer, error });
+                }
+            }
+        }
+    }
+
+    fn event(&mut self, ep: EpId, kind: EventKind) {
+        let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else { return };
+        if let Some(eq) = bound.eq.as_ref().or(self.eq.as_ref())
+            && let Some(waker) = eq.push(Event::new(bound.object, bound.context, kind))
+        {
+            self.later.wake(waker);
+        }
+    }
+
+    fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
+        let ep = self.eps.get(ep.0).ok_or(Error::Closed(Class::Endpoint))?;
+        let vector = self.vectors.get(ep.bound.av.0).ok_or(Error::Closed(Class::AddressVector))?;
+        vector.table.get(addr).cloned()
+    }
+
+    fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
+        let ep = self.eps.get(ep.0)?;
+        self.vectors.get(ep.bound.av.0)?.table.find(address)
+    }
+
+    fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr> {
+        let (av, vector) = self.vector_of(ep)?;
+        if let Some(addr) = vector.table.find(address) {
+            return Some(addr);
+        }
+        if !vector.welcoming {
+            return None;
+        }
+        let addr = vector.table.insert(address.clone());
+        vector.guests.insert(address.clone());
+        self.welcomed.push((av, addr));
+        Some(addr)
+    }
+
+    fn peer_disconnected(&mut self, ep: EpId, address: &Address) {
+        let Some((av, vector)) = self.vector_of(ep) else { return };
+        if vector.guests.remove(address)
+            && let Some(addr) = vector.table.find(address)
+        {
+            self.dismissed.push((av, addr));
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Who makes progress, and with what. Knows wakers and file descriptors, not Tokio.
+//!
+//! | room | subject |
+//! |---|---|
+//! | [`domain`] | a domain as the async face sees it: objects by name, posts, polls |
+//! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
+//! | `post`, `hub`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
+//! | `wait` | how long to look before sleeping, and what to sleep on |
+//! | [`provider`] | the registry, and shared memory |
+
+#![deny(unsafe_code)]
+
+pub mod domain;
+mod driver;
+mod engine;
+mod hub;
+mod later;
+mod ops;
+mod post;
+pub mod provider;
+mod queue;
+mod sync;
+mod table;
+mod transmit;
+mod wait;
+
+pub use domain::{Credit, Domain, DriverHandle, Posted};
+pub use driver::Next;
+pub use hub::{AvId, Bindings, CounterId, CqId};
+pub use ops::Route;
+pub use queue::EventRing;
+pub use wait::{WaitPolicy, default_policy};

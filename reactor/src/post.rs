@@ -1,0 +1,248 @@
+//! Posting operations and taking them back, under the lock.
+
+use std::sync::Arc;
+
+use fabric_core::buf::{IoBuf, IoBufMut, Pool};
+use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
+use fabric_core::matching::RecvSpec;
+use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec};
+use fabric_core::{Error, FiAddr, Result, Scarce};
+
+use crate::domain::{Credit, Posted};
+use crate::engine::Locked;
+use crate::hub::Hub;
+use crate::ops::{Op, Phase, Route};
+
+impl Locked<'_> {
+    /// After a call that may have let others go on.
+    pub(crate) fn finish(&mut self) {
+        self.follow_up();
+        self.settle();
+    }
+
+    pub(crate) fn send<B: IoBuf>(
+        &mut self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let state = &mut **self;
+        let len = buf.bytes().len();
+        if let Err(error) = state.hub.check_send(ep, len) {
+            return Err(Failed::new(error, buf));
+        }
+        if let Route::Queue(_) = route
+            && let Err(error) = state.hub.reserve_entry(ep, spec.kind)
+        {
+            return Err(Failed::new(error, buf));
+        }
+        let behind = state.hub.ep(ep).is_ok_and(|ep| ep.transmit.is_behind(spec.peer));
+        let mut sent = Ok(SendNow::Queue);
+        if !behind {
+            sent = state.provider.send_now(&mut state.hub, ep, &spec, buf.bytes());
+        }
+        let error = match sent {
+            Ok(SendNow::Done) => {
+                state.hub.count(ep, spec.kind, true);
+                if credit == Credit::Held {
+                    state.hub.return_credit(ep, spec.peer);
+                }
+                let transfer = Transfer::sent(len, spec.tag);
+                return Ok(match route {
+                    Route::Future => Posted::Done(transfer, buf),
+                    Route::Queue(context) => {
+                        let outcome = Outcome::ok(transfer);
+                        state.hub.report(ep, spec.kind, context, outcome, buf.into_any());
+                        Posted::Reported
+                    }
+                    Route::Nobody => {
+                        state.hub.later.discard(buf.into_any());
+                        Posted::Reported
+                    }
+                });
+            }
+            Ok(SendNow::Queue) => match self.queue_send(ep, spec, buf, route, credit) {
+                Ok(key) => return Ok(Posted::Pending(key)),
+                Err(failed) => {
+                    if let Route::Queue(_) = route {
+                        self.hub.unreserve_entry(ep, spec.kind);
+                    }
+                    return Err(failed);
+                }
+            },
+            Err(error) => error,
+        };
+        if let Route::Queue(_) = route {
+            state.hub.unreserve_entry(ep, spec.kind);
+        }
+        Err(Failed::new(error, buf))
+    }
+
+    fn queue_send<B: IoBuf>(
+        &mut self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<OpKey, Failed<B>> {
+        let state = &mut **self;
+        let transmit = match state.hub.ep(ep) {
+            Ok(ep) => &mut ep.transmit,
+            Err(error) => return Err(Failed::new(error, buf)),
+        };
+        let has_credit = credit == Credit::Held || transmit.take(spec.peer);
+        if !has_credit && credit == Credit::Now {
+            return Err(Failed::new(Error::Again(Scarce::TransmitCredit), buf));
+        }
+        let mut op = Op::new(ep, spec.kind, route, buf.into_any());
+        op.spec = Some(spec);
+        op.credit = has_credit;
+        let key = if has_credit {
+            let key = state.hub.ops.insert(op);
+            if let Err(error) = state.provider.queue_send(&mut state.hub, ep, key, &spec) {
+                return Err(Failed::new(error, state.hub.take_back(key)));
+            }
+            key
+        } else {
+            op.phase = Phase::Waiting;
+            let key = state.hub.ops.insert(op);
+            if let Ok(ep) = state.hub.ep(ep) {
+                ep.transmit.wait(key, spec.peer);
+            }
+            key
+        };
+        Ok(key)
+    }
+
+    pub(crate) fn inject(&mut self, ep: EpId, spec: SendSpec, bytes: &[u8], pool: &Arc<Pool>) -> Result<()> {
+        let state = &mut **self;
+        let limit = state.hub.ep(ep)?.bound.inject_size;
+        if bytes.len() > limit {
+            return Err(Error::TooLong { what: "injected message", len: bytes.len(), limit });
+        }
+        if !state.hub.ep(ep)?.transmit.is_behind(spec.peer)
+            && state.provider.send_now(&mut state.hub, ep, &spec, bytes)? == SendNow::Done
+        {
+            state.hub.count(ep, spec.kind, true);
+            return Ok(());
+        }
+        let mut copy = pool.take(bytes.len());
+        copy.extend_from_slice(bytes);
+        self.queue_send(ep, spec, copy, Route::Nobody, Credit::Now)?;
+        Ok(())
+    }
+
+    pub(crate) fn recv<B: IoBufMut>(
+        &mut self,
+        ep: EpId,
+        spec: RecvSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<OpKey, Failed<B>> {
+        let state = &mut **self;
+        let refused = match state.hub.ep(ep) {
+            Ok(state) if credit == Credit::Now && state.posted_recvs >= state.bound.rx_size => {
+                Some(Error::Again(Scarce::ReceiveEntry))
+            }
+            Ok(_) => spec.from.and_then(|from| state.hub.address_of(ep, from).err()),
+            Err(error) => Some(error),
+        };
+        let refused = refused.or_else(|| match route {
+            Route::Queue(_) => state.hub.reserve_entry(ep, OpKind::Recv).err(),
+            _ => None,
+        });
+        if let Some(error) = refused {
+            return Err(Failed::new(error, buf));
+        }
+        if let Ok(ep) = state.hub.ep(ep) {
+            ep.posted_recvs += 1;
+        }
+        let mut op = Op::new(ep, OpKind::Recv, route, buf.into_any());
+        op.credit = true;
+        let key = state.hub.ops.insert(op);
+        state.provider.post_recv(&mut state.hub, ep, key, spec);
+        Ok(key)
+    }
+
+    /// Takes an operation back that has not begun; its slot stays.
+    pub(crate) fn withdraw(&mut self, key: OpKey) -> bool {
+        let state = &mut **self;
+        let Some(op) = state.hub.ops.get(key) else { return false };
+        let ep = op.ep;
+        match op.phase {
+            Phase::Waiting => {
+                if let Ok(ep) = state.hub.ep(ep) {
+                    ep.transmit.leave(key);
+                }
+                true
+            }
+            Phase::Posted => state.provider.cancel(&mut state.hub, ep, key),
+            Phase::Done(_) => false,
+        }
+    }
+
+    pub(crate) fn abandon(&mut self, key: OpKey) {
+        let state = &mut **self;
+        let Some(op) = state.hub.ops.get(key) else { return };
+        let (ep, kind) = (op.ep, op.kind);
+        match &op.phase {
+            Phase::Waiting => {
+                self.withdraw(key);
+                self.hub.discard(key);
+            }
+            Phase::Posted if kind == OpKind::Recv => {
+                state.provider.abandon_recv(&mut state.hub, ep, key);
+                state.hub.discard(key);
+            }
+            Phase::Posted => {
+                if let Some(op) = state.hub.ops.get_mut(key) {
+                    op.route = Route::Nobody;
+                    if let Some(waker) = op.waker.take() {
+                        state.hub.waiters -= 1;
+                        state.hub.later.discard_waker(waker);
+                    }
+                }
+            }
+            Phase::Done(outcome) => {
+                let placed = outcome.transfer.len;
+                let message = match outcome.error {
+                    None => Some(outcome.transfer.envelope(0)),
+                    Some(Error::Truncated { lost, .. }) => Some(outcome.transfer.envelope(lost)),
+                    Some(_) => None,
+                };
+                if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
+                    let bytes = state.hub.reclaim(key, placed);
+                    state.provider.put_back(&mut state.hub, ep, envelope, bytes);
+                }
+                self.hub.discard(key);
+            }
+        }
+    }
+}
+
+impl Hub {
+    fn check_send(&mut self, ep: EpId, len: usize) -> Result<()> {
+        let limit = self.ep(ep)?.bound.max_msg_size;
+        if len > limit { Err(Error::TooLong { what: "message", len, limit }) } else { Ok(()) }
+    }
+
+    fn return_credit(&mut self, ep: EpId, peer: FiAddr) {
+        if let Some(state) = self.eps.get_mut(ep.0) {
+            state.transmit.give(peer);
+            if !state.transmit.is_idle() {
+                self.credited.push(ep);
+            }
+        }
+    }
+
+    /// Removes an operation that was refused and returns its buffer.
+    fn take_back<B: IoBuf>(&mut self, key: OpKey) -> B {
+        let mut op = self.ops.remove(key).expect("the slot was just filled");
+        self.give_back(&mut op);
+        B::from_any(op.buf).unwrap_or_else(|_| unreachable!("the slot was filled with this type"))
+    }
+}

@@ -1,0 +1,27 @@
+//! The registry of providers. Adding one touches its folder and this list.
+
+pub mod shm;
+
+use fabric_core::provider::Provider;
+use fabric_core::sim::SimProvider;
+
+use fabric_core::{Error, Result};
+
+static PROVIDERS: [&dyn Provider; 2] = [&shm::ShmProvider, &SimProvider];
+
+/// Every provider, best first.
+#[must_use]
+pub fn all() -> &'static [&'static dyn Provider] {
+    &PROVIDERS
+}
+
+/// The provider of this name.
+///
+/// # Errors
+/// [`Error::UnknownProvider`], which names those that exist.
+pub fn by_name(name: &str) -> Result<&'static dyn Provider> {
+    PROVIDERS.into_iter().find(|provider| provider.name() == name).ok_or_else(|| Error::UnknownProvider {
+        asked: name.into(),
+        known: PROVIDERS.iter().map(|provider| provider.name()).collect(),
+    })
+}

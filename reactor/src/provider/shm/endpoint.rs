@@ -1,0 +1,472 @@
+//! An endpoint over shared memory: a name where peers knock, the connections in both directions, and a receive
+//! context.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use fabric_core::buf::{Pool, PooledBuf};
+use fabric_core::completion::Outcome;
+use fabric_core::event::{DownReason, EventKind};
+use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
+use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet, Watch};
+use fabric_core::rx::RxContext;
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use slab::Slab;
+
+use super::handshake;
+use super::incoming::{Incoming, Met, Stranger};
+use super::outgoing::Outgoing;
+
+/// Bytes of unexpected messages an endpoint buffers before it holds senders back.
+const UNEXPECTED_BYTES: usize = 16 << 20;
+
+/// Connections an endpoint accepts in one go.
+const ACCEPTS_PER_LOOK: usize = 64;
+
+/// What a descriptor of an endpoint is for. Packed into the token it is watched with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Token {
+    Listener,
+    Incoming(u32),
+    Outgoing(u32),
+    Doorbell,
+}
+
+impl Token {
+    fn pack(self, ep: EpId) -> u64 {
+        let (kind, id) = match self {
+            Self::Listener => (0, 0),
+            Self::Incoming(id) => (1, id),
+            Self::Outgoing(id) => (2, id),
+            Self::Doorbell => (3, 0),
+        };
+        kind << 60 | u64::from(ep.0 & 0x0fff_ffff) << 32 | u64::from(id)
+    }
+
+    pub(crate) fn unpack(token: u64) -> (EpId, Self) {
+        let id = token as u32;
+        let kind = match token >> 60 {
+            0 => Self::Listener,
+            1 => Self::Incoming(id),
+            2 => Self::Outgoing(id),
+            _ => Self::Doorbell,
+        };
+        (EpId((token >> 32) as u32 & 0x0fff_ffff), kind)
+    }
+}
+
+/// A connection that came in.
+#[derive(Debug)]
+enum Caller {
+    Stranger(Stranger),
+    Peer(Box<Incoming>),
+}
+
+/// One endpoint.
+pub(crate) struct Endpoint {
+    id: EpId,
+    name: Address,
+    listener: OwnedFd,
+    wait: Arc<dyn WaitSet>,
+    rx: RxContext,
+    callers: Slab<Caller>,
+    next_key: u32,
+    /// Some caller's oldest message waits for a receive.
+    held: bool,
+    outgoing: Slab<Outgoing>,
+    /// Position in `outgoing`, by the index of the address.
+    routes: Vec<Option<usize>>,
+    /// Those of `outgoing` that have something queued.
+    busy: Vec<usize>,
+}
+
+impl Endpoint {
+    pub(crate) fn open(id: EpId, at: Address, wait: Arc<dyn WaitSet>, pool: &Arc<Pool>) -> Result<Self> {
+        let listener = handshake::listen(&at)?;
+        wait.watch(listener.as_fd(), Token::Listener.pack(id), Watch::Readable)
+            .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
+        Ok(Self {
+            id,
+            name: at,
+            listener,
+            wait,
+            rx: RxContext::new(UNEXPECTED_BYTES, pool.clone()),
+            callers: Slab::new(),
+            next_key: 0,
+            held: false,
+            outgoing: Slab::new(),
+            routes: Vec::new(),
+            busy: Vec::new(),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &Address {
+        &self.name
+    }
+
+    // ---- sending
+
+    pub(crate) fn send_now(
+        &mut self,
+        host: &mut dyn Host,
+        spec: &SendSpec,
+        payload: &[u8],
+    ) -> Result<SendNow> {
+        match self.route(spec.peer) {
+            Some(at) if self.outgoing[at].send_now(spec, payload) => Ok(SendNow::Done),
+            Some(_) => Ok(SendNow::Queue),
+            None => host.address_of(self.id, spec.peer).map(|_| SendNow::Queue),
+        }
+    }
+
+    pub(crate) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
+        let at = match self.route(spec.peer) {
+            Some(at) => at,
+            None => {
+                let peer = host.address_of(self.id, spec.peer)?;
+                if peer.scheme() != Scheme::Shm {
+                    return Err(Error::WrongScheme { provider: "shm", address: peer });
+                }
+                let at = self.outgoing.insert(Outgoing::new(peer, spec.peer));
+                let index = spec.peer.index();
+                if index >= self.routes.len() {
+                    self.routes.resize(index + 1, None);
+                }
+                self.routes[index] = Some(at);
+                at
+            }
+        };
+        self.dial(at)?;
+        let outgoing = &mut self.outgoing[at];
+        outgoing.queue(op, *spec);
+        if !self.busy.contains(&at) {
+            self.busy.push(at);
+        }
+        outgoing.pump(host);
+        Ok(())
+    }
+
+    fn dial(&mut self, at: usize) -> Result<()> {
+        let (token, bell) = (Token::Outgoing(at as u32).pack(self.id), Token::Doorbell.pack(self.id));
+        self.outgoing[at].dial(&self.name, token, bell, &*self.wait)
+    }
+
+    fn route(&self, addr: FiAddr) -> Option<usize> {
+        let at = (*self.routes.get(addr.index())?)?;
+        (self.outgoing[at].addr == addr).then_some(at)
+    }
+
+    // ---- receiving
+
+    pub(crate) fn post_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
+        self.rx.post(host, op, spec);
+        if self.held {
+            self.pump_callers(host);
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, op: OpKey) -> bool {
+        self.rx.cancel(op) || self.busy.iter().any(|&at| self.outgoing[at].cancel(op))
+    }
+
+    pub(crate) fn abandon_recv(&mut self, host: &mut dyn Host, op: OpKey) {
+        self.rx.abandon(host, op);
+    }
+
+    pub(crate) fn put_back(&mut self, host: &mut dyn Host, mut envelope: Envelope, bytes: PooledBuf) {
+        // The sender may have got a number since, or lost it.
+        let peers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        envelope.source = match { peers }.find(|peer| peer.key == envelope.peer) {
+            Some(peer) => peer.source,
+            None => envelope.source.filter(|source| host.address_of(self.id, *source).is_ok()),
+        };
+        self.rx.put_back(host, envelope, bytes);
+    }
+
+    pub(crate) fn address_inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
+        for (_, caller) in &mut self.callers {
+            if let Caller::Peer(peer) = caller
+                && peer.peer == *address
+            {
+                peer.source = Some(addr);
+                self.rx.resolve(host, peer.key, addr);
+            }
+        }
+    }
+
+    pub(crate) fn address_removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
+        self.rx.forget(addr);
+        for (_, caller) in &mut self.callers {
+            if let Caller::Peer(peer) = caller {
+                peer.source = peer.source.filter(|source| *source != addr);
+            }
+        }
+        if let Some(at) = self.route(addr) {
+            let mut outgoing = self.outgoing.remove(at);
+            self.routes[addr.index()] = None;
+            self.busy.retain(|busy| *busy != at);
+            outgoing.farewell();
+            outgoing.end(host, &*self.wait, &Error::StaleAddress(addr));
+        }
+    }
+
+    // ---- moving
+
+    pub(crate) fn progress(&mut self, host: &mut dyn Host) -> bool {
+        let received = self.pump_callers(host);
+        received | (!self.busy.is_empty() && self.pump_outgoing(host))
+    }
+
+    fn pump_callers(&mut self, host: &mut dyn Host) -> bool {
+        let mut moved = false;
+        let mut over = Vec::new();
+        self.held = false;
+        for (at, caller) in &mut self.callers {
+            let Caller::Peer(peer) = caller else { continue };
+            match peer.pump(&mut self.rx, host) {
+                Ok(more) => moved |= more,
+                Err(broken) => over.push((at, Some(broken.0))),
+            }
+            self.held |= peer.is_held();
+            if peer.down().is_some() && peer.is_drained() {
+                over.push((at, None));
+            }
+        }
+        // Nothing is allocated above unless somebody ended.
+        for (at, broken) in over {
+            moved = true;
+            if let Some(what) = broken {
+                self.broken(host, at, what);
+            }
+            self.end_caller(host, at);
+        }
+        moved
+    }
+
+    fn pump_outgoing(&mut self, host: &mut dyn Host) -> bool {
+        let mut moved = false;
+        let mut index = 0;
+        while let Some(&at) = self.busy.get(index) {
+            if self.outgoing[at].is_dialing()
+                && let Err(error) = self.dial(at)
+            {
+                self.outgoing[at].end(host, &*self.wait, &error);
+                moved = true;
+            }
+            moved |= self.outgoing[at].pump(host);
+            if self.outgoing[at].is_idle() {
+                self.busy.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        moved
+    }
+
+    // ---- connections
+
+    pub(crate) fn ready(&mut self, host: &mut dyn Host, token: Token) {
+        match token {
+            Token::Listener => self.accept(host),
+            Token::Incoming(at) => self.caller_ready(host, at as usize),
+            Token::Outgoing(at) => {
+                let at = at as usize;
+                let Some(ended) = self.outgoing.get_mut(at).and_then(Outgoing::readable) else {
+                    self.pump_outgoing(host);
+                    return;
+                };
+                let (peer, error) = (self.outgoing[at].peer.clone(), ended.error);
+                let reason = match error {
+                    Error::Protocol { .. } => DownReason::Protocol,
+                    _ => DownReason::Died,
+                };
+                self.outgoing[at].end(host, &*self.wait, &error);
+                if ended.was_live {
+                    self.lose(host, &peer, reason);
+                }
+            }
+            Token::Doorbell => {}
+        }
+    }
+
+    fn accept(&mut self, host: &mut dyn Host) {
+        for _ in 0..ACCEPTS_PER_LOOK {
+            match handshake::accept(&self.listener) {
+                Ok(Some(socket)) => {
+                    let at = self.callers.vacant_key();
+                    let token = Token::Incoming(at as u32).pack(self.id);
+                    if self.wait.watch(socket.as_fd(), token, Watch::Readable).is_ok() {
+                        self.callers.insert(Caller::Stranger(Stranger { socket }));
+                        self.caller_ready(host, at);
+                    }
+                }
+                Ok(None) => return,
+                Err(errno) => {
+                    // Out of descriptors, most likely: the connection stays in the queue, and is tried again with the
+                    // next one that comes.
+                    let error = Error::os("accept4", errno.raw_os_error());
+                    host.event(self.id, EventKind::Rejected { error });
+                    return;
+                }
+            }
+        }
+    }
+
+    fn caller_ready(&mut self, host: &mut dyn Host, at: usize) {
+        match self.callers.get_mut(at) {
+            Some(Caller::Peer(peer)) => {
+                if let Some(reason) = peer.readable() {
+                    let name = peer.peer.clone();
+                    self.lose(host, &name, reason);
+                    self.pump_callers(host);
+                }
+            }
+            Some(Caller::Stranger(_)) => {
+                let Caller::Stranger(stranger) = self.callers.remove(at) else { return };
+                self.next_key += 1;
+                let bell = Token::Doorbell.pack(self.id);
+                match stranger.meet(PeerKey(self.next_key), &self.name, bell, &*self.wait) {
+                    // A slab gives the position that was freed last to who comes next.
+                    Met::Later(stranger) => {
+                        let again = self.callers.insert(Caller::Stranger(stranger));
+                        debug_assert_eq!(again, at);
+                    }
+                    Met::Peer(mut peer) => {
+                        peer.source = host.peer_connected(self.id, &peer.peer);
+                        let name = peer.peer.clone();
+                        tracing::debug!(target: "fabric::shm", at = %self.name, peer = %name, "peer connected");
+                        let again = self.callers.insert(Caller::Peer(peer));
+                        debug_assert_eq!(again, at);
+                        host.event(self.id, EventKind::PeerConnected { peer: name });
+                        self.pump_callers(host);
+                    }
+                    Met::Refused(error) => host.event(self.id, EventKind::Rejected { error }),
+                    Met::Left => {}
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// A peer has ended: both directions do.
+    fn lose(&mut self, host: &mut dyn Host, name: &Address, reason: DownReason) {
+        let mut source = host.number_of(self.id, name);
+        let mut news = true;
+        for (_, caller) in &mut self.callers {
+            if let Caller::Peer(peer) = caller
+                && peer.peer == *name
+            {
+                news = peer.lost(reason);
+                source = peer.source;
+            }
+        }
+        let error = Error::PeerGone(name.clone());
+        for (_, outgoing) in &mut self.outgoing {
+            if outgoing.peer == *name && !outgoing.is_gone() {
+                outgoing.end(host, &*self.wait, &error);
+            }
+        }
+        if news {
+            tracing::debug!(target: "fabric::shm", at = %self.name, peer = %name, ?reason, "peer down");
+            host.event(self.id, EventKind::PeerDown { peer: name.clone(), source, reason });
+        }
+    }
+
+    fn broken(&mut self, host: &mut dyn Host, at: usize, what: &'static str) {
+        let Some(name) = self.callers[at].peer().map(|peer| peer.peer.clone()) else { return };
+        tracing::warn!(target: "fabric::shm", at = %self.name, peer = %name, what, "peer broke the protocol");
+        host.event(
+            self.id,
+            EventKind::Rejected { error: Error::Protocol { peer: name.clone(), what: what.into() } },
+        );
+        self.lose(host, &name, DownReason::Protocol);
+    }
+
+    /// The connection has ended and all it left has been taken.
+    fn end_caller(&mut self, host: &mut dyn Host, at: usize) {
+        let Some(Caller::Peer(mut peer)) = self.callers.try_remove(at) else { return };
+        let error = Error::PeerGone(peer.peer.clone());
+        peer.end(&mut self.rx, host, error.clone());
+        peer.unwatch(&*self.wait);
+        let others = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        if { others }.all(|other| other.peer != peer.peer) {
+            if let Some(source) = peer.source {
+                self.rx.fail_directed(host, source, &error);
+            }
+            host.peer_disconnected(self.id, &peer.peer);
+        }
+    }
+
+    pub(crate) fn close(mut self, host: &mut dyn Host) {
+        self.rx.close(host);
+        for (_, outgoing) in &mut self.outgoing {
+            outgoing.farewell();
+            outgoing.end(host, &*self.wait, &Error::Canceled);
+        }
+    }
+
+    // ---- sleeping
+
+    pub(crate) fn arm(&mut self) -> bool {
+        let mut quiet = true;
+        for (_, caller) in &mut self.callers {
+            if let Caller::Peer(peer) = caller {
+                quiet &= peer.arm();
+            }
+        }
+        for &at in &self.busy {
+            quiet &= self.outgoing[at].arm();
+        }
+        quiet
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        for (_, caller) in &mut self.callers {
+            if let Caller::Peer(peer) = caller {
+                peer.disarm();
+            }
+        }
+        for &at in &self.busy {
+            self.outgoing[at].disarm();
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let (messages, bytes) = self.rx.unexpected();
+        format!(
+            "{} ({} callers, {} connections, {messages} unexpected messages of {bytes} bytes)",
+            self.name,
+            self.callers.len(),
+            self.outgoing.len(),
+        )
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.wait.unwatch(self.listener.as_fd());
+        for (_, caller) in &self.callers {
+            if let Caller::Peer(peer) = caller {
+                peer.farewell();
+                peer.unwatch(&*self.wait);
+            }
+        }
+        for (_, outgoing) in &self.outgoing {
+            outgoing.farewell();
+        }
+    }
+}
+
+impl Caller {
+    fn peer(&self) -> Option<&Incoming> {
+        match self {
+            Self::Peer(peer) => Some(peer),
+            Self::Stranger(_) => None,
+        }
+    }
+}
+
+/// An operation on an endpoint that is closed.
+pub(crate) fn closed(host: &mut dyn Host, op: OpKey) {
+    host.complete(op, Outcome::failed(Error::Closed(fabric_core::tree::Class::Endpoint)));
+}

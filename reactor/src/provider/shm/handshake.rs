@@ -1,0 +1,287 @@
+//! How two endpoints meet: a Unix socket in the abstract namespace, which vanishes with its process.
+//!
+//! The name of an endpoint is such a socket. Who wants to send connects and says hello, in one message with three
+//! descriptors: the segment, the receiver's doorbell and the sender's. The receiver answers welcome or refusal. After
+//! that the socket carries at most a goodbye; its hang-up is the death of the peer.
+//!
+//! Each side asks the kernel for the other's user and deals only with its own.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use fabric_core::{Address, Error, Refusal, Result, Scheme};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+/// The version of everything two processes must agree on: hello, segment and records.
+pub(crate) const VERSION: u16 = 1;
+const MAGIC: [u8; 8] = *b"fab-shm\0";
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+const WELCOME: u16 = 0;
+const REFUSED_VERSION: u16 = 1;
+const REFUSED_USER: u16 = 2;
+const REFUSED_MALFORMED: u16 = 3;
+const REFUSED_RESOURCES: u16 = 4;
+const GOODBYE: u16 = 100;
+
+/// What the connecting side says.
+#[derive(Debug)]
+pub(crate) struct Hello {
+    pub(crate) from: Address,
+    pub(crate) lines: usize,
+    pub(crate) segment: OwnedFd,
+    pub(crate) receiver_bell: OwnedFd,
+    pub(crate) sender_bell: OwnedFd,
+}
+
+/// What comes back, then or later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Welcome,
+    Refused(Refusal),
+    Goodbye,
+}
+
+/// What a read from such a socket found.
+#[derive(Debug)]
+pub(crate) enum Read<T> {
+    Nothing,
+    Message(T),
+    Malformed(&'static str),
+    HungUp,
+}
+
+/// Listens at a name.
+pub(crate) fn listen(at: &Address) -> Result<OwnedFd> {
+    let socket = socket()?;
+    match rustix::net::bind(&socket, &socket_address(at)?) {
+        Ok(()) => {}
+        Err(Errno::ADDRINUSE) => return Err(Error::AddressInUse(at.clone())),
+        Err(errno) => return Err(Error::os("bind", errno.raw_os_error())),
+    }
+    rustix::net::listen(&socket, BACKLOG).map_err(|errno| Error::os("listen", errno.raw_os_error()))?;
+    Ok(socket)
+}
+
+/// Connects to a name; `None` when the queue of connections there is full.
+pub(crate) fn connect(to: &Address) -> Result<Option<OwnedFd>> {
+    let socket = socket()?;
+    match rustix::net::connect(&socket, &socket_address(to)?) {
+        Ok(()) => {}
+        Err(Errno::AGAIN) => return Ok(None),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
+        Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
+    }
+    let (theirs, ours) = (user_of(&socket)?, rustix::process::geteuid().as_raw());
+    if theirs == ours { Ok(Some(socket)) } else { Err(Error::OtherUser { peer: to.clone(), theirs, ours }) }
+}
+
+/// Accepts a connection; `None` when there is none.
+pub(crate) fn accept(listener: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    loop {
+        return match rustix::net::accept_with(&listener, flags) {
+            Ok(socket) => Ok(Some(socket)),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(Errno::INTR | Errno::CONNABORTED) => continue,
+            Err(errno) => Err(errno),
+        };
+    }
+}
+
+/// The user at the other end.
+pub(crate) fn user_of(socket: impl AsFd) -> Result<u32> {
+    let peer = rustix::net::sockopt::socket_peercred(socket)
+        .map_err(|errno| Error::os("getsockopt(SO_PEERCRED)", errno.raw_os_error()))?;
+    Ok(peer.uid.as_raw())
+}
+
+/// Says hello, with the three descriptors.
+pub(crate) fn send_hello(
+    socket: impl AsFd,
+    from: &Address,
+    lines: usize,
+    fds: [BorrowedFd<'_>; 3],
+) -> Result<()> {
+    let mut message = Vec::with_capacity(128);
+    message.extend(MAGIC);
+    message.extend(VERSION.to_le_bytes());
+    message.extend((lines as u32).to_le_bytes());
+    message.extend(from.name().as_bytes());
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL);
+    sent.map(drop).map_err(|errno| Error::os("sendmsg", errno.raw_os_error()))
+}
+
+/// Reads a hello.
+pub(crate) fn read_hello(socket: impl AsFd) -> Read<Hello> {
+    let mut bytes = [0; 256];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let read = receive(socket, &mut bytes, &mut control);
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let Read::Message(len) = read else { return read.without_message() };
+    parse_hello(&bytes[..len], fds)
+}
+
+fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> Read<Hello> {
+    let Some((head, name)) = bytes.split_at_checked(14) else { return Read::Malformed("a short hello") };
+    if head[..8] != MAGIC {
+        return Read::Malformed("a hello of something else");
+    }
+    let version = u16::from_le_bytes([head[8], head[9]]);
+    if version != VERSION {
+        return Read::Malformed("version");
+    }
+    let lines = u32::from_le_bytes([head[10], head[11], head[12], head[13]]) as usize;
+    let name = std::str::from_utf8(name).ok().and_then(|name| Address::new(Scheme::Shm, name).ok());
+    let Some(from) = name.filter(|name| !name.name().is_empty()) else {
+        return Read::Malformed("a name that is none");
+    };
+    match <[OwnedFd; 3]>::try_from(fds) {
+        Ok([segment, receiver_bell, sender_bell]) => {
+            Read::Message(Hello { from, lines, segment, receiver_bell, sender_bell })
+        }
+        Err(_) => Read::Malformed("not three descriptors"),
+    }
+}
+
+/// Sends an answer. A peer that does not take it is about to be noticed as gone.
+pub(crate) fn send_answer(socket: impl AsFd, answer: Answer) {
+    let code = match answer {
+        Answer::Welcome => WELCOME,
+        Answer::Refused(Refusal::Version { .. }) => REFUSED_VERSION,
+        Answer::Refused(Refusal::User) => REFUSED_USER,
+        Answer::Refused(Refusal::Resources) => REFUSED_RESOURCES,
+        Answer::Refused(_) => REFUSED_MALFORMED,
+        Answer::Goodbye => GOODBYE,
+    };
+    let mut message = [0; 12];
+    message[..8].copy_from_slice(&MAGIC);
+    message[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    message[10..].copy_from_slice(&code.to_le_bytes());
+    let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}
+
+/// Reads an answer.
+pub(crate) fn read_answer(socket: impl AsFd) -> Read<Answer> {
+    let mut bytes = [0; 64];
+    let mut control = RecvAncillaryBuffer::new(&mut []);
+    let read = receive(socket, &mut bytes, &mut control);
+    let Read::Message(len) = read else { return read.without_message() };
+    if len != 12 || bytes[..8] != MAGIC {
+        return Read::Malformed("an answer of something else");
+    }
+    let theirs = u16::from_le_bytes([bytes[8], bytes[9]]);
+    Read::Message(match u16::from_le_bytes([bytes[10], bytes[11]]) {
+        WELCOME => Answer::Welcome,
+        GOODBYE => Answer::Goodbye,
+        REFUSED_VERSION => Answer::Refused(Refusal::Version { theirs, ours: VERSION }),
+        REFUSED_USER => Answer::Refused(Refusal::User),
+        REFUSED_MALFORMED => Answer::Refused(Refusal::Malformed),
+        REFUSED_RESOURCES => Answer::Refused(Refusal::Resources),
+        other => Answer::Refused(Refusal::Other(other)),
+    })
+}
+
+impl<T> Read<T> {
+    fn without_message<U>(self) -> Read<U> {
+        match self {
+            Self::Nothing | Self::Message(_) => Read::Nothing,
+            Self::Malformed(what) => Read::Malformed(what),
+            Self::HungUp => Read::HungUp,
+        }
+    }
+}
+
+fn receive(socket: impl AsFd, bytes: &mut [u8], control: &mut RecvAncillaryBuffer<'_>) -> Read<usize> {
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    loop {
+        return match rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(bytes)], control, flags) {
+            Ok(message) if message.bytes == 0 => Read::HungUp,
+            Ok(message) if message.flags.contains(rustix::net::ReturnFlags::TRUNC) => {
+                Read::Malformed("a message that is too long")
+            }
+            Ok(message) => Read::Message(message.bytes),
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => Read::Nothing,
+            Err(_) => Read::HungUp,
+        };
+    }
+}
+
+fn socket() -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|errno| Error::os("socket", errno.raw_os_error()))
+}
+
+/// The socket behind a name. A name is at most 80 bytes, so it fits.
+pub(crate) fn socket_address(name: &Address) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(format!("fabric-async/shm/{}", name.name()).as_bytes())
+        .map_err(|errno| Error::os("bind", errno.raw_os_error()))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Address {
+        Address::new(Scheme::Shm, text).unwrap()
+    }
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::NONBLOCK;
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    #[test]
+    fn hello_and_answers_arrive_as_sent() {
+        let (a, b) = pair();
+        assert!(matches!(read_hello(&b), Read::Nothing));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        send_hello(&a, &name("me"), 64, [file.as_fd(); 3]).unwrap();
+        let Read::Message(hello) = read_hello(&b) else { panic!("a hello") };
+        assert_eq!((hello.from, hello.lines), (name("me"), 64));
+        for answer in [
+            Answer::Welcome,
+            Answer::Goodbye,
+            Answer::Refused(Refusal::User),
+            Answer::Refused(Refusal::Version { theirs: VERSION, ours: VERSION }),
+        ] {
+            send_answer(&b, answer);
+            assert!(matches!(read_answer(&a), Read::Message(got) if got == answer));
+        }
+        drop(b);
+        assert!(matches!(read_answer(&a), Read::HungUp));
+    }
+
+    #[test]
+    fn garbage_is_named_and_its_descriptors_are_closed() {
+        for garbage in [&b"x"[..], &[0; 200], b"fab-shm\0\x01\x00\x40\x00\x00\x00no/slash", &[7; 256]] {
+            let (a, b) = pair();
+            rustix::net::send(&a, garbage, SendFlags::empty()).unwrap();
+            assert!(matches!(read_hello(&b), Read::Malformed(_)), "{garbage:?}");
+        }
+        let (a, b) = pair();
+        rustix::net::send(&a, &[0; 300], SendFlags::empty()).unwrap();
+        assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("too long")));
+        rustix::net::send(&a, b"fab-shm\0\x01\x00\x40\x00\x00\x00name", SendFlags::empty()).unwrap();
+        assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("descriptors")));
+        rustix::net::send(&a, b"short", SendFlags::empty()).unwrap();
+        assert!(matches!(read_answer(&b), Read::Malformed(_)));
+    }
+}

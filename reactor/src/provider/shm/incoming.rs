@@ -1,0 +1,265 @@
+//! A connection from a peer: what it sends to this endpoint.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use fabric_core::buf::Source;
+use fabric_core::event::DownReason;
+use fabric_core::matching::{Envelope, PeerKey};
+use fabric_core::provider::{Host, WaitSet, Watch};
+use fabric_core::rx::{LandingId, RxContext};
+use fabric_core::{Address, Error, FiAddr, Refusal};
+
+use super::handshake::{self, Answer, Hello, Read, VERSION};
+use super::outgoing::ring;
+use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE};
+use super::ring::{Broken, Consumer, Record};
+use super::segment::Segment;
+
+/// Records and bytes taken from one peer in one pass.
+const RECORDS_PER_PASS: usize = 64;
+const BYTES_PER_PASS: usize = 64 * 1024;
+/// The longest message a peer may announce.
+pub(crate) const MAX_MESSAGE: usize = 1 << 40;
+
+/// A connection that has not said hello yet.
+#[derive(Debug)]
+pub(crate) struct Stranger {
+    pub(crate) socket: OwnedFd,
+}
+
+/// A connection from a peer.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) peer: Address,
+    pub(crate) key: PeerKey,
+    pub(crate) source: Option<FiAddr>,
+    socket: OwnedFd,
+    ring: Consumer<Segment>,
+    receiver_bell: OwnedFd,
+    sender_bell: OwnedFd,
+    /// The message that is arriving in pieces.
+    landing: Option<LandingId>,
+    /// The oldest record waits for a receive, or for room.
+    held: bool,
+    /// The peer has said goodbye.
+    goodbye: bool,
+    /// The peer has ended; what it left in the ring is still delivered.
+    down: Option<DownReason>,
+}
+
+/// What became of a hello.
+pub(crate) enum Met {
+    /// Nothing was said yet.
+    Later(Stranger),
+    /// A peer.
+    Peer(Box<Incoming>),
+    /// Nobody to talk to.
+    Refused(Error),
+    /// It left without a word.
+    Left,
+}
+
+impl Stranger {
+    /// Reads the hello and answers it. `bell` is the token of the connection's doorbell.
+    pub(crate) fn meet(self, key: PeerKey, at: &Address, bell: u64, wait: &dyn WaitSet) -> Met {
+        let (theirs, ours) = (handshake::user_of(&self.socket), rustix::process::geteuid().as_raw());
+        let refuse = |socket: &OwnedFd, reason: Refusal, error: Error| {
+            handshake::send_answer(socket, Answer::Refused(reason));
+            Met::Refused(error)
+        };
+        match theirs {
+            Ok(theirs) if theirs != ours => {
+                let error = Error::OtherUser { peer: at.clone(), theirs, ours };
+                return refuse(&self.socket, Refusal::User, error);
+            }
+            Ok(_) => {}
+            Err(error) => return refuse(&self.socket, Refusal::Malformed, error),
+        }
+        let hello = match handshake::read_hello(&self.socket) {
+            Read::Nothing => return Met::Later(self),
+            Read::HungUp => return Met::Left,
+            Read::Message(hello) => hello,
+            Read::Malformed(what) => {
+                let reason = match what {
+                    "version" => Refusal::Version { theirs: VERSION, ours: VERSION },
+                    _ => Refusal::Malformed,
+                };
+                return refuse(&self.socket, reason, Error::Protocol { peer: at.clone(), what: what.into() });
+            }
+        };
+        match Incoming::prepare(&hello, bell, wait) {
+            Ok(segment) => {
+                handshake::send_answer(&self.socket, Answer::Welcome);
+                Met::Peer(Box::new(Incoming::new(hello, segment, self.socket, key)))
+            }
+            Err((reason, error)) => refuse(&self.socket, reason, error),
+        }
+    }
+}
+
+impl Incoming {
+    /// Everything that can fail: maps the segment and watches the doorbell.
+    fn prepare(hello: &Hello, bell: u64, wait: &dyn WaitSet) -> Result<Segment, (Refusal, Error)> {
+        let peer = hello.from.clone();
+        let segment = Segment::adopt(&hello.segment, hello.lines)
+            .map_err(|what| (Refusal::Malformed, Error::Protocol { peer, what: what.into() }))?;
+        let resources = |call, errno| (Refusal::Resources, Error::os(call, errno));
+        for fd in [&hello.receiver_bell, &hello.sender_bell] {
+            // A peer chooses these descriptors, so they may be anything that blocks.
+            rustix::fs::fcntl_getfl(fd)
+                .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK))
+                .map_err(|errno| resources("fcntl", errno.raw_os_error()))?;
+        }
+        wait.watch(hello.receiver_bell.as_fd(), bell, Watch::Edge)
+            .map_err(|error| resources("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
+        Ok(segment)
+    }
+
+    fn new(hello: Hello, segment: Segment, socket: OwnedFd, key: PeerKey) -> Self {
+        Self {
+            peer: hello.from,
+            key,
+            source: None,
+            socket,
+            ring: Consumer::new(segment),
+            receiver_bell: hello.receiver_bell,
+            sender_bell: hello.sender_bell,
+            landing: None,
+            held: false,
+            goodbye: false,
+            down: None,
+        }
+    }
+
+    /// Takes what has arrived, as far as it is wanted. Returns whether anything moved.
+    pub(crate) fn pump(&mut self, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
+        let mut bytes = 0;
+        let mut moved = false;
+        self.held = false;
+        for _ in 0..RECORDS_PER_PASS {
+            let Some(record) = self.ring.peek()? else { break };
+            if !self.take(record, rx, host)? {
+                self.held = true;
+                break;
+            }
+            moved = true;
+            if self.ring.consume(record) {
+                ring(&self.sender_bell);
+            }
+            bytes += record.header.len as usize;
+            if bytes > BYTES_PER_PASS {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Takes one record; false when it has to stay.
+    fn take(&mut self, record: Record, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
+        let (kind, flags, len) = (record.header.kind, record.header.flags, record.header.len as usize);
+        let layout =
+            Layout::for_record(kind, flags, len).ok_or(Broken("a record too short for its flags"))?;
+        let segment = self.ring.memory();
+        let payload = segment
+            .payload(record.start + layout.payload, len - layout.payload)
+            .ok_or(Broken("a payload out of bounds"))?;
+        let word = |at: usize| segment.word(record.start + at);
+        if kind == PIECE {
+            let id = self.landing.ok_or(Broken("a piece of no message"))?;
+            if payload.is_empty() || payload.len() > rx.missing(id) {
+                return Err(Broken("a piece longer than its message"));
+            }
+            if rx.land(host, id, &payload) {
+                self.landing = None;
+            }
+            return Ok(true);
+        }
+        if self.landing.is_some() {
+            return Err(Broken("a message within a message"));
+        }
+        let envelope = |len| Envelope {
+            peer: self.key,
+            source: self.source,
+            tag: layout.tag.filter(|_| flags & TAGGED != 0).map(word),
+            len,
+            data: layout.data.filter(|_| flags & DATA != 0).map(word),
+            arrival: 0,
+        };
+        match (kind, layout.total) {
+            (WHOLE, _) => Ok(rx.deliver(host, envelope(payload.len()), &payload)),
+            (BEGIN, Some(at)) => {
+                let total = usize::try_from(word(at)).unwrap_or(usize::MAX);
+                if total <= payload.len() || total > MAX_MESSAGE {
+                    return Err(Broken("a message length out of bounds"));
+                }
+                let Some(id) = rx.begin(host, envelope(total)) else { return Ok(false) };
+                rx.land(host, id, &payload);
+                self.landing = Some(id);
+                Ok(true)
+            }
+            _ => Err(Broken("a record of unknown kind")),
+        }
+    }
+
+    /// The socket is readable: how the peer ended, if it has.
+    pub(crate) fn readable(&mut self) -> Option<DownReason> {
+        loop {
+            match handshake::read_answer(&self.socket) {
+                Read::Nothing => return None,
+                Read::Message(Answer::Goodbye) => self.goodbye = true,
+                Read::HungUp if self.goodbye => return Some(DownReason::Closed),
+                Read::HungUp => return Some(DownReason::Died),
+                Read::Message(_) | Read::Malformed(_) => return Some(DownReason::Protocol),
+            }
+        }
+    }
+
+    /// How the peer ended, if it has.
+    pub(crate) fn down(&self) -> Option<DownReason> {
+        self.down
+    }
+
+    /// Whether everything the peer left has been taken.
+    pub(crate) fn is_drained(&mut self) -> bool {
+        matches!(self.ring.peek(), Ok(None) | Err(_)) || self.down == Some(DownReason::Protocol)
+    }
+
+    /// The oldest record waits for a receive, or for room.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Ends the connection: a message that was arriving will never be complete.
+    pub(crate) fn end(&mut self, rx: &mut RxContext, host: &mut dyn Host, error: Error) {
+        if let Some(id) = self.landing.take() {
+            rx.fail(host, id, error);
+        }
+    }
+
+    /// Notes that the peer has ended. False when that was known.
+    pub(crate) fn lost(&mut self, reason: DownReason) -> bool {
+        let news = self.down.is_none();
+        self.down.get_or_insert(reason);
+        news
+    }
+
+    /// Stops watching the descriptors. The doorbell is open in the peer too, so closing it would not do.
+    pub(crate) fn unwatch(&self, wait: &dyn WaitSet) {
+        wait.unwatch(self.socket.as_fd());
+        wait.unwatch(self.receiver_bell.as_fd());
+    }
+
+    /// Says goodbye; the endpoint closes.
+    pub(crate) fn farewell(&self) {
+        handshake::send_answer(&self.socket, Answer::Goodbye);
+    }
+
+    /// Before sleeping: false when something could move now.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.ring.arm() || self.held
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+}

@@ -1,0 +1,215 @@
+//! Shared memory between processes of one machine, and within one.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `endpoint` | an endpoint: its name, its connections, its receive context |
+//! | `outgoing`, `incoming` | a connection, seen from the sender and from the receiver |
+//! | `handshake` | how two endpoints meet on a Unix socket |
+//! | `record` | what the records in a ring say |
+//! | `ring` | the ring of lines |
+//! | `segment` | the memory below the ring |
+
+mod endpoint;
+mod handshake;
+mod incoming;
+mod outgoing;
+mod record;
+mod ring;
+mod segment;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fabric_core::buf::{Pool, PooledBuf};
+use fabric_core::flags::{Caps, MrMode, MsgOrder};
+use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
+use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+
+use endpoint::{Endpoint, Token};
+
+/// The provider `shm`.
+#[derive(Clone, Copy, Debug)]
+pub struct ShmProvider;
+
+impl Provider for ShmProvider {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    /// Twice the same, under manual and under automatic progress: who states no wish gets the first.
+    fn offers(&self) -> Vec<Info> {
+        let mut info = Info::template("shm", "shm", "shm");
+        info.fabric.provider_version = Version::new(0, 1);
+        info.caps = Caps::MSG
+            | Caps::TAGGED
+            | Caps::SEND
+            | Caps::RECV
+            | Caps::DIRECTED_RECV
+            | Caps::SOURCE
+            | Caps::LOCAL_COMM;
+        info.domain.caps = Caps::LOCAL_COMM;
+        info.domain.av_type = Some(AvType::Table);
+        info.domain.mr_mode = MrMode::SCALABLE;
+        info.domain.mr_key_size = 8;
+        info.domain.cq_data_size = 8;
+        info.domain.cq_cnt = 1024;
+        info.domain.ep_cnt = 1024;
+        info.domain.tx_ctx_cnt = 1024;
+        info.domain.rx_ctx_cnt = 1024;
+        info.domain.max_ep_tx_ctx = 1;
+        info.domain.max_ep_rx_ctx = 1;
+        info.domain.cntr_cnt = 1024;
+        info.domain.mr_iov_limit = 1;
+        info.domain.mr_cnt = 1 << 16;
+        info.ep.ep_type = EpType::Rdm;
+        info.ep.protocol = Some(Protocol::Shm);
+        info.ep.protocol_version = u32::from(handshake::VERSION);
+        info.ep.max_msg_size = incoming::MAX_MESSAGE;
+        info.ep.mem_tag_format = u64::MAX;
+        info.ep.tx_ctx_cnt = 1;
+        info.ep.rx_ctx_cnt = 1;
+        info.tx.msg_order = MsgOrder::SAS;
+        info.tx.inject_size = 4096;
+        info.tx.size = 1024;
+        info.tx.iov_limit = 1;
+        info.rx.msg_order = MsgOrder::SAS;
+        info.rx.size = 1024;
+        info.rx.iov_limit = 1;
+        let mut auto = info.clone();
+        (auto.domain.control_progress, auto.domain.data_progress) = (Progress::Auto, Progress::Auto);
+        vec![info, auto]
+    }
+
+    fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
+        Ok(Box::new(ShmDomain { wait: wait, endpoints: BTreeMap::new() }))
+    }
+}
+
+/// The data path of a domain: its endpoints.
+struct ShmDomain {
+    wait: Arc<dyn WaitSet>,
+    endpoints: BTreeMap<EpId, Endpoint>,
+}
+
+impl ShmDomain {
+    fn ep(&mut self, ep: EpId) -> Result<&mut Endpoint> {
+        self.endpoints.get_mut(&ep).ok_or(Error::Closed(Class::Endpoint))
+    }
+}
+
+impl ProviderDomain for ShmDomain {
+    fn open_endpoint(
+        &mut self,
+        ep: EpId,
+        _info: &Info,
+        at: Option<&Address>,
+        pool: &Arc<Pool>,
+    ) -> Result<Address> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let opened = match at {
+            Some(at) if at.scheme() != Scheme::Shm => {
+                return Err(Error::WrongScheme { provider: "shm", address: at.clone() });
+            }
+            Some(at) if !at.name().is_empty() => Endpoint::open(ep, at.clone(), self.wait.clone(), pool)?,
+            // Another process namespace on the same network may have an endpoint of the same number.
+            _ => loop {
+                let number = NEXT.fetch_add(1, Ordering::Relaxed);
+                let name = format!("{}.{number}", std::process::id());
+                match Endpoint::open(ep, Address::new(Scheme::Shm, &name)?, self.wait.clone(), pool) {
+                    Err(Error::AddressInUse(_)) => continue,
+                    opened => break opened?,
+                }
+            },
+        };
+        let name = opened.name().clone();
+        self.endpoints.insert(ep, opened);
+        Ok(name)
+    }
+
+    fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
+        if let Some(endpoint) = self.endpoints.remove(&ep) {
+            endpoint.close(host);
+        }
+    }
+
+    fn send_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        payload: &[u8],
+    ) -> Result<SendNow> {
+        self.ep(ep)?.send_now(host, spec, payload)
+    }
+
+    fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
+        self.ep(ep)?.queue_send(host, op, spec)
+    }
+
+    fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+        match self.ep(ep) {
+            Ok(endpoint) => endpoint.post_recv(host, op, spec),
+            Err(_) => endpoint::closed(host, op),
+        }
+    }
+
+    fn cancel(&mut self, _host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
+        self.ep(ep).is_ok_and(|endpoint| endpoint.cancel(op))
+    }
+
+    fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.abandon_recv(host, op);
+        }
+    }
+
+    fn put_back(&mut self, host: &mut dyn Host, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.put_back(host, envelope, bytes);
+        }
+    }
+
+    fn address_inserted(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr, address: &Address) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.address_inserted(host, addr, address);
+        }
+    }
+
+    fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.address_removed(host, addr);
+        }
+    }
+
+    fn progress(&mut self, host: &mut dyn Host) -> bool {
+        self.endpoints.values_mut().fold(false, |moved, endpoint| moved | endpoint.progress(host))
+    }
+
+    fn ready(&mut self, host: &mut dyn Host, token: u64) {
+        let (ep, token) = Token::unpack(token);
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.ready(host, token);
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        let quiet = self.endpoints.values_mut().fold(true, |quiet, endpoint| quiet & endpoint.arm());
+        if !quiet {
+            self.disarm();
+        }
+        quiet
+    }
+
+    fn disarm(&mut self) {
+        self.endpoints.values_mut().for_each(Endpoint::disarm);
+    }
+
+    fn describe(&self) -> String {
+        let endpoints: Vec<_> = self.endpoints.values().map(Endpoint::describe).collect();
+        format!("shm [{}]", endpoints.join(", "))
+    }
+}

@@ -1,0 +1,307 @@
+//! A connection to a peer: what this endpoint sends there.
+//!
+//! It is made with the first operation for the peer. Until the peer has answered, and whenever its ring is full,
+//! operations wait in the queue; otherwise messages go into the ring at once.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+
+use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::provider::{Host, OpKey, SendSpec, WaitSet, Watch};
+use fabric_core::{Address, Error, FiAddr, Result};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::handshake::{self, Answer, Read};
+use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE};
+use super::ring::Producer;
+use super::segment::Segment;
+
+/// Lines of a new segment: 128 KiB of them.
+const LINES: usize = 2048;
+/// Bytes moved for one peer in one pass.
+const BYTES_PER_PASS: usize = 64 * 1024;
+/// Payload of one record of a longer message.
+const PIECE_BYTES: usize = 8 * 1024;
+
+/// A connection to a peer.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// Whom it leads to.
+    pub(crate) peer: Address,
+    pub(crate) addr: FiAddr,
+    link: Link,
+    queue: VecDeque<Queued>,
+}
+
+#[derive(Debug)]
+enum Link {
+    /// The peer's queue of connections is full: to be tried again.
+    Dialing,
+    Waiting(Wires),
+    Live(Wires),
+    /// Ended; a new one is made for the next operation.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Wires {
+    socket: OwnedFd,
+    ring: Producer<Segment>,
+    /// The receiver sleeps on this one.
+    receiver_bell: OwnedFd,
+    /// This side sleeps on this one.
+    sender_bell: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Queued {
+    op: OpKey,
+    spec: SendSpec,
+    sent: usize,
+    begun: bool,
+}
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) error: Error,
+    /// The peer had welcomed this endpoint before.
+    pub(crate) was_live: bool,
+}
+
+impl Outgoing {
+    pub(crate) fn new(peer: Address, addr: FiAddr) -> Self {
+        Self { peer, addr, link: Link::Gone, queue: VecDeque::new() }
+    }
+
+    /// Puts a message into the ring if nothing stands in the way.
+    pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: &[u8]) -> bool {
+        let Link::Live(wires) = &mut self.link else { return false };
+        self.queue.is_empty() && spec.kind == OpKind::Send && wires.whole(spec, payload)
+    }
+
+    /// Appends an operation.
+    pub(crate) fn queue(&mut self, op: OpKey, spec: SendSpec) {
+        self.queue.push_back(Queued { op, spec, sent: 0, begun: false });
+    }
+
+    /// Takes an operation back of which nothing was sent.
+    pub(crate) fn cancel(&mut self, op: OpKey) -> bool {
+        let at = self.queue.iter().position(|queued| queued.op == op && !queued.begun);
+        at.is_some_and(|at| self.queue.remove(at).is_some())
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self.link, Link::Gone)
+    }
+
+    /// Makes the connection if there is none.
+    pub(crate) fn dial(&mut self, from: &Address, token: u64, bell: u64, wait: &dyn WaitSet) -> Result<()> {
+        if !matches!(self.link, Link::Gone | Link::Dialing) {
+            return Ok(());
+        }
+        let Some(socket) = handshake::connect(&self.peer)? else {
+            self.link = Link::Dialing;
+            return Ok(());
+        };
+        let (segment, memory) = Segment::create(LINES)?;
+        let bells = [(); 2].map(|()| {
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|errno| Error::os("eventfd2", errno.raw_os_error()))
+        });
+        let [receiver_bell, sender_bell] = bells;
+        let (receiver_bell, sender_bell) = (receiver_bell?, sender_bell?);
+        let fds = [memory.as_fd(), receiver_bell.as_fd(), sender_bell.as_fd()];
+        handshake::send_hello(&socket, from, LINES, fds)?;
+        let failed = |error: std::io::Error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default());
+        wait.watch(socket.as_fd(), token, Watch::Readable).map_err(failed)?;
+        if let Err(error) = wait.watch(sender_bell.as_fd(), bell, Watch::Edge) {
+            wait.unwatch(socket.as_fd());
+            return Err(failed(error));
+        }
+        let ring = Producer::new(segment);
+        self.link = Link::Waiting(Wires { socket, ring, receiver_bell, sender_bell });
+        Ok(())
+    }
+
+    /// Moves queued operations into the ring, as far as they fit. Returns whether anything moved.
+    pub(crate) fn pump(&mut self, host: &mut dyn Host) -> bool {
+        let Link::Live(wires) = &mut self.link else { return false };
+        let mut bytes = 0;
+        let mut moved = false;
+        while bytes < BYTES_PER_PASS
+            && let Some(front) = self.queue.front_mut()
+        {
+            let before = front.sent;
+            let (progressed, done) = wires.advance(front, host);
+            moved |= progressed;
+            bytes += front.sent - before;
+            if done {
+                let transfer = Transfer::sent(front.sent, front.spec.tag);
+                let op = front.op;
+                self.queue.pop_front();
+                host.complete(op, Outcome::ok(transfer));
+            } else if !progressed {
+                break;
+            }
+        }
+        moved
+    }
+
+    /// The socket is readable: an answer, or the end.
+    pub(crate) fn readable(&mut self) -> Option<Ended> {
+        loop {
+            let (Link::Waiting(wires) | Link::Live(wires)) = &self.link else { return None };
+            let was_live = matches!(self.link, Link::Live(_));
+            let error = match handshake::read_answer(&wires.socket) {
+                Read::Nothing => return None,
+                Read::Message(Answer::Welcome) if !was_live => {
+                    if let Link::Waiting(wires) = std::mem::replace(&mut self.link, Link::Gone) {
+                        self.link = Link::Live(wires);
+                    }
+                    continue;
+                }
+                Read::Message(Answer::Refused(reason)) => Error::Refused { peer: self.peer.clone(), reason },
+                Read::Message(Answer::Goodbye) | Read::HungUp => Error::PeerGone(self.peer.clone()),
+                Read::Message(Answer::Welcome) => self.broke("a second welcome"),
+                Read::Malformed(what) => self.broke(what),
+            };
+            return Some(Ended { error, was_live });
+        }
+    }
+
+    /// Ends the connection; queued operations fail.
+    pub(crate) fn end(&mut self, host: &mut dyn Host, wait: &dyn WaitSet, error: &Error) {
+        if let Link::Waiting(wires) | Link::Live(wires) = std::mem::replace(&mut self.link, Link::Gone) {
+            wait.unwatch(wires.socket.as_fd());
+            wait.unwatch(wires.sender_bell.as_fd());
+        }
+        for queued in std::mem::take(&mut self.queue) {
+            let transfer = Transfer::sent(queued.sent, queued.spec.tag);
+            host.complete(queued.op, Outcome { transfer, error: Some(error.clone()) });
+        }
+    }
+
+    /// Says goodbye; the endpoint closes.
+    pub(crate) fn farewell(&self) {
+        if let Link::Waiting(wires) | Link::Live(wires) = &self.link {
+            handshake::send_answer(&wires.socket, Answer::Goodbye);
+        }
+    }
+
+    /// Still has to dial.
+    pub(crate) fn is_dialing(&self) -> bool {
+        matches!(self.link, Link::Dialing)
+    }
+
+    /// Before sleeping: false when something could move now.
+    pub(crate) fn arm(&mut self) -> bool {
+        match &mut self.link {
+            Link::Dialing => false,
+            Link::Live(wires) => match self.queue.front() {
+                None => true,
+                Some(_) => {
+                    let longest = wires.ring.shape().longest();
+                    wires.ring.arm(longest)
+                }
+            },
+            Link::Waiting(_) | Link::Gone => true,
+        }
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        if let Link::Live(wires) = &self.link
+            && !self.queue.is_empty()
+        {
+            wires.ring.disarm();
+        }
+    }
+
+    fn broke(&self, what: &str) -> Error {
+        Error::Protocol { peer: self.peer.clone(), what: what.into() }
+    }
+}
+
+impl Wires {
+    /// Sends a message in one record; false when it is too long for one, or there is no room.
+    fn whole(&mut self, spec: &SendSpec, payload: &[u8]) -> bool {
+        let flags = flags_of(spec);
+        let layout = Layout::for_payload(WHOLE, flags, payload.len());
+        let len = layout.payload + payload.len();
+        if payload.len() > PIECE_BYTES || !self.push(WHOLE, flags, len, &layout, spec, 0, payload) {
+            return false;
+        }
+        self.ring_bell();
+        true
+    }
+
+    /// Moves the front operation on: whether anything moved, and whether it is done.
+    fn advance(&mut self, front: &mut Queued, host: &mut dyn Host) -> (bool, bool) {
+        if front.spec.kind != OpKind::Send {
+            return (true, true);
+        }
+        let payload = host.payload(front.op);
+        let total = payload.len();
+        if !front.begun && total <= PIECE_BYTES {
+            let done = self.whole(&front.spec, payload);
+            if done {
+                front.sent = total;
+            }
+            return (done, done);
+        }
+        let (kind, flags) = if front.begun { (PIECE, 0) } else { (BEGIN, flags_of(&front.spec)) };
+        let piece = &payload[front.sent..total.min(front.sent + PIECE_BYTES)];
+        let layout = Layout::for_payload(kind, flags, piece.len());
+        let len = layout.payload + piece.len();
+        if !self.push(kind, flags, len, &layout, &front.spec, total as u64, piece) {
+            return (false, false);
+        }
+        self.ring_bell();
+        front.begun = true;
+        front.sent += piece.len();
+        (true, front.sent == total)
+    }
+
+    #[allow(clippy::too_many_arguments)] // the parts of one record
+    fn push(
+        &mut self,
+        kind: u8,
+        flags: u8,
+        len: usize,
+        layout: &Layout,
+        spec: &SendSpec,
+        total: u64,
+        payload: &[u8],
+    ) -> bool {
+        let (tag, data, total) =
+            (spec.tag.unwrap_or(0).to_le_bytes(), spec.data.unwrap_or(0).to_le_bytes(), total.to_le_bytes());
+        let mut parts: [(usize, &[u8]); 4] = [(layout.payload, payload); 4];
+        let mut count = 1;
+        for (at, bytes) in [(layout.tag, &tag), (layout.data, &data), (layout.total, &total)] {
+            if let Some(at) = at {
+                parts[count] = (at, bytes);
+                count += 1;
+            }
+        }
+        self.ring.push(kind, flags, len, &parts[..count])
+    }
+
+    fn ring_bell(&self) {
+        if self.ring.must_ring() {
+            ring(&self.receiver_bell);
+        }
+    }
+}
+
+/// Rings a doorbell. A full counter means that it has been rung.
+pub(crate) fn ring(bell: &OwnedFd) {
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+fn flags_of(spec: &SendSpec) -> u8 {
+    (if spec.tag.is_some() { TAGGED } else { 0 }) | (if spec.data.is_some() { DATA } else { 0 })
+}

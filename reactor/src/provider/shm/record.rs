@@ -1,0 +1,80 @@
+//! What the records of a ring say: whole messages, beginnings, and pieces.
+//!
+//! A message that fits into one record is [`WHOLE`]. A longer one is a [`BEGIN`], which tells the full length, and
+//! [`PIECE`]s. Behind the header come, each only where its flag or kind asks for it: the tag, the data for the
+//! receiver's completion, and the full length, eight bytes each; then the payload, at the next line if it is long.
+
+use super::ring::HEADER;
+
+/// A message in one record.
+pub(crate) const WHOLE: u8 = 1;
+/// The first record of a message that takes several.
+pub(crate) const BEGIN: u8 = 2;
+/// A further record of it.
+pub(crate) const PIECE: u8 = 3;
+
+/// The record has a tag.
+pub(crate) const TAGGED: u8 = 1;
+/// The record has completion data.
+pub(crate) const DATA: u8 = 2;
+
+/// Where the parts of a record lie, in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) tag: Option<usize>,
+    pub(crate) data: Option<usize>,
+    pub(crate) total: Option<usize>,
+    pub(crate) payload: usize,
+}
+
+/// Payloads from this size on start on a line of their own, so that copying is aligned.
+const ALIGNED: usize = 512;
+
+impl Layout {
+    /// The layout of a record with these flags; `long` when its payload is.
+    fn of(kind: u8, flags: u8, long: bool) -> Self {
+        let mut at = HEADER;
+        let mut next = |present: bool| {
+            present.then(|| {
+                at += 8;
+                at - 8
+            })
+        };
+        let tag = next(flags & TAGGED != 0);
+        let data = next(flags & DATA != 0);
+        let total = next(kind == BEGIN);
+        Self { tag, data, total, payload: if long { super::ring::LINE } else { at } }
+    }
+
+    /// The layout for a payload of this many bytes.
+    pub(crate) fn for_payload(kind: u8, flags: u8, payload: usize) -> Self {
+        Self::of(kind, flags, payload >= ALIGNED)
+    }
+
+    /// The layout of a record of this many bytes, as its reader works it out; `None` when it is too short for what
+    /// its flags promise.
+    pub(crate) fn for_record(kind: u8, flags: u8, len: usize) -> Option<Self> {
+        let long = len >= super::ring::LINE + ALIGNED;
+        let layout = Self::of(kind, flags, long);
+        (len >= layout.payload).then_some(layout)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writer_and_reader_agree_on_every_length() {
+        for kind in [WHOLE, BEGIN, PIECE] {
+            for flags in 0..4 {
+                for payload in 0..2000 {
+                    let written = Layout::for_payload(kind, flags, payload);
+                    let read = Layout::for_record(kind, flags, written.payload + payload);
+                    assert_eq!(read, Some(written), "kind {kind}, flags {flags}, payload {payload}");
+                }
+            }
+        }
+        assert_eq!(Layout::for_record(WHOLE, TAGGED, HEADER + 7), None);
+    }
+}

@@ -1,0 +1,316 @@
+//! The ring of lines: one producer and one consumer, in memory that the two processes share.
+//!
+//! The memory is an array of 64-byte lines. A *record* is a run of 1 to [`Shape::longest`] lines without a wrap; its
+//! first eight bytes are its header, and a header that is not zero *is* the publication: no index line has to travel
+//! besides the message, so a message of up to [`INLINE`] bytes costs one line.
+//!
+//! # Invariants
+//!
+//! 1. The consumer looks for a header only at the line behind the last record it consumed.
+//! 2. Before the producer publishes a record, the header of the line behind it is zero. (Payload bytes of earlier laps
+//!    lie about in the lines; none of them can be taken for a header, because by 1 the consumer looks only at lines
+//!    that were zeroed by 2, or at the first line of fresh memory.)
+//! 3. The producer writes only lines that the consumer has given back: it always keeps one line free, so that the
+//!    zeroing of 2 does not touch a record in use.
+//!
+//! # Sleeping
+//!
+//! Both ends may sleep. The consumer raises `armed`, the producer `starved`; each then makes a full fence and looks
+//! once more. The other end publishes, makes a full fence and looks at the flag. So either the sleeper sees the news,
+//! or the other end sees the flag and rings (the classic store-fence-load on both sides). Whoever rings takes the flag
+//! down with a swap, so that one sleep costs one ring.
+//!
+//! # Trust
+//!
+//! The other process can write anything anywhere at any time. Every header is copied out once and checked; a record
+//! whose lengths do not add up is a [`Broken`] ring, never an access outside of the memory.
+#![allow(unsafe_code)] // one call: `Memory::write`, whose duty invariant 3 discharges
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Bytes in a line.
+pub(crate) const LINE: usize = 64;
+/// Bytes of payload that fit beside the header in a single line.
+pub(crate) const INLINE: usize = LINE - HEADER;
+/// Bytes of the header.
+pub(crate) const HEADER: usize = 8;
+
+/// The memory of a ring, as its two ends see it.
+pub(crate) trait Memory {
+    /// The number of lines, a power of two.
+    fn lines(&self) -> usize;
+    /// The header at the start of a line.
+    fn header(&self, line: usize) -> &AtomicU64;
+    /// Lines the consumer has given back since the beginning.
+    fn returned(&self) -> &AtomicU64;
+    /// The consumer sleeps.
+    fn armed(&self) -> &AtomicU32;
+    /// The producer waits for room.
+    fn starved(&self) -> &AtomicU32;
+    /// Copies into the lines, from byte `at` of the array on.
+    ///
+    /// # Safety
+    /// The bytes lie within the lines, and outside of headers the other end may read now.
+    unsafe fn write(&self, at: usize, bytes: &[u8]);
+}
+
+/// What the two ends agree on from the number of lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    lines: u64,
+}
+
+impl Shape {
+    pub(crate) fn new(lines: usize) -> Self {
+        debug_assert!(lines.is_power_of_two());
+        Self { lines: lines as u64 }
+    }
+
+    /// The longest record, in lines: an eighth of the ring.
+    fn longest_lines(self) -> usize {
+        (self.lines / 8).max(1) as usize
+    }
+
+    /// The longest record in bytes, header included.
+    pub(crate) fn longest(self) -> usize {
+        self.longest_lines() * LINE
+    }
+
+    fn index(self, position: u64) -> usize {
+        (position & (self.lines - 1)) as usize
+    }
+
+    /// How many lines a record of this many bytes takes.
+    fn lines_for(bytes: usize) -> usize {
+        bytes.div_ceil(LINE)
+    }
+}
+
+/// The header of a record: its kind (never 0), eight flag bits, and its length in bytes, header included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) len: u32,
+}
+
+impl Header {
+    fn pack(self) -> u64 {
+        u64::from(self.kind) | u64::from(self.flags) << 8 | u64::from(self.len) << 32
+    }
+
+    fn unpack(word: u64) -> Self {
+        Self { kind: word as u8, flags: (word >> 8) as u8, len: (word >> 32) as u32 }
+    }
+}
+
+/// The kind of the record that fills the end of the array when the next one would wrap; never seen outside.
+const PAD: u8 = 0xff;
+
+/// The writing end.
+#[derive(Debug)]
+pub(crate) struct Producer<M> {
+    memory: M,
+    shape: Shape,
+    position: u64,
+    returned: u64,
+}
+
+impl<M: Memory> Producer<M> {
+    /// The writing end of fresh memory.
+    pub(crate) fn new(memory: M) -> Self {
+        let shape = Shape::new(memory.lines());
+        Self { memory, shape, position: 0, returned: 0 }
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Publishes a record: the parts, one behind the other at the byte positions given. Position 0 is the header's.
+    /// False when there is no room now.
+    pub(crate) fn push(&mut self, kind: u8, flags: u8, len: usize, parts: &[(usize, &[u8])]) -> bool {
+        debug_assert!(kind != 0 && kind != PAD && len >= HEADER && len <= self.shape.longest());
+        let lines = Shape::lines_for(len);
+        let index = self.shape.index(self.position);
+        let rest = self.shape.lines as usize - index;
+        let pad = if lines > rest { rest } else { 0 };
+        if !self.has_room(pad + lines) {
+            return false;
+        }
+        if pad > 0 {
+            self.publish(Header { kind: PAD, flags: 0, len: (pad * LINE) as u32 }, pad);
+        }
+        let start = self.shape.index(self.position) * LINE;
+        for (at, bytes) in parts {
+            debug_assert!(*at >= HEADER && at + bytes.len() <= len);
+            // SAFETY: the record does not wrap and lies in lines that the consumer has given back (invariant 3);
+            // position 0 to 8 of its first line is left out.
+            unsafe { self.memory.write(start + at, bytes) };
+        }
+        self.publish(Header { kind, flags, len: len as u32 }, lines);
+        true
+    }
+
+    /// Whether a record of this many bytes has room now.
+    pub(crate) fn fits(&mut self, len: usize) -> bool {
+        let lines = Shape::lines_for(len);
+        let rest = self.shape.lines as usize - self.shape.index(self.position);
+        self.has_room(lines + if lines > rest { rest } else { 0 })
+    }
+
+    /// Whether the consumer sleeps and has to be woken; asked after each publication.
+    pub(crate) fn must_ring(&self) -> bool {
+        // SYNC: pairs with the fence in `Consumer::arm`.
+        fence(Ordering::SeqCst);
+        self.memory.armed().load(Ordering::Relaxed) != 0
+            && self.memory.armed().swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Before sleeping for room for a record of this many bytes: true when it is safe to sleep.
+    pub(crate) fn arm(&mut self, len: usize) -> bool {
+        self.memory.starved().store(1, Ordering::Relaxed);
+        // SYNC: pairs with the fence in `Consumer::must_ring`.
+        fence(Ordering::SeqCst);
+        let room = self.fits(len);
+        if room {
+            self.disarm();
+        }
+        !room
+    }
+
+    /// No longer waits for room.
+    pub(crate) fn disarm(&self) {
+        self.memory.starved().store(0, Ordering::Relaxed);
+    }
+
+    fn has_room(&mut self, lines: usize) -> bool {
+        let free = |position: u64, returned: u64, shape: Shape| {
+            // A consumer that returns more than it got only makes its own messages overwrite each other.
+            let used = position.wrapping_sub(returned).min(shape.lines);
+            (shape.lines - used) as usize
+        };
+        // One line stays free for the zero behind the record.
+        if free(self.position, self.returned, self.shape) > lines {
+            return true;
+        }
+        // SYNC: pairs with the release in `Consumer::give_back`: the consumer is done with these lines.
+        self.returned = self.memory.returned().load(Ordering::Acquire);
+        free(self.position, self.returned, self.shape) > lines
+    }
+
+    fn publish(&mut self, header: Header, lines: usize) {
+        let (here, next) = (self.shape.index(self.position), self.shape.index(self.position + lines as u64));
+        // Invariant 2; ordered before the publication by its release.
+        self.memory.header(next).store(0, Ordering::Relaxed);
+        // SYNC: pairs with the acquire in `Consumer::peek`.
+        self.memory.header(here).store(header.pack(), Ordering::Release);
+        self.position += lines as u64;
+    }
+}
+
+/// The ring's memory does not hold what a producer writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Broken(pub(crate) &'static str);
+
+/// A record the consumer is looking at: where its bytes lie in the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) header: Header,
+    pub(crate) start: usize,
+    lines: u32,
+}
+
+/// The reading end.
+#[derive(Debug)]
+pub(crate) struct Consumer<M> {
+    memory: M,
+    shape: Shape,
+    position: u64,
+    returned: u64,
+    armed: bool,
+}
+
+impl<M: Memory> Consumer<M> {
+    /// The reading end of memory of which nothing was read yet.
+    pub(crate) fn new(memory: M) -> Self {
+        let shape = Shape::new(memory.lines());
+        Self { memory, shape, position: 0, returned: 0, armed: false }
+    }
+
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// The oldest record that was not consumed yet.
+    pub(crate) fn peek(&mut self) -> Result<Option<Record>, Broken> {
+        loop {
+            let index = self.shape.index(self.position);
+            // SYNC: pairs with the release in `Producer::publish`.
+            let word = self.memory.header(index).load(Ordering::Acquire);
+            if word == 0 {
+                return Ok(None);
+            }
+            let header = Header::unpack(word);
+            let lines = Shape::lines_for(header.len as usize);
+            let rest = self.shape.lines as usize - index;
+            if header.kind == PAD {
+                if lines != rest {
+                    return Err(Broken("a filler that does not end with the ring"));
+                }
+                self.advance(lines as u64);
+                continue;
+            }
+            if (header.len as usize) < HEADER || lines > self.shape.longest_lines() || lines > rest {
+                return Err(Broken("a record length out of bounds"));
+            }
+            return Ok(Some(Record { header, start: index * LINE, lines: lines as u32 }));
+        }
+    }
+
+    /// Done with the record that `peek` returned. True when the producer waits for room and must be woken.
+    pub(crate) fn consume(&mut self, record: Record) -> bool {
+        self.advance(u64::from(record.lines));
+        // A producer is told in batches; an eighth of the ring may be outstanding without starving it, because no
+        // record takes more than an eighth.
+        if self.position - self.returned < self.shape.lines / 8 {
+            return false;
+        }
+        self.give_back()
+    }
+
+    /// Tells the producer of everything consumed. True when it must be woken.
+    pub(crate) fn give_back(&mut self) -> bool {
+        if self.returned == self.position {
+            return false;
+        }
+        self.returned = self.position;
+        // SYNC: pairs with the acquire in `Producer::has_room`.
+        self.memory.returned().store(self.position, Ordering::Release);
+        // SYNC: pairs with the fence in `Producer::arm`.
+        fence(Ordering::SeqCst);
+        self.memory.starved().load(Ordering::Relaxed) != 0
+            && self.memory.starved().swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Before sleeping: true when there is nothing new.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.armed = true;
+        self.memory.armed().store(1, Ordering::Relaxed);
+        // SYNC: pairs with the fence in `Producer::must_ring`.
+        fence(Ordering::SeqCst);
+        let index = self.shape.index(self.position);
+        self.memory.header(index).load(Ordering::Relaxed) == 0
+    }
+
+    /// Polls again.
+    pub(crate) fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.memory.armed().store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn advance(&mut self, lines: u64) {
+        self.position += lines;
+    }
+}

@@ -1,0 +1,237 @@
+//! A segment: the shared memory of one direction between two endpoints.
+//!
+//! The sending side makes it (a memfd), seals it so that its size can never change, and passes it on; the receiving
+//! side maps it only if it is sealed and as large as it says. Hence no access within [`Segment::lines`] can fault,
+//! whatever the peer does.
+//!
+//! # Safety
+//!
+//! This module holds the crate's raw access to shared memory. The argument: `base` is a mapping of `LINES_AT + lines
+//! × 64` bytes, alive as long as the value; the control words and headers are reached as atomics, which tolerate a
+//! peer that writes at the same time; payload is only ever copied from and to it by raw pointer, never borrowed, so
+//! that no reference exists to memory that somebody else may change. A peer that changes payload during a copy
+//! spoils its own message.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use fabric_core::buf::Source;
+use fabric_core::{Error, Result};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::ring::{LINE, Memory};
+use crate::sync::{AtomicU32, AtomicU64};
+
+/// Control words are this far apart, so that writers of different words do not share a pair of cache lines.
+const STRIDE: usize = 128;
+const RETURNED_AT: usize = 0;
+const ARMED_AT: usize = STRIDE;
+const STARVED_AT: usize = 2 * STRIDE;
+/// Where the lines begin.
+const LINES_AT: usize = 4096;
+
+/// Fewest and most lines of a segment that is accepted from a peer.
+const FEWEST_LINES: usize = 64;
+const MOST_LINES: usize = 1 << 20;
+
+/// A mapped segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    map: Arc<Map>,
+}
+
+#[derive(Debug)]
+struct Map {
+    base: NonNull<u8>,
+    lines: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; all access to it is atomic or by raw copy.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Segment {
+    /// Makes a segment, and the descriptor to pass on.
+    pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
+        let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
+        let fd = rustix::fs::memfd_create(
+            "fabric-shm",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL,
+        )
+        .map_err(failed("memfd_create"))?;
+        rustix::fs::ftruncate(&fd, bytes(lines) as u64).map_err(failed("ftruncate"))?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(failed("fcntl(F_ADD_SEALS)"))?;
+        Ok((Self::map(&fd, lines)?, fd))
+    }
+
+    /// Maps the segment a peer passed. The text says what is wrong with it.
+    pub(crate) fn adopt(fd: &OwnedFd, lines: usize) -> Result<Self, &'static str> {
+        if !lines.is_power_of_two() || !(FEWEST_LINES..=MOST_LINES).contains(&lines) {
+            return Err("the number of lines is out of bounds");
+        }
+        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| "the memory cannot be sealed")?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
+            return Err("the memory is not sealed");
+        }
+        let size = rustix::fs::fstat(fd).map_err(|_| "the memory has no size")?.st_size;
+        if usize::try_from(size) != Ok(bytes(lines)) {
+            return Err("the memory has another size than announced");
+        }
+        Self::map(fd, lines).map_err(|_| "the memory cannot be mapped")
+    }
+
+    fn map(fd: impl AsFd, lines: usize) -> Result<Self> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes(lines), protection, flags, fd, 0) };
+        let base = base.map_err(|errno| Error::os("mmap", errno.raw_os_error()))?;
+        let base = NonNull::new(base.cast()).ok_or(Error::os("mmap", 12))?;
+        Ok(Self { map: Arc::new(Map { base, lines }) })
+    }
+
+    /// The bytes of a record, to be copied out. `None` when they do not lie within the lines.
+    pub(crate) fn payload(&self, start: usize, len: usize) -> Option<Payload<'_>> {
+        let end = start.checked_add(len)?;
+        (end <= self.map.lines * LINE).then_some(Payload { segment: self, start, len })
+    }
+
+    /// Reads eight bytes of a record, once. 0 when they do not lie within the lines.
+    pub(crate) fn word(&self, at: usize) -> u64 {
+        let mut bytes = [0; 8];
+        if let Some(payload) = self.payload(at, 8) {
+            payload.copy_over(0, &mut bytes);
+        }
+        u64::from_le_bytes(bytes)
+    }
+
+    fn at(&self, offset: usize) -> NonNull<u8> {
+        debug_assert!(offset < bytes(self.map.lines));
+        // SAFETY: callers pass offsets within the mapping.
+        unsafe { self.map.base.add(offset) }
+    }
+
+    fn control(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: `offset` is one of the constants above: within the mapping and aligned. The word is only ever
+        // accessed as an atomic.
+        unsafe { self.at(offset).cast().as_ref() }
+    }
+}
+
+impl Memory for Segment {
+    fn lines(&self) -> usize {
+        self.map.lines
+    }
+
+    fn header(&self, line: usize) -> &AtomicU64 {
+        let line = line & (self.map.lines - 1);
+        // SAFETY: within the mapping, and aligned, since a line is 64 bytes. The producer also writes payload over
+        // it by raw copy, but only while the ring's invariants keep the other end from looking; a hostile peer that
+        // does so at another time spoils the value, which is checked.
+        unsafe { self.at(LINES_AT + line * LINE).cast().as_ref() }
+    }
+
+    fn returned(&self) -> &AtomicU64 {
+        // SAFETY: as in `control`.
+        unsafe { self.at(RETURNED_AT).cast().as_ref() }
+    }
+
+    fn armed(&self) -> &AtomicU32 {
+        self.control(ARMED_AT)
+    }
+
+    fn starved(&self) -> &AtomicU32 {
+        self.control(STARVED_AT)
+    }
+
+    unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        debug_assert!(at + bytes.len() <= self.map.lines * LINE);
+        // SAFETY: the caller guarantees that the range lies within the lines; `bytes` is ordinary memory, so the two
+        // do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(LINES_AT + at).as_ptr(), bytes.len());
+        }
+    }
+}
+
+/// Bytes in shared memory that a peer wrote.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Payload<'a> {
+    segment: &'a Segment,
+    start: usize,
+    len: usize,
+}
+
+impl Payload<'_> {
+    fn pointer(&self, from: usize, count: usize) -> *const u8 {
+        assert!(from <= self.len && count <= self.len - from, "within the payload");
+        self.segment.at(LINES_AT).as_ptr().wrapping_add(self.start + from)
+    }
+}
+
+impl Source for Payload<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        let source = self.pointer(from, dst.len());
+        let (start, count) = (dst.as_mut_ptr().cast::<u8>(), dst.len());
+        // SAFETY: `pointer` checked that the source lies within the mapping; `dst` is ordinary memory of `count`
+        // bytes, initialised by the copy.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source, start, count);
+            std::slice::from_raw_parts_mut(start, count)
+        }
+    }
+
+    fn copy_over(&self, from: usize, dst: &mut [u8]) {
+        let source = self.pointer(from, dst.len());
+        // SAFETY: as in `copy_to`.
+        unsafe { std::ptr::copy_nonoverlapping(source, dst.as_mut_ptr(), dst.len()) };
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and nobody can reach it any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), bytes(self.lines)) };
+    }
+}
+
+fn bytes(lines: usize) -> usize {
+    LINES_AT + lines * LINE
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sealed_memory_of_the_announced_size_is_mapped() {
+        let (_segment, fd) = Segment::create(64).unwrap();
+        assert!(Segment::adopt(&fd, 64).is_ok());
+        assert!(Segment::adopt(&fd, 128).unwrap_err().contains("another size"));
+        assert!(Segment::adopt(&fd, 65).unwrap_err().contains("out of bounds"));
+        assert!(Segment::adopt(&fd, 1 << 40).unwrap_err().contains("out of bounds"));
+        let bare = rustix::fs::memfd_create("bare", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&bare, bytes(64) as u64).unwrap();
+        assert!(Segment::adopt(&bare, 64).unwrap_err().contains("not sealed"));
+        let null = std::fs::File::open("/dev/null").unwrap().into();
+        assert!(Segment::adopt(&null, 64).is_err());
+    }
+
+    #[test]
+    fn payload_never_leaves_the_lines() {
+        let (segment, _fd) = Segment::create(64).unwrap();
+        assert!(segment.payload(64 * LINE - 8, 8).is_some());
+        assert!(segment.payload(64 * LINE - 8, 9).is_none());
+        assert!(segment.payload(usize::MAX, 2).is_none());
+        assert_eq!(segment.word(64 * LINE), 0);
+    }
+}

@@ -1,0 +1,115 @@
+//! Transmit credits: how many sends an endpoint may have under way, in all and to one peer, and who waits for more.
+
+use std::collections::{HashMap, VecDeque};
+
+use fabric_core::FiAddr;
+use fabric_core::provider::OpKey;
+
+/// The transmit side of one endpoint. One slow peer can take its own share of the credits, not all of them.
+#[derive(Debug)]
+pub(crate) struct Transmit {
+    free: usize,
+    per_peer: usize,
+    used: HashMap<FiAddr, usize>,
+    waiting: VecDeque<(OpKey, FiAddr)>,
+}
+
+impl Transmit {
+    /// `size` credits in all; a quarter of them, at least one, for any single peer.
+    pub(crate) fn new(size: usize) -> Self {
+        Self { free: size, per_peer: (size / 4).max(1), used: HashMap::new(), waiting: VecDeque::new() }
+    }
+
+    /// Whether somebody already waits to send to this peer: whoever comes now is behind them.
+    pub(crate) fn is_behind(&self, peer: FiAddr) -> bool {
+        !self.waiting.is_empty() && self.waiting.iter().any(|(_, waiting)| *waiting == peer)
+    }
+
+    /// Takes a credit, unless there is none or others wait for it.
+    pub(crate) fn take(&mut self, peer: FiAddr) -> bool {
+        !self.is_behind(peer) && self.grant(peer)
+    }
+
+    /// Gives a credit back.
+    pub(crate) fn give(&mut self, peer: FiAddr) {
+        self.free += 1;
+        if let Some(used) = self.used.get_mut(&peer) {
+            *used -= 1;
+            if *used == 0 {
+                self.used.remove(&peer);
+            }
+        }
+    }
+
+    /// Queues for a credit.
+    pub(crate) fn wait(&mut self, op: OpKey, peer: FiAddr) {
+        self.waiting.push_back((op, peer));
+    }
+
+    /// Leaves the queue.
+    pub(crate) fn leave(&mut self, op: OpKey) {
+        self.waiting.retain(|(waiting, _)| *waiting != op);
+    }
+
+    /// The next in the queue that can have a credit, which is taken for it. Order is kept per peer.
+    pub(crate) fn next(&mut self) -> Option<OpKey> {
+        if self.free == 0 {
+            return None;
+        }
+        let at = (0..self.waiting.len()).find(|&at| {
+            let (_, peer) = self.waiting[at];
+            self.used.get(&peer).copied().unwrap_or(0) < self.per_peer
+        })?;
+        let (op, peer) = self.waiting.remove(at)?;
+        self.grant(peer);
+        Some(op)
+    }
+
+    /// Everybody who waits, when the endpoint closes.
+    pub(crate) fn drain(&mut self) -> Vec<OpKey> {
+        self.waiting.drain(..).map(|(op, _)| op).collect()
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn grant(&mut self, peer: FiAddr) -> bool {
+        let used = self.used.entry(peer).or_insert(0);
+        if self.free == 0 || *used >= self.per_peer {
+            return false;
+        }
+        *used += 1;
+        self.free -= 1;
+        true
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use fabric_core::av::AddressTable;
+
+    use super::*;
+
+    #[test]
+    fn a_slow_peer_cannot_take_every_credit_and_order_is_kept_per_peer() {
+        let mut table = AddressTable::new();
+        let [slow, other] = ["shm://a", "shm://b"].map(|text| table.insert(text.parse().unwrap()));
+        let op = |index| OpKey { index, generation: 0 };
+        let mut transmit = Transmit::new(8);
+        assert!(transmit.take(slow) && transmit.take(slow));
+        assert!(!transmit.take(slow), "a quarter of eight");
+        transmit.wait(op(1), slow);
+        transmit.wait(op(2), slow);
+        transmit.wait(op(3), other);
+        assert_eq!(transmit.next(), Some(op(3)), "the other peer goes ahead");
+        assert_eq!(transmit.next(), None);
+        transmit.give(slow);
+        assert!(!transmit.take(slow), "nobody overtakes the queue");
+        assert_eq!(transmit.next(), Some(op(1)));
+        transmit.leave(op(2));
+        transmit.give(slow);
+        assert_eq!(transmit.next(), None);
+        assert!(transmit.take(slow) && transmit.is_idle());
+    }
+}

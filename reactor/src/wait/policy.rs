@@ -1,0 +1,133 @@
+//! How long to look for news before going to sleep.
+//!
+//! A polled message costs a fraction of a microsecond, a kernel wake-up tens of them, so this choice is the latency.
+//! Spinning pays only while every spinner has a core of its own: with fewer cores than spinners nobody spins.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How a domain waits (`FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[doc(alias = "fi_wait_obj")]
+pub enum WaitPolicy {
+    /// Never sleeps: a pending operation keeps its task runnable. Lowest latency, one core busy. Other tasks of the
+    /// same executor run in between.
+    Spin,
+    /// Looks for a while, longer when looking paid off lately, then sleeps until the peer rings the doorbell.
+    #[default]
+    Adaptive,
+    /// Sleeps at once. Lowest CPU use, every message to a sleeper costs a kernel wake-up.
+    Park,
+}
+
+/// The policy used when none is chosen.
+#[must_use]
+pub fn default_policy() -> WaitPolicy {
+    WaitPolicy::default()
+}
+
+/// Looks within one poll of a future. A poll must not hold up the executor: this is a few microseconds.
+const POLL_LOOKS: u32 = 96;
+/// Looks that are still made when looking never pays off.
+const FEWEST_LOOKS: u32 = 2;
+
+/// How often to look within one poll, learned from whether it paid off.
+#[derive(Debug)]
+pub(crate) struct Spinner {
+    looks: u32,
+    fixed: Option<u32>,
+}
+
+impl Spinner {
+    pub(crate) fn new(policy: WaitPolicy) -> Self {
+        let fixed = match policy {
+            WaitPolicy::Park => Some(0),
+            _ if cores() < 2 => Some(0),
+            _ => None,
+        };
+        Self { looks: POLL_LOOKS, fixed }
+    }
+
+    /// How often to look.
+    pub(crate) fn looks(&self) -> u32 {
+        self.fixed.unwrap_or(self.looks)
+    }
+
+    /// It paid off.
+    pub(crate) fn hit(&mut self) {
+        self.looks = (self.looks * 2).min(POLL_LOOKS);
+    }
+
+    /// It did not.
+    pub(crate) fn miss(&mut self) {
+        self.looks = (self.looks / 2).max(FEWEST_LOOKS);
+    }
+}
+
+/// Longest and shortest time a driver looks between the last news and sleep.
+const LONGEST: Duration = Duration::from_micros(100);
+const SHORTEST: Duration = Duration::from_micros(5);
+
+/// How many drivers of this process are looking right now.
+static SPINNING: AtomicUsize = AtomicUsize::new(0);
+
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
+}
+
+/// The time a driver looks for news before it sleeps.
+#[derive(Debug)]
+pub(crate) struct Window {
+    length: Duration,
+    /// When the driver began to look without finding anything, and whether anything was found since it woke.
+    since: Option<Instant>,
+    found: bool,
+}
+
+impl Window {
+    pub(crate) fn new() -> Self {
+        Self { length: LONGEST, since: None, found: false }
+    }
+
+    /// There was news.
+    pub(crate) fn news(&mut self) {
+        self.found = self.since.is_some() || self.found;
+        self.close();
+    }
+
+    /// There was none: true while it is worth looking again.
+    pub(crate) fn look_again(&mut self) -> bool {
+        let Some(since) = self.since else {
+            if SPINNING.fetch_add(1, Ordering::Relaxed) >= cores() {
+                SPINNING.fetch_sub(1, Ordering::Relaxed);
+                return false;
+            }
+            self.since = Some(Instant::now());
+            return true;
+        };
+        if since.elapsed() < self.length {
+            return true;
+        }
+        self.length =
+            if self.found { (self.length * 2).min(LONGEST) } else { (self.length / 2).max(SHORTEST) };
+        self.found = false;
+        self.close();
+        false
+    }
+
+    /// Stops looking.
+    pub(crate) fn close(&mut self) {
+        if self.since.take().is_some() {
+            SPINNING.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
