@@ -77,8 +77,8 @@ impl Transfer {
 pub struct Outcome {
     /// What was moved.
     pub transfer: Transfer,
-    /// Why it failed, if it did.
-    pub error: Option<Error>,
+    /// Why it failed, if it did. Boxed, because an outcome is moved about often and fails seldom.
+    pub error: Option<Box<Error>>,
 }
 
 impl Outcome {
@@ -91,14 +91,20 @@ impl Outcome {
     /// Failure before anything was moved.
     #[must_use]
     pub fn failed(error: Error) -> Self {
-        Self { transfer: Transfer::default(), error: Some(error) }
+        Self { transfer: Transfer::default(), error: Some(Box::new(error)) }
+    }
+
+    /// Failure after part of it was moved.
+    #[must_use]
+    pub fn cut(transfer: Transfer, error: Error) -> Self {
+        Self { transfer, error: Some(Box::new(error)) }
     }
 
     /// A received message; truncated when fewer bytes were placed than it had.
     #[must_use]
     pub fn received(envelope: &Envelope, placed: usize) -> Self {
         let lost = envelope.len - placed;
-        let error = (lost > 0).then_some(Error::Truncated { len: placed, lost });
+        let error = (lost > 0).then(|| Box::new(Error::Truncated { len: placed, lost }));
         Self { transfer: Transfer::received(envelope, placed), error }
     }
 }
@@ -226,7 +232,7 @@ impl Completion {
     /// An entry; for the progress engine.
     #[must_use]
     pub fn new(context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) -> Self {
-        Self { context, kind, transfer: outcome.transfer, error: outcome.error, buf }
+        Self { context, kind, transfer: outcome.transfer, error: outcome.error.map(|error| *error), buf }
     }
 
     /// The valid bytes of the operation's buffer.

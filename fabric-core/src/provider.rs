@@ -144,6 +144,13 @@ pub trait Host {
     /// Copies part of `source` into the receive's buffer at position `at`.
     fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize);
 
+    /// A whole message for this receive: expected, placed and completed in one call.
+    fn deliver(&mut self, op: OpKey, envelope: &Envelope, source: &dyn Source) {
+        let placed = self.expect(op, envelope.len).min(envelope.len);
+        self.place(op, 0, source, 0, placed);
+        self.complete(op, Outcome::received(envelope, placed));
+    }
+
     /// Gives the receive a whole buffered message; returns how many bytes it could take. Without copying if the
     /// receive has no buffer of its own.
     fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize;

@@ -96,9 +96,7 @@ impl RxContext {
         if let Some(op) = self.matcher.arrive(&envelope) {
             self.posted[op.index as usize] = None;
             envelope.arrival = self.matcher.next_arrival();
-            let placed = host.expect(op, envelope.len).min(envelope.len);
-            host.place(op, 0, source, 0, placed);
-            host.complete(op, Outcome::received(&envelope, placed));
+            host.deliver(op, &envelope, source);
             return true;
         }
         if !self.admits(envelope.len) {
@@ -186,7 +184,7 @@ impl RxContext {
             Target::Receive { op, placed, .. } => {
                 self.filling.retain(|(filled, _)| *filled != op);
                 let transfer = Outcome::received(&landing.envelope, placed).transfer;
-                host.complete(op, Outcome { transfer, error: Some(error) });
+                host.complete(op, Outcome::cut(transfer, error));
             }
             Target::Buffer(key) => {
                 if self.matcher.take_message(key).is_some() {

@@ -154,7 +154,7 @@ impl Side {
         self.maps.ended.get(&op)
     }
     fn failed(&self, op: OpKey) -> Option<&Error> {
-        self.end(op)?.error.as_ref()
+        self.end(op)?.error.as_deref()
     }
     /// The message of a receive that has ended well.
     fn got(&self, op: OpKey) -> &[u8] {

@@ -4,11 +4,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Pool, PooledBuf};
-use fabric_core::completion::{Completion, Done, Failed, OpKind, Outcome, Transfer};
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Pool};
+use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
-use fabric_core::provider::{EpId, Host, OpKey, Provider, SendSpec};
+use fabric_core::provider::{EpId, Host, OpKey, Provider, SendNow, SendSpec};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -37,6 +37,17 @@ pub enum Posted<B> {
     Pending(OpKey),
     /// It has ended already, and its completion is in the queue.
     Reported,
+}
+
+/// How an operation ended, with its buffer.
+#[derive(Debug)]
+pub struct Ended {
+    /// What was moved.
+    pub transfer: Transfer,
+    /// Why it failed, if it did.
+    pub error: Option<Box<Error>>,
+    /// The buffer it was given.
+    pub buf: AnyBuf,
 }
 
 /// Whether a post may queue for credit.
@@ -269,6 +280,17 @@ impl Domain {
         sent
     }
 
+    /// Sends at once if nothing stands in the way: the first thing to try, because the buffer need not be given away.
+    ///
+    /// # Errors
+    /// As [`Domain::send`]; nothing was sent.
+    pub fn send_now(&self, ep: EpId, spec: &SendSpec, bytes: &[u8]) -> Result<SendNow> {
+        let mut locked = self.engine.lock();
+        let sent = locked.send_now(ep, spec, bytes);
+        locked.finish();
+        sent
+    }
+
     /// Sends a copy of borrowed bytes: at once, or from a copy of its own.
     ///
     /// # Errors
@@ -313,7 +335,7 @@ impl Domain {
         let free = locked.hub.ep(ep)?.transmit.take(peer);
         if free {
             op.credit = true;
-            op.phase = Phase::Done(Outcome::ok(Transfer::default()));
+            op.phase = Phase::Done;
         }
         let key = locked.hub.ops.insert(op);
         if !free {
@@ -335,7 +357,7 @@ impl Domain {
     // ---- completions
 
     /// Drives until the operation has ended.
-    pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<(Outcome, AnyBuf)> {
+    pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Ended> {
         self.engine.poll(cx.waker(), |hub| hub.take_done(key), |hub, waker| hub.register(key, waker))
     }
 
@@ -343,9 +365,9 @@ impl Domain {
     pub fn poll_permit(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
         self.engine.poll(
             cx.waker(),
-            |hub| match &hub.ops.get(key)?.phase {
-                Phase::Done(outcome) => Some(outcome.error.clone().map_or(Ok(()), Err)),
-                _ => None,
+            |hub| {
+                let op = hub.ops.get(key).filter(|op| op.phase == Phase::Done)?;
+                Some(op.outcome.error.as_deref().cloned().map_or(Ok(()), Err))
             },
             |hub, waker| hub.register(key, waker),
         )
@@ -512,19 +534,22 @@ impl Drop for DriverHandle {
 }
 
 impl Hub {
-    fn take_done(&mut self, key: OpKey) -> Option<(Outcome, AnyBuf)> {
-        if !matches!(self.ops.get(key)?.phase, Phase::Done(_)) {
+    pub(crate) fn take_done(&mut self, key: OpKey) -> Option<Ended> {
+        let op = self.ops.get_mut(key)?;
+        if op.phase != Phase::Done {
             return None;
         }
-        let op = self.ops.remove(key)?;
-        if let Some(waker) = op.waker {
+        if let Some(waker) = op.waker.take() {
             self.waiters -= 1;
             self.later.discard_waker(waker);
         }
-        match op.phase {
-            Phase::Done(outcome) => Some((outcome, op.buf)),
-            _ => None,
-        }
+        let ended = Ended {
+            transfer: op.outcome.transfer,
+            error: op.outcome.error.take(),
+            buf: std::mem::take(&mut op.buf),
+        };
+        self.ops.free(key);
+        Some(ended)
     }
 
     fn register_cq(&mut self, cq: CqId, waker: &Waker) {
@@ -547,20 +572,4 @@ impl Hub {
         }
         self.waiters = 0;
     }
-}
-
-/// What a future of this crate's face returns.
-pub fn finish<B: IoBuf>(outcome: Outcome, buf: AnyBuf) -> Result<Done<B>, Failed<B>> {
-    let buf =
-        B::from_any(buf).unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
-    match outcome.error {
-        None => Ok(Done { buf, transfer: outcome.transfer }),
-        Some(error) => Err(Failed { error, buf, transfer: outcome.transfer }),
-    }
-}
-
-/// An empty buffer that grows to the message it receives.
-#[must_use]
-pub fn pooled(domain: &Domain) -> PooledBuf {
-    PooledBuf::empty(domain.pool())
 }

@@ -27,7 +27,7 @@ use fabric_core::info::Progress;
 use fabric_core::provider::{EpId, Host, OpKey, ProviderDomain, WaitSet};
 use fabric_core::{Address, FiAddr};
 
-use crate::hub::{AvId, Hub};
+use crate::hub::{AvId, FollowUp, Hub};
 use crate::later::Later;
 use crate::ops::Phase;
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -134,8 +134,10 @@ impl Engine {
                 }
                 self.polls.fetch_add(1, Ordering::Relaxed);
                 register(&mut locked.hub, waker);
-                if locked.settle_waiting() {
-                    locked.hub.later.wake(waker.clone());
+                let stay_runnable = locked.settle_waiting();
+                drop(locked);
+                if stay_runnable {
+                    waker.wake_by_ref();
                 }
                 return Poll::Pending;
             }
@@ -243,15 +245,21 @@ impl Locked<'_> {
 
     /// Does what a call of the provider made possible: sends that waited for credit, numbers to announce.
     pub(crate) fn follow_up(&mut self) {
+        if !self.hub.follow_ups.is_empty() {
+            self.follow_up_all();
+        }
+    }
+
+    #[cold]
+    fn follow_up_all(&mut self) {
         let state = &mut **self;
-        while let Some(ep) = state.hub.credited.pop() {
-            state.grant(ep);
-        }
-        while let Some((av, addr)) = state.hub.welcomed.pop() {
-            state.announce(av, addr);
-        }
-        while let Some((av, addr)) = state.hub.dismissed.pop() {
-            let _ = state.remove_address(av, addr);
+        while let Some(what) = state.hub.follow_ups.pop() {
+            match what {
+                FollowUp::Grant(ep) => state.grant(ep),
+                FollowUp::Announce(av, addr) => state.announce(av, addr),
+                // A number that the user took back meanwhile is gone already.
+                FollowUp::Dismiss(av, addr) => drop(state.remove_address(av, addr)),
+            }
         }
     }
 
@@ -317,7 +325,7 @@ impl State {
         op.phase = Phase::Posted;
         if op.permit {
             // A permit keeps its credit until it is used or dropped.
-            op.phase = Phase::Done(Outcome::ok(Default::default()));
+            op.phase = Phase::Done;
             if let Some(waker) = op.waker.take() {
                 self.hub.waiters -= 1;
                 self.hub.later.wake(waker);

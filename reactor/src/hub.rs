@@ -8,8 +8,9 @@ use std::task::Waker;
 
 use fabric_core::av::AddressTable;
 use fabric_core::buf::{AnyBuf, Pool, PooledBuf, Source};
-use fabric_core::completion::{Completion, OpKind, Outcome};
+use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
+use fabric_core::matching::Envelope;
 use fabric_core::provider::{EpId, Host, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -89,11 +90,19 @@ pub(crate) struct Hub {
     pub(crate) later: Later,
     /// Tasks that wait for something in this domain.
     pub(crate) waiters: usize,
-    /// Endpoints that got credits back while others wait for them.
-    pub(crate) credited: Vec<EpId>,
-    /// Numbers given out by welcoming vectors, not yet told to their other endpoints.
-    pub(crate) welcomed: Vec<(AvId, FiAddr)>,
-    pub(crate) dismissed: Vec<(AvId, FiAddr)>,
+    /// What calls of the provider made necessary, and needs the provider again.
+    pub(crate) follow_ups: Vec<FollowUp>,
+}
+
+/// What a call of the provider made necessary.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FollowUp {
+    /// The endpoint got a credit back while others wait for it.
+    Grant(EpId),
+    /// A welcoming vector gave a number out: its other endpoints have to hear of it.
+    Announce(AvId, FiAddr),
+    /// A guest has left: its number is taken back.
+    Dismiss(AvId, FiAddr),
 }
 
 impl Hub {
@@ -108,9 +117,7 @@ impl Hub {
             pool: Pool::new(),
             later: Later::default(),
             waiters: 0,
-            credited: Vec::new(),
-            welcomed: Vec::new(),
-            dismissed: Vec::new(),
+            follow_ups: Vec::new(),
         }
     }
 
@@ -168,7 +175,13 @@ impl Hub {
             OpKind::Recv => ep.bound.rx_counter,
             _ => None,
         };
-        if let Some(cell) = counter.and_then(|id| self.counters.get_mut(id.0)) {
+        if let Some(counter) = counter {
+            self.count_at(counter, ok);
+        }
+    }
+
+    fn count_at(&mut self, counter: CounterId, ok: bool) {
+        if let Some(cell) = self.counters.get_mut(counter.0) {
             let woken = cell.add(u64::from(ok), u64::from(!ok), &mut self.later);
             self.waiters -= woken;
         }
@@ -204,7 +217,7 @@ impl Hub {
         } else if let Some(peer) = peer {
             state.transmit.give(peer);
             if !state.transmit.is_idle() {
-                self.credited.push(ep);
+                self.follow_ups.push(FollowUp::Grant(ep));
             }
         }
     }
@@ -219,6 +232,16 @@ impl Hub {
         match old {
             Some(old) => self.later.discard_waker(old),
             None => self.waiters += 1,
+        }
+    }
+
+    /// An operation has ended whose future will look.
+    fn done(&mut self, key: OpKey) {
+        let Some(op) = self.ops.get_mut(key) else { return };
+        op.phase = Phase::Done;
+        if let Some(waker) = op.waker.take() {
+            self.waiters -= 1;
+            self.later.wake(waker);
         }
     }
 
@@ -250,6 +273,21 @@ impl Host for Hub {
         if let Some(op) = self.ops.get_mut(op) {
             op.buf.place(at, source, from, count);
         }
+    }
+
+    fn deliver(&mut self, key: OpKey, envelope: &Envelope, source: &dyn Source) {
+        let Some(op) = self.ops.get_mut(key) else { return };
+        let placed = op.buf.receive(source);
+        if op.route != Route::Future || placed < envelope.len {
+            return self.complete(key, Outcome::received(envelope, placed));
+        }
+        op.outcome.transfer = Transfer::received(envelope, placed);
+        let (ep, credit) = (op.ep, std::mem::take(&mut op.credit));
+        if credit {
+            self.release(ep, OpKind::Recv, None);
+        }
+        self.count(ep, OpKind::Recv, true);
+        self.done(key);
     }
 
     fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
@@ -291,12 +329,10 @@ impl Host for Hub {
         self.count(ep, kind, outcome.error.is_none());
         match route {
             Route::Future => {
-                let Some(op) = self.ops.get_mut(key) else { return };
-                op.phase = Phase::Done(outcome);
-                if let Some(waker) = op.waker.take() {
-                    self.waiters -= 1;
-                    self.later.wake(waker);
+                if let Some(op) = self.ops.get_mut(key) {
+                    op.outcome = outcome;
                 }
+                self.done(key);
             }
             Route::Queue(context) => {
                 if let Some(op) = self.ops.remove(key) {
@@ -305,7 +341,9 @@ impl Host for Hub {
             }
             Route::Nobody => {
                 self.discard(key);
-                if let Some(error) = outcome.error.filter(|error| *error != Error::Canceled) {
+                if let Some(error) =
+                    outcome.error.map(|error| *error).filter(|error| *error != Error::Canceled)
+                {
                     self.event(ep, EventKind::OperationFailed { peer, error });
                 }
             }
@@ -342,7 +380,7 @@ impl Host for Hub {
         }
         let addr = vector.table.insert(address.clone());
         vector.guests.insert(address.clone());
-        self.welcomed.push((av, addr));
+        self.follow_ups.push(FollowUp::Announce(av, addr));
         Some(addr)
     }
 
@@ -351,7 +389,7 @@ impl Host for Hub {
         if vector.guests.remove(address)
             && let Some(addr) = vector.table.find(address)
         {
-            self.dismissed.push((av, addr));
+            self.follow_ups.push(FollowUp::Dismiss(av, addr));
         }
     }
 }

@@ -15,6 +15,8 @@ mod driver;
 mod engine;
 mod hub;
 mod later;
+#[cfg(all(test, loom))]
+mod models;
 mod ops;
 mod post;
 pub mod provider;
@@ -24,7 +26,7 @@ mod table;
 mod transmit;
 mod wait;
 
-pub use domain::{Credit, Domain, DriverHandle, Posted};
+pub use domain::{Credit, Domain, DriverHandle, Ended, Posted};
 pub use driver::Next;
 pub use hub::{AvId, Bindings, CounterId, CqId};
 pub use ops::Route;

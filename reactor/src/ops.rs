@@ -6,9 +6,8 @@
 use std::task::Waker;
 
 use fabric_core::buf::AnyBuf;
-use fabric_core::completion::{OpKind, Outcome};
+use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::provider::{EpId, OpKey, SendSpec};
-use slab::Slab;
 
 /// Who hears of the completion. Exactly one of these does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,14 +21,14 @@ pub enum Route {
 }
 
 /// How far an operation has come.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Waits for credit; the provider has not seen it.
     Waiting,
     /// The provider has it.
     Posted,
-    /// It has ended and its future has not looked yet.
-    Done(Outcome),
+    /// It has ended, as its outcome says, and its future has not looked yet.
+    Done,
 }
 
 /// One operation.
@@ -39,6 +38,8 @@ pub(crate) struct Op {
     pub(crate) ep: EpId,
     pub(crate) kind: OpKind,
     pub(crate) phase: Phase,
+    /// How it ended, once it is done.
+    pub(crate) outcome: Outcome,
     pub(crate) route: Route,
     /// Set for sends.
     pub(crate) spec: Option<SendSpec>,
@@ -57,6 +58,7 @@ impl Op {
             ep,
             kind,
             phase: Phase::Posted,
+            outcome: Outcome::ok(Transfer::default()),
             route,
             spec: None,
             credit: false,
@@ -67,18 +69,54 @@ impl Op {
     }
 }
 
-/// All operations of a domain.
+/// The generation of a slot that is free.
+const FREE: u32 = 0;
+
+/// All operations of a domain. Slots are filled and emptied in place: an operation is large, and moving it about is
+/// what a small message would spend most of its time on.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
-    slots: Slab<Op>,
+    slots: Vec<Op>,
+    free: Vec<u32>,
     generation: u32,
 }
 
 impl OpTable {
-    pub(crate) fn insert(&mut self, mut op: Op) -> OpKey {
-        self.generation = self.generation.wrapping_add(1);
-        op.generation = self.generation;
-        OpKey { index: self.slots.insert(op) as u32, generation: self.generation }
+    pub(crate) fn insert(&mut self, op: Op) -> OpKey {
+        let key = self.next_key();
+        match self.slots.get_mut(key.index as usize) {
+            Some(slot) => *slot = op,
+            None => self.slots.push(op),
+        }
+        self.slots[key.index as usize].generation = key.generation;
+        key
+    }
+
+    /// Fills a slot with a posted receive.
+    pub(crate) fn insert_recv(&mut self, ep: EpId, route: Route, buf: AnyBuf) -> OpKey {
+        let key = self.next_key();
+        let Some(slot) = self.slots.get_mut(key.index as usize) else {
+            let mut op = Op::new(ep, OpKind::Recv, route, buf);
+            op.generation = key.generation;
+            op.credit = true;
+            self.slots.push(op);
+            return key;
+        };
+        slot.generation = key.generation;
+        slot.ep = ep;
+        slot.kind = OpKind::Recv;
+        slot.phase = Phase::Posted;
+        slot.route = route;
+        slot.spec = None;
+        slot.credit = true;
+        slot.permit = false;
+        slot.buf = buf;
+        key
+    }
+
+    fn next_key(&mut self) -> OpKey {
+        self.generation = self.generation.checked_add(1).unwrap_or(FREE + 1);
+        OpKey { index: self.free.pop().unwrap_or(self.slots.len() as u32), generation: self.generation }
     }
 
     pub(crate) fn get(&self, key: OpKey) -> Option<&Op> {
@@ -90,17 +128,29 @@ impl OpTable {
     }
 
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<Op> {
-        self.get(key)?;
-        Some(self.slots.remove(key.index as usize))
+        let slot = self.get_mut(key)?;
+        let vacant = Op { generation: FREE, ..Op::new(slot.ep, slot.kind, slot.route, AnyBuf::None) };
+        let op = std::mem::replace(slot, vacant);
+        self.free.push(key.index);
+        Some(op)
+    }
+
+    /// Empties the slot of an operation whose end has been reported: its buffer and waker have been taken out.
+    pub(crate) fn free(&mut self, key: OpKey) {
+        if let Some(slot) = self.get_mut(key) {
+            debug_assert!(slot.waker.is_none() && matches!(slot.buf, AnyBuf::None));
+            slot.generation = FREE;
+            self.free.push(key.index);
+        }
     }
 
     /// Takes every waker out.
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
-        self.slots.iter_mut().filter_map(|(_, op)| op.waker.take())
+        self.slots.iter_mut().filter_map(|op| op.waker.take())
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.slots.len()
+        self.slots.len() - self.free.len()
     }
 }
 

@@ -10,7 +10,7 @@ use fabric_core::{Error, FiAddr, Result, Scarce};
 
 use crate::domain::{Credit, Posted};
 use crate::engine::Locked;
-use crate::hub::Hub;
+use crate::hub::{FollowUp, Hub};
 use crate::ops::{Op, Phase, Route};
 
 impl Locked<'_> {
@@ -30,22 +30,14 @@ impl Locked<'_> {
     ) -> Result<Posted<B>, Failed<B>> {
         let state = &mut **self;
         let len = buf.bytes().len();
-        if let Err(error) = state.hub.check_send(ep, len) {
-            return Err(Failed::new(error, buf));
-        }
         if let Route::Queue(_) = route
             && let Err(error) = state.hub.reserve_entry(ep, spec.kind)
         {
             return Err(Failed::new(error, buf));
         }
-        let behind = state.hub.ep(ep).is_ok_and(|ep| ep.transmit.is_behind(spec.peer));
-        let mut sent = Ok(SendNow::Queue);
-        if !behind {
-            sent = state.provider.send_now(&mut state.hub, ep, &spec, buf.bytes());
-        }
-        let error = match sent {
+        let error = match self.send_now(ep, &spec, buf.bytes()) {
             Ok(SendNow::Done) => {
-                state.hub.count(ep, spec.kind, true);
+                let state = &mut **self;
                 if credit == Credit::Held {
                     state.hub.return_credit(ep, spec.peer);
                 }
@@ -75,9 +67,27 @@ impl Locked<'_> {
             Err(error) => error,
         };
         if let Route::Queue(_) = route {
-            state.hub.unreserve_entry(ep, spec.kind);
+            self.hub.unreserve_entry(ep, spec.kind);
         }
         Err(Failed::new(error, buf))
+    }
+
+    /// Sends at once if nothing stands in the way.
+    pub(crate) fn send_now(&mut self, ep: EpId, spec: &SendSpec, bytes: &[u8]) -> Result<SendNow> {
+        let state = &mut **self;
+        let bound = state.hub.ep(ep)?;
+        if bytes.len() > bound.bound.max_msg_size {
+            let limit = bound.bound.max_msg_size;
+            return Err(Error::TooLong { what: "message", len: bytes.len(), limit });
+        }
+        if bound.transmit.is_behind(spec.peer) {
+            return Ok(SendNow::Queue);
+        }
+        let sent = state.provider.send_now(&mut state.hub, ep, spec, bytes);
+        if matches!(sent, Ok(SendNow::Done)) {
+            state.hub.count(ep, spec.kind, true);
+        }
+        sent
     }
 
     fn queue_send<B: IoBuf>(
@@ -123,10 +133,7 @@ impl Locked<'_> {
         if bytes.len() > limit {
             return Err(Error::TooLong { what: "injected message", len: bytes.len(), limit });
         }
-        if !state.hub.ep(ep)?.transmit.is_behind(spec.peer)
-            && state.provider.send_now(&mut state.hub, ep, &spec, bytes)? == SendNow::Done
-        {
-            state.hub.count(ep, spec.kind, true);
+        if self.send_now(ep, &spec, bytes)? == SendNow::Done {
             return Ok(());
         }
         let mut copy = pool.take(bytes.len());
@@ -161,9 +168,7 @@ impl Locked<'_> {
         if let Ok(ep) = state.hub.ep(ep) {
             ep.posted_recvs += 1;
         }
-        let mut op = Op::new(ep, OpKind::Recv, route, buf.into_any());
-        op.credit = true;
-        let key = state.hub.ops.insert(op);
+        let key = state.hub.ops.insert_recv(ep, route, buf.into_any());
         state.provider.post_recv(&mut state.hub, ep, key, spec);
         Ok(key)
     }
@@ -181,7 +186,7 @@ impl Locked<'_> {
                 true
             }
             Phase::Posted => state.provider.cancel(&mut state.hub, ep, key),
-            Phase::Done(_) => false,
+            Phase::Done => false,
         }
     }
 
@@ -189,7 +194,7 @@ impl Locked<'_> {
         let state = &mut **self;
         let Some(op) = state.hub.ops.get(key) else { return };
         let (ep, kind) = (op.ep, op.kind);
-        match &op.phase {
+        match op.phase {
             Phase::Waiting => {
                 self.withdraw(key);
                 self.hub.discard(key);
@@ -207,11 +212,12 @@ impl Locked<'_> {
                     }
                 }
             }
-            Phase::Done(outcome) => {
+            Phase::Done => {
+                let outcome = &op.outcome;
                 let placed = outcome.transfer.len;
-                let message = match outcome.error {
+                let message = match outcome.error.as_deref() {
                     None => Some(outcome.transfer.envelope(0)),
-                    Some(Error::Truncated { lost, .. }) => Some(outcome.transfer.envelope(lost)),
+                    Some(Error::Truncated { lost, .. }) => Some(outcome.transfer.envelope(*lost)),
                     Some(_) => None,
                 };
                 if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
@@ -225,16 +231,11 @@ impl Locked<'_> {
 }
 
 impl Hub {
-    fn check_send(&mut self, ep: EpId, len: usize) -> Result<()> {
-        let limit = self.ep(ep)?.bound.max_msg_size;
-        if len > limit { Err(Error::TooLong { what: "message", len, limit }) } else { Ok(()) }
-    }
-
     fn return_credit(&mut self, ep: EpId, peer: FiAddr) {
         if let Some(state) = self.eps.get_mut(ep.0) {
             state.transmit.give(peer);
             if !state.transmit.is_idle() {
-                self.credited.push(ep);
+                self.follow_ups.push(FollowUp::Grant(ep));
             }
         }
     }

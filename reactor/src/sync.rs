@@ -3,14 +3,30 @@
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    atomic::{AtomicU32, AtomicU64, Ordering},
 };
+#[cfg(not(any(loom, target_arch = "x86_64")))]
+use std::sync::atomic::fence;
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
+
+/// A full fence: what was stored before it is seen before what is loaded after it.
+///
+/// On x86-64 a swap of a word of one's own does what `mfence` does and takes half the time.
+pub(crate) fn full_fence() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    {
+        let own = AtomicU32::new(0);
+        std::hint::black_box(&own).swap(1, Ordering::SeqCst);
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    fence(Ordering::SeqCst);
+}
 
 /// Locks, also after a panic elsewhere: what the lock guards is kept consistent by not calling user code under it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

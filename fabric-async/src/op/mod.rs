@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use fabric_core::buf::IoBuf;
-use fabric_core::completion::{Done, Failed};
+use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::provider::OpKey;
-use fabric_reactor::domain::finish;
+use fabric_reactor::Ended;
 use tokio::task::coop;
 
 use crate::endpoint::EndpointInner;
@@ -38,8 +38,13 @@ pub struct Operation<B> {
 }
 
 enum State<B> {
-    Ended(Result<Done<B>, Failed<B>>),
-    Posted { ep: Arc<EndpointInner>, key: OpKey },
+    /// Sent when it was posted.
+    Sent(B, Transfer),
+    Refused(Box<Failed<B>>),
+    Posted {
+        ep: Arc<EndpointInner>,
+        key: OpKey,
+    },
     Taken,
 }
 
@@ -53,8 +58,13 @@ pub enum Canceled<B> {
 }
 
 impl<B: IoBuf> Operation<B> {
-    pub(crate) fn ended(result: Result<Done<B>, Failed<B>>) -> Self {
-        Self { state: State::Ended(result) }
+    pub(crate) fn sent(buf: B, transfer: Transfer) -> Self {
+        Self { state: State::Sent(buf, transfer) }
+    }
+
+    #[cold]
+    pub(crate) fn refused(failed: Failed<B>) -> Self {
+        Self { state: State::Refused(Box::new(failed)) }
     }
 
     pub(crate) fn posted(ep: Arc<EndpointInner>, key: OpKey) -> Self {
@@ -86,19 +96,29 @@ impl<B: IoBuf> Future for Operation<B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let budget = ready!(coop::poll_proceed(cx));
-        let result = match std::mem::replace(&mut self.state, State::Taken) {
-            State::Ended(result) => result,
-            State::Posted { ep, key } => match ep.domain.core.poll_op(key, cx) {
-                Poll::Ready((outcome, buf)) => finish(outcome, buf),
-                Poll::Pending => {
-                    self.state = State::Posted { ep, key };
-                    return Poll::Pending;
-                }
+        let result = match &self.state {
+            State::Posted { ep, key } => {
+                let ended = ready!(ep.domain.core.poll_op(*key, cx));
+                self.state = State::Taken;
+                finish(ended)
+            }
+            _ => match std::mem::replace(&mut self.state, State::Taken) {
+                State::Sent(buf, transfer) => Ok(Done { buf, transfer }),
+                State::Refused(failed) => Err(*failed),
+                _ => panic!("an operation was polled after it had resolved"),
             },
-            State::Taken => panic!("an operation was polled after it had resolved"),
         };
         budget.made_progress();
         Poll::Ready(result)
+    }
+}
+
+fn finish<B: IoBuf>(ended: Ended) -> Result<Done<B>, Failed<B>> {
+    let buf = B::from_any(ended.buf)
+        .unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
+    match ended.error {
+        None => Ok(Done { buf, transfer: ended.transfer }),
+        Some(error) => Err(Failed { error: *error, buf, transfer: ended.transfer }),
     }
 }
 
@@ -116,7 +136,7 @@ impl<B> Drop for Operation<B> {
 impl<B> fmt::Debug for Operation<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
-            State::Ended(_) => "Operation(ended)",
+            State::Sent(..) | State::Refused(_) => "Operation(ended)",
             State::Posted { .. } => "Operation(posted)",
             State::Taken => "Operation(resolved)",
         })

@@ -103,6 +103,6 @@ impl<B: IoBufMut, M: ThreadModel> IntoFuture for RecvRequest<'_, B, M> {
     type IntoFuture = Operation<B>;
 
     fn into_future(self) -> Operation<B> {
-        self.submit(Route::Future, Credit::Wait).unwrap_or_else(|failed| Operation::ended(Err(failed)))
+        self.submit(Route::Future, Credit::Wait).unwrap_or_else(|failed| Operation::refused(failed))
     }
 }

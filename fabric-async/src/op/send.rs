@@ -3,8 +3,8 @@
 use std::future::IntoFuture;
 
 use fabric_core::buf::IoBuf;
-use fabric_core::completion::{Done, Failed, OpKind};
-use fabric_core::provider::SendSpec;
+use fabric_core::completion::{Done, Failed, OpKind, Transfer};
+use fabric_core::provider::{SendNow, SendSpec};
 use fabric_core::{Error, FiAddr};
 use fabric_reactor::{Credit, Posted, Route};
 
@@ -72,12 +72,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// [`Error::NotSupported`], [`Error::Closed`], or what is known to be impossible at once, such as
     /// [`Error::NoSuchPeer`].
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        let ep = self.ep;
-        match self.submit(Credit::Now, |_| Route::Future)? {
-            Posted::Done(transfer, buf) => Ok(Operation::ended(Ok(Done { buf, transfer }))),
-            Posted::Pending(key) => Ok(Operation::posted(ep.inner.clone(), key)),
-            Posted::Reported => unreachable!("only queues are reported to"),
-        }
+        self.submit(Credit::Now)
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue.
@@ -87,16 +82,37 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// [`Error::Unbound`] when the endpoint has no transmit queue.
     #[doc(alias = "fi_send")]
     pub fn post(self) -> Result<(), Failed<B>> {
-        self.submit(Credit::Now, Route::Queue).map(drop)
+        let route = Route::Queue(self.context);
+        self.post_to(route, Credit::Now).map(drop)
     }
 
-    fn submit(self, credit: Credit, route: impl FnOnce(u64) -> Route) -> Result<Posted<B>, Failed<B>> {
-        let Self { ep, spec, buf, context, permit } = self;
+    fn submit(self, credit: Credit) -> Result<Operation<B>, Failed<B>> {
+        let ep = self.ep;
+        if self.permit.is_none() && ep.inner.check_send(&self.spec).is_ok() {
+            let bytes = self.buf.bytes();
+            let len = bytes.len();
+            match ep.inner.domain.core.send_now(ep.inner.id, &self.spec, bytes) {
+                Ok(SendNow::Done) => {
+                    return Ok(Operation::sent(self.buf, Transfer::sent(len, self.spec.tag)));
+                }
+                Ok(SendNow::Queue) => {}
+                Err(error) => return Err(Failed::new(error, self.buf)),
+            }
+        }
+        match self.post_to(Route::Future, credit)? {
+            Posted::Done(transfer, buf) => Ok(Operation::sent(buf, transfer)),
+            Posted::Pending(key) => Ok(Operation::posted(ep.inner.clone(), key)),
+            Posted::Reported => unreachable!("only queues are reported to"),
+        }
+    }
+
+    fn post_to(self, route: Route, credit: Credit) -> Result<Posted<B>, Failed<B>> {
+        let Self { ep, spec, buf, permit, .. } = self;
         if let Err(error) = ep.inner.check_send(&spec) {
             return Err(Failed::new(error, buf));
         }
         let credit = if permit.is_some() { Credit::Held } else { credit };
-        let posted = ep.inner.domain.core.send(ep.inner.id, spec, buf, route(context), credit);
+        let posted = ep.inner.domain.core.send(ep.inner.id, spec, buf, route, credit);
         if let Some(permit) = permit {
             permit.used(posted.is_ok());
         }
@@ -111,13 +127,7 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
     type IntoFuture = Operation<B>;
 
     fn into_future(self) -> Operation<B> {
-        let ep = self.ep;
-        match self.submit(Credit::Wait, |_| Route::Future) {
-            Ok(Posted::Done(transfer, buf)) => Operation::ended(Ok(Done { buf, transfer })),
-            Ok(Posted::Pending(key)) => Operation::posted(ep.inner.clone(), key),
-            Ok(Posted::Reported) => unreachable!("only queues are reported to"),
-            Err(failed) => Operation::ended(Err(failed)),
-        }
+        self.submit(Credit::Wait).unwrap_or_else(Operation::refused)
     }
 }
 

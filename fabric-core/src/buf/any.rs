@@ -115,6 +115,21 @@ impl AnyBuf {
         }
     }
 
+    /// Receives a whole message, or as much of it as there is room for; returns how much that was.
+    pub fn receive(&mut self, source: &dyn Source) -> usize {
+        let len = source.len();
+        if let Self::Vec(buf) = self {
+            let count = len.min(buf.capacity());
+            append(buf, 0, source, 0, count);
+            return count;
+        }
+        self.expect(len);
+        let count = self.room().min(len);
+        self.place(0, source, 0, count);
+        self.finish(count);
+        count
+    }
+
     /// The message is complete: `len` bytes lie at the start of the room.
     pub fn finish(&mut self, len: usize) {
         match self {

@@ -1,8 +1,13 @@
 //! Waiting: how long to look before sleeping, and what to sleep on.
 
 mod policy;
+#[cfg(not(all(test, loom)))]
 mod set;
 
 pub(crate) use policy::{Spinner, Window};
 pub use policy::{WaitPolicy, default_policy};
+#[cfg(not(all(test, loom)))]
 pub(crate) use set::PollSet;
+
+#[cfg(all(test, loom))]
+pub(crate) use crate::models::PollSet;

@@ -29,51 +29,60 @@ pub fn default_policy() -> WaitPolicy {
 }
 
 /// Looks within one poll of a future. A poll must not hold up the executor: this is a few microseconds.
-const POLL_LOOKS: u32 = 96;
+const POLL_LOOKS: u32 = if cfg!(loom) { 1 } else { 96 };
 /// Looks that are still made when looking never pays off.
-const FEWEST_LOOKS: u32 = 2;
+const FEWEST_LOOKS: u32 = if cfg!(loom) { 0 } else { 2 };
+
+/// Polls in a row whose looking came to nothing, before looking is taken to be of no use; and how often it is tried
+/// nevertheless from then on.
+const PATIENCE: u32 = 4;
+const PROBE: u32 = 16;
 
 /// How often to look within one poll, learned from whether it paid off.
 #[derive(Debug)]
 pub(crate) struct Spinner {
-    looks: u32,
-    fixed: Option<u32>,
+    misses: u32,
+    policy: WaitPolicy,
 }
 
 impl Spinner {
     pub(crate) fn new(policy: WaitPolicy) -> Self {
-        let fixed = match policy {
-            WaitPolicy::Park => Some(0),
-            _ if cores() < 2 => Some(0),
-            _ => None,
-        };
-        Self { looks: POLL_LOOKS, fixed }
+        Self { misses: 0, policy: if cores() < 2 { WaitPolicy::Park } else { policy } }
     }
 
     /// How often to look.
     pub(crate) fn looks(&self) -> u32 {
-        self.fixed.unwrap_or(self.looks)
+        match self.policy {
+            WaitPolicy::Park => 0,
+            WaitPolicy::Spin => POLL_LOOKS,
+            WaitPolicy::Adaptive if self.misses < PATIENCE || self.misses % PROBE == 0 => POLL_LOOKS,
+            WaitPolicy::Adaptive => FEWEST_LOOKS,
+        }
     }
 
     /// It paid off.
     pub(crate) fn hit(&mut self) {
-        self.looks = (self.looks * 2).min(POLL_LOOKS);
+        self.misses = 0;
     }
 
     /// It did not.
     pub(crate) fn miss(&mut self) {
-        self.looks = (self.looks / 2).max(FEWEST_LOOKS);
+        self.misses = self.misses.wrapping_add(1);
     }
 }
 
-/// Longest and shortest time a driver looks between the last news and sleep.
-const LONGEST: Duration = Duration::from_micros(100);
-const SHORTEST: Duration = Duration::from_micros(5);
+/// Longest and shortest time a driver looks between the last news and sleep. A model knows no time.
+const LONGEST: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 100 });
+const SHORTEST: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 5 });
 
 /// How many drivers of this process are looking right now.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
 
 fn cores() -> usize {
+    if cfg!(loom) {
+        // The same on every machine, and no limit for models that run side by side.
+        return usize::MAX;
+    }
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()))
 }

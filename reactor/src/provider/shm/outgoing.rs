@@ -182,7 +182,7 @@ impl Outgoing {
         }
         for queued in std::mem::take(&mut self.queue) {
             let transfer = Transfer::sent(queued.sent, queued.spec.tag);
-            host.complete(queued.op, Outcome { transfer, error: Some(error.clone()) });
+            host.complete(queued.op, Outcome::cut(transfer, error.clone()));
         }
     }
 

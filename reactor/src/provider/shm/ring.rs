@@ -1,15 +1,17 @@
 //! The ring of lines: one producer and one consumer, in memory that the two processes share.
 //!
-//! The memory is an array of 64-byte lines. A *record* is a run of 1 to [`Shape::longest`] lines without a wrap; its
-//! first eight bytes are its header, and a header that is not zero *is* the publication: no index line has to travel
-//! besides the message, so a message of up to [`INLINE`] bytes costs one line.
+//! The memory is an array of 64-byte lines. A *record* is a run of lines without a wrap, an eighth of the ring at most;
+//! its first eight bytes are its header. A header that names the *lap*, the how-manieth time the producer goes through
+//! the array, *is* the publication: no index has to travel besides the message, so a message of up to 56 bytes costs
+//! one line, and a consumer that polls does so in its own cache.
 //!
 //! # Invariants
 //!
-//! 1. The consumer looks for a header only at the line behind the last record it consumed.
-//! 2. Before the producer publishes a record, the header of the line behind it is zero. (Payload bytes of earlier laps
-//!    lie about in the lines; none of them can be taken for a header, because by 1 the consumer looks only at lines
-//!    that were zeroed by 2, or at the first line of fresh memory.)
+//! 1. The consumer looks for a header only at the line behind the last record it consumed, and takes only one that
+//!    names the lap it is in.
+//! 2. When the producer publishes a record, the line behind it does not hold a header of the current lap: it holds
+//!    zero, or the header of an earlier lap. Lines that hold payload, which can look like anything, are known to the
+//!    producer (`littered`); it zeroes them before a consumer can get to look at them.
 //! 3. The producer writes only lines that the consumer has given back: it always keeps one line free, so that the
 //!    zeroing of 2 does not touch a record in use.
 //!
@@ -26,12 +28,10 @@
 //! whose lengths do not add up is a [`Broken`] ring, never an access outside of the memory.
 #![allow(unsafe_code)] // one call: `Memory::write`, whose duty invariant 3 discharges
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
 /// Bytes in a line.
 pub(crate) const LINE: usize = 64;
-/// Bytes of payload that fit beside the header in a single line.
-pub(crate) const INLINE: usize = LINE - HEADER;
 /// Bytes of the header.
 pub(crate) const HEADER: usize = 8;
 
@@ -76,6 +76,11 @@ impl Shape {
         self.longest_lines() * LINE
     }
 
+    /// The lap of a position, as a header has room for it. The first is 1, unlike fresh memory.
+    fn lap(self, position: u64) -> u64 {
+        ((position >> self.lines.trailing_zeros()) + 1) & ((1 << (64 - LAP_SHIFT)) - 1)
+    }
+
     fn index(self, position: u64) -> usize {
         (position & (self.lines - 1)) as usize
     }
@@ -91,16 +96,20 @@ impl Shape {
 pub(crate) struct Header {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
+    /// Below 2^24.
     pub(crate) len: u32,
 }
 
+/// The bits of a header above its lap.
+const LAP_SHIFT: u32 = 40;
+
 impl Header {
-    fn pack(self) -> u64 {
-        u64::from(self.kind) | u64::from(self.flags) << 8 | u64::from(self.len) << 32
+    fn pack(self, lap: u64) -> u64 {
+        u64::from(self.kind) | u64::from(self.flags) << 8 | u64::from(self.len) << 16 | lap << LAP_SHIFT
     }
 
     fn unpack(word: u64) -> Self {
-        Self { kind: word as u8, flags: (word >> 8) as u8, len: (word >> 32) as u32 }
+        Self { kind: word as u8, flags: (word >> 8) as u8, len: (word >> 16) as u32 & 0x00ff_ffff }
     }
 }
 
@@ -114,13 +123,16 @@ pub(crate) struct Producer<M> {
     shape: Shape,
     position: u64,
     returned: u64,
+    /// Lines that hold payload, a bit each.
+    littered: Box<[u64]>,
 }
 
 impl<M: Memory> Producer<M> {
     /// The writing end of fresh memory.
     pub(crate) fn new(memory: M) -> Self {
         let shape = Shape::new(memory.lines());
-        Self { memory, shape, position: 0, returned: 0 }
+        let littered = vec![0; memory.lines().div_ceil(64)].into();
+        Self { memory, shape, position: 0, returned: 0, littered }
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -162,7 +174,7 @@ impl<M: Memory> Producer<M> {
     /// Whether the consumer sleeps and has to be woken; asked after each publication.
     pub(crate) fn must_ring(&self) -> bool {
         // SYNC: pairs with the fence in `Consumer::arm`.
-        fence(Ordering::SeqCst);
+        full_fence();
         self.memory.armed().load(Ordering::Relaxed) != 0
             && self.memory.armed().swap(0, Ordering::Relaxed) != 0
     }
@@ -171,7 +183,7 @@ impl<M: Memory> Producer<M> {
     pub(crate) fn arm(&mut self, len: usize) -> bool {
         self.memory.starved().store(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `Consumer::must_ring`.
-        fence(Ordering::SeqCst);
+        full_fence();
         let room = self.fits(len);
         if room {
             self.disarm();
@@ -201,10 +213,19 @@ impl<M: Memory> Producer<M> {
 
     fn publish(&mut self, header: Header, lines: usize) {
         let (here, next) = (self.shape.index(self.position), self.shape.index(self.position + lines as u64));
-        // Invariant 2; ordered before the publication by its release.
-        self.memory.header(next).store(0, Ordering::Relaxed);
+        if header.kind != PAD {
+            for line in here + 1..here + lines {
+                self.littered[line / 64] |= 1 << (line % 64);
+            }
+        }
+        self.littered[here / 64] &= !(1 << (here % 64));
+        if self.littered[next / 64] & 1 << (next % 64) != 0 {
+            // Invariant 2; ordered before the publication by its release.
+            self.memory.header(next).store(0, Ordering::Relaxed);
+            self.littered[next / 64] &= !(1 << (next % 64));
+        }
         // SYNC: pairs with the acquire in `Consumer::peek`.
-        self.memory.header(here).store(header.pack(), Ordering::Release);
+        self.memory.header(here).store(header.pack(self.shape.lap(self.position)), Ordering::Release);
         self.position += lines as u64;
     }
 }
@@ -248,14 +269,13 @@ impl<M: Memory> Consumer<M> {
             let index = self.shape.index(self.position);
             // SYNC: pairs with the release in `Producer::publish`.
             let word = self.memory.header(index).load(Ordering::Acquire);
-            if word == 0 {
-                return Ok(None);
-            }
-            let header = Header::unpack(word);
+            let Some(header) = self.published(word) else { return Ok(None) };
             let lines = Shape::lines_for(header.len as usize);
             let rest = self.shape.lines as usize - index;
             if header.kind == PAD {
-                if lines != rest {
+                // A filler is shorter than the record that would wrap. One around the whole ring would lead back to
+                // itself, for ever.
+                if lines != rest || lines >= self.shape.longest_lines() {
                     return Err(Broken("a filler that does not end with the ring"));
                 }
                 self.advance(lines as u64);
@@ -288,7 +308,7 @@ impl<M: Memory> Consumer<M> {
         // SYNC: pairs with the acquire in `Producer::has_room`.
         self.memory.returned().store(self.position, Ordering::Release);
         // SYNC: pairs with the fence in `Producer::arm`.
-        fence(Ordering::SeqCst);
+        full_fence();
         self.memory.starved().load(Ordering::Relaxed) != 0
             && self.memory.starved().swap(0, Ordering::Relaxed) != 0
     }
@@ -298,9 +318,9 @@ impl<M: Memory> Consumer<M> {
         self.armed = true;
         self.memory.armed().store(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `Producer::must_ring`.
-        fence(Ordering::SeqCst);
-        let index = self.shape.index(self.position);
-        self.memory.header(index).load(Ordering::Relaxed) == 0
+        full_fence();
+        let word = self.memory.header(self.shape.index(self.position)).load(Ordering::Relaxed);
+        self.published(word).is_none()
     }
 
     /// Polls again.
@@ -308,6 +328,12 @@ impl<M: Memory> Consumer<M> {
         if std::mem::take(&mut self.armed) {
             self.memory.armed().store(0, Ordering::Relaxed);
         }
+    }
+
+    /// The header at the current position, if it is one of this lap.
+    fn published(&self, word: u64) -> Option<Header> {
+        let header = Header::unpack(word);
+        (word >> LAP_SHIFT == self.shape.lap(self.position) && header.kind != 0).then_some(header)
     }
 
     fn advance(&mut self, lines: u64) {
