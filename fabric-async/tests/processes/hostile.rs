@@ -1,0 +1,176 @@
+//! Strangers and peers that break the rules hurt their own connection and nothing else.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
+};
+
+use crate::role::Peer;
+use crate::run;
+
+const LINES: u32 = 64;
+const SEGMENT: usize = 4096 + 64 * LINES as usize;
+
+fn knock(at: &Endpoint) -> OwnedFd {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let name = format!("fabric-async/shm/{}", at.name().name());
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    rustix::net::connect(&socket, &address).unwrap();
+    socket
+}
+
+fn hello(name: &str, version: u16, lines: u32) -> Vec<u8> {
+    let mut bytes = b"fab-shm\0".to_vec();
+    bytes.extend(version.to_le_bytes());
+    bytes.extend(lines.to_le_bytes());
+    bytes.extend(name.as_bytes());
+    bytes
+}
+
+fn memory(size: usize, seals: SealFlags) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("hostile", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, size as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+fn bell() -> OwnedFd {
+    eventfd(0, EventfdFlags::empty()).unwrap()
+}
+
+fn say(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
+    let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+}
+
+/// The endpoint still works: a friend can connect, send and get an answer.
+async fn still_works(ep: &Endpoint) {
+    let friend = Endpoint::bind("shm://").await.unwrap();
+    let peer = friend.lookup(ep.name()).await.unwrap();
+    friend.send(peer, "are you there").tag(99).await.unwrap();
+    let got = ep.recv().tag(99).await.unwrap();
+    ep.send(got.source().unwrap(), "yes").await.unwrap();
+    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
+}
+
+async fn next_rejection(events: &mut EventQueue) -> Error {
+    loop {
+        if let EventKind::Rejected { error } = events.next().await.kind {
+            return error;
+        }
+    }
+}
+
+#[test]
+fn a_malformed_hello_is_refused_with_the_reason() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut events = ep.events().unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let (good, loose, small) =
+            (memory(SEGMENT, all), memory(SEGMENT, SealFlags::empty()), memory(4096, all));
+        let (a, b) = (bell(), bell());
+        let cases: [(&str, Vec<u8>, Vec<&OwnedFd>); 9] = [
+            ("short", b"hi".to_vec(), vec![]),
+            ("something else", vec![7; 40], vec![]),
+            ("too long", vec![7; 400], vec![]),
+            ("version", hello("x", 999, LINES), vec![&good, &a, &b]),
+            ("descriptors", hello("x", 1, LINES), vec![&good]),
+            ("name", hello("no/slash", 1, LINES), vec![&good, &a, &b]),
+            ("not sealed", hello("x", 1, LINES), vec![&loose, &a, &b]),
+            ("another size", hello("x", 1, LINES), vec![&small, &a, &b]),
+            ("out of bounds", hello("x", 1, u32::MAX), vec![&good, &a, &b]),
+        ];
+        for (reason, bytes, fds) in cases {
+            let socket = knock(&ep);
+            say(&socket, &bytes, &fds);
+            let error = next_rejection(&mut events).await;
+            assert!(error.to_string().contains(reason), "{reason}: {error}");
+        }
+        // Silence, and leaving without a word, are nobody's problem.
+        let _silent = knock(&ep);
+        drop(knock(&ep));
+        still_works(&ep).await;
+    });
+}
+
+#[test]
+fn scribbling_over_the_segment_ends_that_connection_only() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut events = ep.events().unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let mut seed = 1u64;
+        for round in 0..200u64 {
+            let (fd, data, space) = (memory(SEGMENT, all), bell(), bell());
+            let socket = knock(&ep);
+            say(&socket, &hello(&format!("scribbler-{round}"), 1, LINES), &[&fd, &data, &space]);
+            let mut garbage = vec![0u8; SEGMENT - 4096];
+            for byte in &mut garbage {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                *byte = (seed >> 56) as u8;
+            }
+            // A header of the first lap, so that it is looked at: kind, flags, a length, lap 1.
+            let kind = if round % 4 == 0 { 0xff } else { round % 5 };
+            let len = [0, 3, 8, 16, 60, 500, 512, 513, 0xff_ffff][round as usize % 9];
+            let header = kind | (round % 7) << 8 | len << 16 | 1 << 40;
+            garbage[..8].copy_from_slice(&header.to_le_bytes());
+            rustix::io::pwrite(&fd, &garbage, 4096).unwrap();
+            rustix::io::write(&data, &1u64.to_ne_bytes()).unwrap();
+            if round % 10 == 0 {
+                still_works(&ep).await;
+            }
+            drop(socket);
+        }
+        // Every scribbler is noticed, as a breach or as gone, and none of them is left.
+        let mut ended = 0;
+        let mut breaches = 0;
+        while ended < 200 {
+            match events.next().await.kind {
+                EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with("scribbler") => {
+                    ended += 1;
+                    breaches += u32::from(reason == DownReason::Protocol);
+                }
+                EventKind::Overrun { .. } => break,
+                _ => {}
+            }
+        }
+        assert!(breaches > 0 || ended < 200, "no breach was noticed");
+        still_works(&ep).await;
+    });
+}
+
+#[test]
+fn another_user_is_refused_on_both_sides() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root, to start a process of another user");
+        return;
+    }
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut events = ep.events().unwrap();
+        let name = ep.name().to_string();
+        let mut stranger = match Peer::start_as("stranger", &name, 65_534) {
+            Ok(stranger) => stranger,
+            Err(error) => {
+                return println!("skipped: the test program cannot be run as another user: {error}");
+            }
+        };
+        let error = next_rejection(&mut events).await;
+        assert!(matches!(error, Error::OtherUser { theirs: 65_534, ours: 0, .. }), "{error}");
+        let code = tokio::task::spawn_blocking(move || stranger.0.wait()).await.unwrap().unwrap();
+        assert!(code.success(), "the stranger was not told why: {code}");
+        still_works(&ep).await;
+    });
+}

@@ -1,0 +1,84 @@
+//! A process is killed; the other one hears of it, keeps what it has, and talks on with a third.
+
+use std::time::Duration;
+
+use fabric_async::{DownReason, Endpoint, Error, EventKind, FiAddr};
+
+use crate::role::Peer;
+use crate::run;
+
+const KILLS: u64 = 100;
+
+/// Echoes what the victim sends until that fails; returns the failure.
+async fn talk(ep: &Endpoint, victim: FiAddr, mut first: Option<Vec<u8>>) -> Error {
+    loop {
+        let message = match first.take() {
+            Some(message) => message,
+            None => match ep.recv().tag(1).from(victim).await {
+                Ok(message) => message.to_vec(),
+                Err(failed) => return failed.error,
+            },
+        };
+        if let Err(failed) = ep.send(victim, message).tag(2).await {
+            return failed.error;
+        }
+    }
+}
+
+#[test]
+fn a_hundred_kills_each_noticed_and_none_contagious() {
+    let names = run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut names = vec![ep.name().name().to_owned()];
+        let mut events = ep.events().unwrap();
+        let third = Peer::start("echo", &ep.name().to_string());
+        let ready = ep.recv().tag(3).await.unwrap();
+        let friend = ready.source().unwrap();
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        for kill in 0..KILLS {
+            let mut victim = Peer::start("chatter", &ep.name().to_string());
+            let first = ep.recv().tag(1).await.unwrap();
+            let addr = first.source().unwrap();
+            let name = ep.address_vector().lookup(addr).unwrap();
+            names.push(name.name().to_owned());
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let moment = Duration::from_micros(seed >> 33 & 0xfff);
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(moment);
+                victim.0.kill().unwrap();
+                victim.0.wait().unwrap();
+            });
+            let error = talk(&ep, addr, Some(first.to_vec())).await;
+            assert!(
+                matches!(&error, Error::PeerGone(peer) | Error::NoSuchPeer(peer) if *peer == name)
+                    || matches!(error, Error::StaleAddress(stale) if stale == addr),
+                "kill {kill}: {error}"
+            );
+            killer.join().unwrap();
+            loop {
+                match events.next().await.kind {
+                    EventKind::PeerDown { peer, reason, .. } if peer == name => {
+                        assert_eq!(reason, DownReason::Died, "kill {kill}");
+                        break;
+                    }
+                    EventKind::PeerConnected { .. } => {}
+                    other => panic!("kill {kill}: {other:?}"),
+                }
+            }
+            // The third hears nothing of it.
+            ep.send(friend, kill.to_le_bytes().to_vec()).await.unwrap();
+            let back = ep.recv().tag(4).from(friend).await.unwrap();
+            assert_eq!(&back[..], kill.to_le_bytes());
+        }
+        drop(third);
+        names
+    });
+    assert_eq!(names.len() as u64, 1 + KILLS);
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let left = sockets.lines().filter_map(|line| line.split_once("@fabric-async/shm/")).map(|(_, name)| name);
+    let left: Vec<_> = left.filter(|name| names.iter().any(|own| own == name)).collect();
+    assert!(left.is_empty(), "sockets left behind: {left:?}");
+    let files = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let left: Vec<_> = files.filter(|file| file.file_name().to_string_lossy().contains("fabric")).collect();
+    assert!(left.is_empty(), "files left behind: {left:?}");
+}

@@ -1,0 +1,103 @@
+//! The parts that peers play.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use fabric_async::{Endpoint, Error};
+
+use crate::run;
+
+/// A process that is ended with the test.
+pub struct Peer(pub Child);
+
+impl Peer {
+    /// Starts a peer that is to talk to the endpoint of this name.
+    pub fn start(role: &str, name: &str) -> Self {
+        Self(command(role, name).spawn().expect("the test program starts again"))
+    }
+
+    /// The same as another user.
+    pub fn start_as(role: &str, name: &str, user: u32) -> std::io::Result<Self> {
+        command(role, name).uid(user).gid(user).spawn().map(Self)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn command(role: &str, name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    command.args(["--exact", "peer", "--nocapture"]).env("FABRIC_ROLE", role).env("FABRIC_NAME", name);
+    command.stdout(Stdio::null()).stdin(Stdio::null());
+    command
+}
+
+/// Plays the part this process was started for, if any.
+pub fn play() {
+    let (Ok(role), Ok(name)) = (std::env::var("FABRIC_ROLE"), std::env::var("FABRIC_NAME")) else { return };
+    match &role[..] {
+        "chatter" => run(chatter(&name)),
+        "echo" => run(echo(&name)),
+        "numbers" => run(numbers(&name)),
+        "stranger" => std::process::exit(run(stranger(&name))),
+        other => panic!("unknown role {other}"),
+    }
+}
+
+/// Sends messages of all sizes, forever, as fast as answers come.
+async fn chatter(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.lookup(name).await.expect("the survivor is there");
+    for round in 0u64.. {
+        let size = [8, 100, 4096, 60_000, 300_000][round as usize % 5];
+        if ep.send(peer, vec![round as u8; size]).tag(1).await.is_err() {
+            return;
+        }
+        if ep.recv().tag(2).from(peer).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends back what it receives.
+async fn echo(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.lookup(name).await.expect("the survivor is there");
+    ep.send(peer, "ready").tag(3).await.expect("a peer");
+    while let Ok(message) = ep.recv().from(peer).await {
+        if ep.send(peer, message.into_bytes()).tag(4).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends 100,000 numbered messages, some of them long.
+async fn numbers(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.lookup(name).await.expect("the receiver is there");
+    for number in 0..crate::select::MESSAGES {
+        let mut message = number.to_le_bytes().to_vec();
+        if number % 1000 == 0 {
+            message.resize(100_000, number as u8);
+        }
+        ep.send(peer, message).await.expect("the receiver lives");
+    }
+    // Stays until the receiver has everything and leaves.
+    let _ = ep.recv().from(peer).await;
+}
+
+/// Is another user: 0 when it was refused for that.
+async fn stranger(name: &str) -> i32 {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    match ep.lookup(name).await {
+        Err(Error::OtherUser { theirs: 0, ours, .. }) if ours != 0 => 0,
+        other => {
+            eprintln!("the stranger got {other:?}");
+            1
+        }
+    }
+}

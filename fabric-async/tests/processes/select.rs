@@ -1,0 +1,41 @@
+//! A receiver that drops its receives at random loses nothing.
+
+use fabric_async::Endpoint;
+
+use crate::role::Peer;
+use crate::run;
+
+pub const MESSAGES: u64 = 100_000;
+
+#[test]
+fn a_select_loop_that_drops_receives_gets_each_message_once_and_in_order() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let _sender = Peer::start("numbers", &ep.name().to_string());
+        let (mut seed, mut dropped, mut next) = (7u64, 0u64, 0u64);
+        let mut peer = None;
+        while next < MESSAGES {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let patience = seed >> 60;
+            let give_up = async {
+                for _ in 0..patience {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::select! {
+                message = ep.recv() => {
+                    let message = message.unwrap();
+                    let (number, rest) = message.split_first_chunk().unwrap();
+                    assert_eq!(u64::from_le_bytes(*number), next);
+                    assert_eq!(rest.len(), if next % 1000 == 0 { 99_992 } else { 0 });
+                    assert!(rest.iter().all(|byte| *byte == next as u8));
+                    peer = message.transfer.source;
+                    next += 1;
+                }
+                () = give_up => dropped += 1,
+            }
+        }
+        assert!(dropped > 100, "the loop dropped only {dropped} receives");
+        ep.send(peer.unwrap(), "enough").await.unwrap();
+    });
+}
