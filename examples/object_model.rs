@@ -64,7 +64,9 @@ async fn main() -> Result<()> {
     a.close()?;
     b.close()?;
     region.close()?;
-    (cq.close()?, av.close()?, sends.close()?);
+    cq.close()?;
+    av.close()?;
+    sends.close()?;
     domain.close()?;
     eq.close()?;
     fabric.close()?;

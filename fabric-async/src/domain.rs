@@ -199,6 +199,7 @@ impl<M: ThreadModel> Domain<M> {
         let bound = self.inner.eq.set((eq.inner.clone(), hold));
         bound.map_err(|_| Error::Invalid { what: "event queue", why: "one is bound already".into() })?;
         self.inner.core.set_eq(Some(eq.inner.ring.clone()));
+        eq.inner.attach(&self.inner);
         Ok(())
     }
 

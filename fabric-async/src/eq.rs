@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 
 use fabric_core::event::Event;
@@ -13,6 +13,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::close::CloseError;
+use crate::domain::DomainInner;
 use crate::fabric::Fabric;
 
 /// An event queue (`fid_eq`): what happens on domains and endpoints without being asked for, as a stream.
@@ -31,6 +32,8 @@ pub struct EventQueue {
 pub(crate) struct EventQueueInner {
     pub(crate) node: Arc<Node>,
     pub(crate) ring: Arc<EventRing>,
+    /// What reports to it: whoever waits here drives these.
+    domains: Mutex<Vec<Weak<DomainInner>>>,
     _fabric: Fabric,
 }
 
@@ -42,7 +45,8 @@ impl EventQueue {
         let node = Node::new(Class::EventQueue, Some(fabric.inner.node.clone()));
         let ring = Arc::new(EventRing::new(capacity));
         node.publish()?;
-        Ok(Self { inner: Arc::new(EventQueueInner { node, ring, _fabric: fabric.clone() }) })
+        let domains = Mutex::new(Vec::new());
+        Ok(Self { inner: Arc::new(EventQueueInner { node, ring, domains, _fabric: fabric.clone() }) })
     }
 
     /// The next event if there is one (`fi_eq_read`).
@@ -57,6 +61,14 @@ impl EventQueue {
     /// Safe: no event is lost.
     #[doc(alias = "fi_eq_sread")]
     pub async fn next(&mut self) -> Event {
+        /// A reader that gives up is not waited for.
+        struct Leave(Arc<EventRing>);
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                self.0.unregister();
+            }
+        }
+        let _leave = Leave(self.inner.ring.clone());
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 
@@ -71,13 +83,39 @@ impl EventQueue {
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         let budget = ready!(coop::poll_proceed(cx));
-        match self.inner.ring.pop_or_register(cx.waker()) {
+        let mut event = self.inner.ring.pop_or_register(cx.waker());
+        if event.is_none() {
+            let mut stay_runnable = false;
+            for domain in self.inner.domains() {
+                stay_runnable |= domain.core.attend();
+            }
+            event = self.inner.ring.pop();
+            if event.is_none() && stay_runnable {
+                cx.waker().wake_by_ref();
+            }
+        }
+        match event {
             Some(event) => {
                 budget.made_progress();
                 Poll::Ready(event)
             }
             None => Poll::Pending,
         }
+    }
+}
+
+impl EventQueueInner {
+    /// From now on this domain reports here.
+    pub(crate) fn attach(&self, domain: &Arc<DomainInner>) {
+        domain.core.add_eq(&self.ring);
+        let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
+        domains.retain(|known| known.strong_count() > 0);
+        domains.push(Arc::downgrade(domain));
+    }
+
+    fn domains(&self) -> Vec<Arc<DomainInner>> {
+        let domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
+        domains.iter().filter_map(Weak::upgrade).collect()
     }
 }
 

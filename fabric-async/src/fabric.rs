@@ -51,7 +51,6 @@ impl Fabric {
 
     /// A domain to be opened from `info`, with options.
     #[doc(alias = "fi_domain2")]
-    #[must_use]
     pub fn domain_builder<'a>(&'a self, info: &'a Info) -> DomainBuilder<'a> {
         DomainBuilder::new(self, info)
     }

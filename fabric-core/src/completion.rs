@@ -258,12 +258,14 @@ impl Completion {
         }
     }
 
-    /// The buffer of the operation, if it is of type `B`.
-    ///
-    /// # Errors
-    /// The entry itself when the buffer is of another type.
-    pub fn into_buf<B: IoBuf>(self) -> Result<B, Self> {
-        let Self { context, kind, transfer, error, buf } = self;
-        B::from_any(buf).map_err(|buf| Self { context, kind, transfer, error, buf })
+    /// Takes the buffer of the operation out, if it is there and of type `B`.
+    pub fn take_buf<B: IoBuf>(&mut self) -> Option<B> {
+        match B::from_any(std::mem::take(&mut self.buf)) {
+            Ok(buf) => Some(buf),
+            Err(other) => {
+                self.buf = other;
+                None
+            }
+        }
     }
 }

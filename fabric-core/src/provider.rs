@@ -161,6 +161,10 @@ pub trait Host {
     /// The operation has ended.
     fn complete(&mut self, op: OpKey, outcome: Outcome);
 
+    /// The call left something behind that waits for a peer. If doorbells have been asked for, they must be asked for
+    /// again, with this in view.
+    fn unsettled(&mut self) {}
+
     /// Something happened on the endpoint.
     fn event(&mut self, ep: EpId, event: EventKind);
 

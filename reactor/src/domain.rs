@@ -350,6 +350,7 @@ impl Domain {
         if used && let Some(op) = locked.hub.ops.get_mut(key) {
             op.credit = false;
         }
+        locked.withdraw(key);
         locked.hub.discard(key);
         locked.finish();
     }
@@ -428,6 +429,7 @@ impl Domain {
     /// Makes a pass and moves what is in the queue out, without waiting.
     pub fn try_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> usize {
         let mut locked = self.engine.lock();
+        locked.wake_up();
         locked.pass();
         let count = locked.hub.cq(cq).map_or(0, |ring| ring.take(out, max));
         locked.finish();
@@ -481,6 +483,23 @@ impl Domain {
         if let Some(cell) = hub.counters.get_mut(id.0) {
             hub.waiters -= usize::from(cell.forget(waiter, &mut hub.later));
         }
+    }
+
+    /// Lets the reader of an event queue wait for this domain as well.
+    pub fn add_eq(&self, eq: &Arc<EventRing>) {
+        let mut locked = self.engine.lock();
+        locked.hub.eqs.retain(|known| known.strong_count() > 0);
+        locked.hub.eqs.push(Arc::downgrade(eq));
+    }
+
+    /// The reader of an event queue is about to wait: makes a pass, and sees to it that the domain goes on. True when
+    /// the reader must keep itself runnable.
+    #[must_use]
+    pub fn attend(&self) -> bool {
+        let mut locked = self.engine.lock();
+        locked.wake_up();
+        locked.pass();
+        locked.settle_waiting()
     }
 
     // ---- the driver task of manual progress

@@ -20,6 +20,9 @@ use crate::wait::{WaitPolicy, Window};
 /// How often the thread looks whether the application still polls.
 const WATCH: Duration = Duration::from_millis(1);
 
+/// Turns of a driver that is awake between two looks at the descriptors.
+const TURNS_PER_LOOK: u32 = 16;
+
 /// What the driver is to do after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
@@ -36,11 +39,12 @@ pub enum Next {
 pub(crate) struct Turns {
     window: Window,
     polls_seen: u64,
+    turns: u32,
 }
 
 impl Turns {
     pub(crate) fn new() -> Self {
-        Self { window: Window::new(), polls_seen: 0 }
+        Self { window: Window::new(), polls_seen: 0, turns: 0 }
     }
 
     /// One turn. `waker` is the driver's own, if it is a task.
@@ -50,23 +54,26 @@ impl Turns {
         let polls = engine.polls.load(Ordering::Relaxed);
         let application_polls = auto && polls != self.polls_seen;
         self.polls_seen = polls;
-        if application_polls && !locked.armed {
+        if application_polls && !locked.armed && !locked.hub.is_awaited(engine.policy) {
             // The application drives in place; a second driver would only be in its way.
             self.window.close();
             locked.driver = Driver::Watching;
             return Next::Watch;
         }
-        let news = locked.look() | locked.pass();
+        // The descriptors are looked at after a sleep, before one, and now and then between.
+        let look = !matches!(locked.driver, Driver::Awake) || self.turns.is_multiple_of(TURNS_PER_LOOK);
+        self.turns = self.turns.wrapping_add(1);
+        let news = (look && locked.look()) | locked.pass();
         if news {
             self.window.news();
             locked.disarm();
             locked.driver = Driver::Awake;
             return Next::Again;
         }
-        let wanted = auto || (locked.hub.waiters > 0 && engine.policy != WaitPolicy::Spin);
-        if wanted && !locked.armed {
-            let spins = engine.policy != WaitPolicy::Park && self.window.look_again();
-            if spins || !locked.arm() {
+        if auto || locked.hub.is_awaited(engine.policy) {
+            // Armed anew even if armed before: who rang a doorbell took its flag down, and the message may be gone.
+            let spins = !locked.armed && engine.policy != WaitPolicy::Park && self.window.look_again();
+            if spins || locked.look() || !locked.arm() {
                 locked.driver = Driver::Awake;
                 return Next::Again;
             }

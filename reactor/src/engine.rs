@@ -204,7 +204,7 @@ impl Locked<'_> {
     }
 
     /// The application polls.
-    fn wake_up(&mut self) {
+    pub(crate) fn wake_up(&mut self) {
         if self.armed {
             self.disarm();
             if self.engine.progress == Progress::Auto && matches!(self.driver, Driver::Asleep(_)) {
@@ -265,14 +265,13 @@ impl Locked<'_> {
 
     /// Before the lock is released with nothing to wait for: makes the invariant hold for the others.
     pub(crate) fn settle(&mut self) {
-        if self.armed || self.hub.waiters == 0 || self.engine.policy == WaitPolicy::Spin {
-            return;
+        if !self.armed && self.hub.is_awaited(self.engine.policy) {
+            self.keep_going();
         }
-        self.keep_going();
     }
 
     /// Before the lock is released by somebody who will wait. True when they must keep themselves runnable.
-    fn settle_waiting(&mut self) -> bool {
+    pub(crate) fn settle_waiting(&mut self) -> bool {
         if self.engine.policy == WaitPolicy::Spin {
             return true;
         }
@@ -323,6 +322,7 @@ impl State {
         let Some(op) = self.hub.ops.get_mut(key) else { return };
         op.credit = true;
         op.phase = Phase::Posted;
+        let route = op.route;
         if op.permit {
             // A permit keeps its credit until it is used or dropped.
             op.phase = Phase::Done;
@@ -333,6 +333,7 @@ impl State {
             return;
         }
         let Some(spec) = op.spec else { return };
+        self.hub.launched(route);
         if let Err(error) = self.provider.queue_send(&mut self.hub, ep, key, &spec) {
             self.hub.complete(key, Outcome::failed(error));
         }

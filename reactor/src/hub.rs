@@ -20,6 +20,7 @@ use crate::ops::{Op, OpTable, Phase, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::table::Table;
 use crate::transmit::Transmit;
+use crate::wait::WaitPolicy;
 
 /// The name of a completion queue within its domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,13 @@ pub(crate) struct Hub {
     pub(crate) later: Later,
     /// Tasks that wait for something in this domain.
     pub(crate) waiters: usize,
+    /// Sends the provider has not finished, and those of them that no future will poll for.
+    sends: usize,
+    unattended: usize,
+    /// Event queues of this domain and its endpoints: their readers wait for it too.
+    pub(crate) eqs: Vec<std::sync::Weak<EventRing>>,
+    /// A call left something behind that waits for a peer.
+    pub(crate) unsettled: bool,
     /// What calls of the provider made necessary, and needs the provider again.
     pub(crate) follow_ups: Vec<FollowUp>,
 }
@@ -117,6 +125,10 @@ impl Hub {
             pool: Pool::new(),
             later: Later::default(),
             waiters: 0,
+            sends: 0,
+            unattended: 0,
+            eqs: Vec::new(),
+            unsettled: false,
             follow_ups: Vec::new(),
         }
     }
@@ -206,8 +218,39 @@ impl Hub {
     /// Gives back what an operation holds: its credit, or its place among the posted receives.
     pub(crate) fn give_back(&mut self, op: &mut Op) {
         if std::mem::take(&mut op.credit) {
+            if op.kind != OpKind::Recv && !op.permit {
+                self.landed(op.route);
+            }
             self.release(op.ep, op.kind, op.spec.map(|spec| spec.peer));
         }
+    }
+
+    /// Whether somebody waits for this domain, so that it has to be kept going. Under policy spin those who wait keep
+    /// themselves runnable, and only what nobody polls for needs the driver.
+    pub(crate) fn is_awaited(&self, policy: WaitPolicy) -> bool {
+        if policy == WaitPolicy::Spin {
+            return self.unattended > 0;
+        }
+        self.waiters > 0
+            || self.sends > 0
+            || self.eqs.iter().any(|eq| eq.upgrade().is_some_and(|eq| eq.is_awaited()))
+    }
+
+    /// The provider has a send now.
+    pub(crate) fn launched(&mut self, route: Route) {
+        self.sends += 1;
+        self.unattended += usize::from(route != Route::Future);
+    }
+
+    /// The provider is done with a send.
+    fn landed(&mut self, route: Route) {
+        self.sends -= 1;
+        self.unattended -= usize::from(route != Route::Future);
+    }
+
+    /// A send goes on without its future.
+    pub(crate) fn left_alone(&mut self) {
+        self.unattended += 1;
     }
 
     fn release(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
@@ -324,6 +367,9 @@ impl Host for Hub {
         }
         // The slot may stay until its future looks, but what it holds of the endpoint is free now.
         if std::mem::take(&mut op.credit) {
+            if kind != OpKind::Recv {
+                self.landed(route);
+            }
             self.release(ep, kind, peer);
         }
         self.count(ep, kind, outcome.error.is_none());
@@ -348,6 +394,10 @@ impl Host for Hub {
                 }
             }
         }
+    }
+
+    fn unsettled(&mut self) {
+        self.unsettled = true;
     }
 
     fn event(&mut self, ep: EpId, kind: EventKind) {

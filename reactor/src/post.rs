@@ -17,6 +17,9 @@ impl Locked<'_> {
     /// After a call that may have let others go on.
     pub(crate) fn finish(&mut self) {
         self.follow_up();
+        if std::mem::take(&mut self.hub.unsettled) && self.armed && !self.arm() {
+            self.wake_driver();
+        }
         self.settle();
     }
 
@@ -112,8 +115,14 @@ impl Locked<'_> {
         op.credit = has_credit;
         let key = if has_credit {
             let key = state.hub.ops.insert(op);
+            state.hub.launched(route);
             if let Err(error) = state.provider.queue_send(&mut state.hub, ep, key, &spec) {
-                return Err(Failed::new(error, state.hub.take_back(key)));
+                let buf = state.hub.take_back(key);
+                if credit == Credit::Held {
+                    // The permit still has its credit.
+                    self.hub.take_credit_back(ep, spec.peer);
+                }
+                return Err(Failed::new(error, buf));
             }
             key
         } else {
@@ -204,12 +213,15 @@ impl Locked<'_> {
                 state.hub.discard(key);
             }
             Phase::Posted => {
-                if let Some(op) = state.hub.ops.get_mut(key) {
-                    op.route = Route::Nobody;
-                    if let Some(waker) = op.waker.take() {
-                        state.hub.waiters -= 1;
-                        state.hub.later.discard_waker(waker);
-                    }
+                let Some(op) = state.hub.ops.get_mut(key) else { return };
+                op.route = Route::Nobody;
+                let (credit, waker) = (op.credit, op.waker.take());
+                if credit {
+                    state.hub.left_alone();
+                }
+                if let Some(waker) = waker {
+                    state.hub.waiters -= 1;
+                    state.hub.later.discard_waker(waker);
                 }
             }
             Phase::Done => {
@@ -231,6 +243,13 @@ impl Locked<'_> {
 }
 
 impl Hub {
+    /// Undoes the giving back of a credit.
+    fn take_credit_back(&mut self, ep: EpId, peer: FiAddr) {
+        if let Ok(ep) = self.ep(ep) {
+            ep.transmit.retake(peer);
+        }
+    }
+
     fn return_credit(&mut self, ep: EpId, peer: FiAddr) {
         if let Some(state) = self.eps.get_mut(ep.0) {
             state.transmit.give(peer);

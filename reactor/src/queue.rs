@@ -7,6 +7,8 @@ use fabric_core::completion::Completion;
 use fabric_core::event::{Event, EventKind};
 
 use crate::later::Later;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::sync::{Mutex, lock};
 
 /// A completion queue. It cannot overrun: every operation that will report here reserved its entry when it was posted.
@@ -128,6 +130,8 @@ impl CounterCell {
 #[derive(Debug)]
 pub struct EventRing {
     capacity: usize,
+    /// A reader waits.
+    awaited: AtomicBool,
     state: Mutex<EventState>,
 }
 
@@ -142,7 +146,7 @@ impl EventRing {
     /// A queue that keeps at most `capacity` events; those beyond are counted and reported as an overrun.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        Self { capacity, state: Mutex::new(EventState::default()) }
+        Self { capacity, awaited: AtomicBool::new(false), state: Mutex::new(EventState::default()) }
     }
 
     /// Appends an event and returns whom to wake.
@@ -153,6 +157,7 @@ impl EventRing {
         } else {
             state.lost += 1;
         }
+        self.awaited.store(false, Ordering::Relaxed);
         state.waker.take()
     }
 
@@ -166,11 +171,28 @@ impl EventRing {
         (lost > 0).then(|| Event::new(0, 0, EventKind::Overrun { lost }))
     }
 
+    /// Whether a reader waits. Exact under the lock of a domain whose reader has registered before taking that lock.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed)
+    }
+
+    /// Nobody waits any more.
+    pub fn unregister(&self) {
+        self.awaited.store(false, Ordering::Relaxed);
+        let waker = lock(&self.state).waker.take();
+        drop(waker);
+    }
+
     /// Takes the next event, or remembers whom to wake for it.
     pub fn pop_or_register(&self, waker: &Waker) -> Option<Event> {
         let replaced = {
             let mut state = lock(&self.state);
-            if state.events.is_empty() && state.lost == 0 { state.waker.replace(waker.clone()) } else { None }
+            if state.events.is_empty() && state.lost == 0 {
+                self.awaited.store(true, Ordering::Relaxed);
+                state.waker.replace(waker.clone())
+            } else {
+                None
+            }
         };
         drop(replaced);
         self.pop()

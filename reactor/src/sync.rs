@@ -1,12 +1,12 @@
 //! The synchronisation primitives of this crate: the standard ones, or loom's in a model.
 
+#[cfg(not(any(loom, target_arch = "x86_64")))]
+use std::sync::atomic::fence;
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
-#[cfg(not(any(loom, target_arch = "x86_64")))]
-use std::sync::atomic::fence;
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{

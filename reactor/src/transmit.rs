@@ -41,6 +41,12 @@ impl Transmit {
         }
     }
 
+    /// Takes a credit back that was just given.
+    pub(crate) fn retake(&mut self, peer: FiAddr) {
+        self.free = self.free.saturating_sub(1);
+        *self.used.entry(peer).or_insert(0) += 1;
+    }
+
     /// Queues for a credit.
     pub(crate) fn wait(&mut self, op: OpKey, peer: FiAddr) {
         self.waiting.push_back((op, peer));

@@ -144,6 +144,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         }
         self.holds.push(Hold::new(&eq.inner.node, Class::Endpoint)?);
         set("event queue", &mut self.eq, eq.inner.clone())?;
+        eq.inner.attach(&self.domain.inner);
         Ok(self)
     }
 
@@ -197,7 +198,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             name,
             info: self.info,
             av,
-            _holds: self.holds,
+            holds: Mutex::new(self.holds),
             own: Mutex::new(self.own),
         };
         inner.node.publish()?;

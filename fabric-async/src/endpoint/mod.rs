@@ -8,7 +8,7 @@ pub use builder::EndpointBuilder;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fabric_core::buf::{IoBuf, IoBufMut, PooledBuf};
 use fabric_core::completion::{Failed, OpKind};
@@ -46,7 +46,7 @@ pub(crate) struct EndpointInner {
     info: Info,
     av: Arc<AvInner>,
     /// What it is bound to cannot be closed before it.
-    _holds: Vec<Hold>,
+    holds: Mutex<Vec<Hold>>,
     /// The queues that `bind` made and nobody has asked for yet.
     own: Mutex<Own>,
 }
@@ -197,6 +197,7 @@ impl<M: ThreadModel> Endpoint<M> {
         match self.inner.node.close() {
             Ok(()) => {
                 self.inner.domain.core.close_endpoint(self.inner.id);
+                self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner).clear();
                 Ok(())
             }
             Err(error) => Err(CloseError { error, handle: self }),

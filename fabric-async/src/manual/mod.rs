@@ -1,1 +1,28 @@
-//! The manual.
+//! The manual: what the calls promise, what they cost, and why they are as they are.
+//!
+//! The documentation of a type or a method says what it does. These chapters say what holds across all of them. There
+//! is no code here; every example is compiled and run.
+//!
+//! | chapter | question |
+//! |---|---|
+//! | [`progress`] | Who moves the bytes, and when does nobody? |
+//! | [`waiting`] | Spin or sleep, and what does each cost? |
+//! | [`cancellation`] | What happens when a future is dropped? |
+//! | [`memory`] | Who owns a buffer, how much is buffered, and what can a peer do to it? |
+//! | [`ordering`] | What comes before what? What does "sent" mean? |
+//! | [`backpressure`] | What happens when the receiver is slower than the sender? |
+//! | [`errors`] | Where do failures go, and what are their numbers in libfabric? |
+//! | [`libfabric`] | Which call is which, for those who come from C? |
+//! | [`defaults`] | Which values are chosen when none is given, and why? |
+//!
+//! Read [`cancellation`] before using `select!` or timeouts, and [`progress`] before blocking a thread.
+
+pub mod backpressure;
+pub mod cancellation;
+pub mod defaults;
+pub mod errors;
+pub mod libfabric;
+pub mod memory;
+pub mod ordering;
+pub mod progress;
+pub mod waiting;

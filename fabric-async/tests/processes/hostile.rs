@@ -81,7 +81,9 @@ fn a_malformed_hello_is_refused_with_the_reason() {
         let (good, loose, small) =
             (memory(SEGMENT, all), memory(SEGMENT, SealFlags::empty()), memory(4096, all));
         let (a, b) = (bell(), bell());
-        let cases: [(&str, Vec<u8>, Vec<&OwnedFd>); 9] = [
+        let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let cases: [(&str, Vec<u8>, Vec<&OwnedFd>); 10] = [
+            ("no eventfd", hello("x", 1, LINES), vec![&good, &file, &b]),
             ("short", b"hi".to_vec(), vec![]),
             ("something else", vec![7; 40], vec![]),
             ("too long", vec![7; 400], vec![]),

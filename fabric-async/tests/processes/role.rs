@@ -8,16 +8,16 @@ use fabric_async::{Endpoint, Error};
 use crate::run;
 
 /// A process that is ended with the test.
-pub struct Peer(pub Child);
+pub(crate) struct Peer(pub(crate) Child);
 
 impl Peer {
     /// Starts a peer that is to talk to the endpoint of this name.
-    pub fn start(role: &str, name: &str) -> Self {
+    pub(crate) fn start(role: &str, name: &str) -> Self {
         Self(command(role, name).spawn().expect("the test program starts again"))
     }
 
     /// The same as another user.
-    pub fn start_as(role: &str, name: &str, user: u32) -> std::io::Result<Self> {
+    pub(crate) fn start_as(role: &str, name: &str, user: u32) -> std::io::Result<Self> {
         command(role, name).uid(user).gid(user).spawn().map(Self)
     }
 }
@@ -37,7 +37,7 @@ fn command(role: &str, name: &str) -> Command {
 }
 
 /// Plays the part this process was started for, if any.
-pub fn play() {
+pub(crate) fn play() {
     let (Ok(role), Ok(name)) = (std::env::var("FABRIC_ROLE"), std::env::var("FABRIC_NAME")) else { return };
     match &role[..] {
         "chatter" => run(chatter(&name)),

@@ -5,7 +5,7 @@ use fabric_async::Endpoint;
 use crate::role::Peer;
 use crate::run;
 
-pub const MESSAGES: u64 = 100_000;
+pub(crate) const MESSAGES: u64 = 100_000;
 
 #[test]
 fn a_select_loop_that_drops_receives_gets_each_message_once_and_in_order() {

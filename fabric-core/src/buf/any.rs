@@ -13,7 +13,7 @@ use super::{PooledBuf, Source};
 /// # Safety
 /// The addresses behind `bytes` and `window` must stay the same while the value is moved, until it is dropped or a
 /// method with `&mut self` is called.
-pub unsafe trait CustomBuf: Send + Any {
+pub unsafe trait CustomBuf: Send + Sync + Any {
     /// The bytes to send, or the bytes received so far.
     fn bytes(&self) -> &[u8];
     /// The room for receiving; `None` when it can only be sent.

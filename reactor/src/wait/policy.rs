@@ -55,7 +55,7 @@ impl Spinner {
         match self.policy {
             WaitPolicy::Park => 0,
             WaitPolicy::Spin => POLL_LOOKS,
-            WaitPolicy::Adaptive if self.misses < PATIENCE || self.misses % PROBE == 0 => POLL_LOOKS,
+            WaitPolicy::Adaptive if self.misses < PATIENCE || self.misses.is_multiple_of(PROBE) => POLL_LOOKS,
             WaitPolicy::Adaptive => FEWEST_LOOKS,
         }
     }

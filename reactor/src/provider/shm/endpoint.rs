@@ -1,6 +1,7 @@
 //! An endpoint over shared memory: a name where peers knock, the connections in both directions, and a receive
 //! context.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -10,10 +11,10 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet, Watch};
 use fabric_core::rx::RxContext;
-use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scheme};
 use slab::Slab;
 
-use super::handshake;
+use super::handshake::{self, Answer};
 use super::incoming::{Incoming, Met, Stranger};
 use super::outgoing::Outgoing;
 
@@ -22,6 +23,8 @@ const UNEXPECTED_BYTES: usize = 16 << 20;
 
 /// Connections an endpoint accepts in one go.
 const ACCEPTS_PER_LOOK: usize = 64;
+/// Connections that may wait to say hello. The one that has waited longest makes room for another.
+const STRANGERS: usize = 64;
 
 /// What a descriptor of an endpoint is for. Packed into the token it is watched with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +74,10 @@ pub(crate) struct Endpoint {
     rx: RxContext,
     callers: Slab<Caller>,
     next_key: u32,
+    /// Callers that have not said hello, oldest first.
+    strangers: VecDeque<usize>,
+    /// Given up for a moment when descriptors run out, so that a caller can be told so.
+    spare: Option<OwnedFd>,
     /// Some caller's oldest message waits for a receive.
     held: bool,
     outgoing: Slab<Outgoing>,
@@ -93,6 +100,8 @@ impl Endpoint {
             rx: RxContext::new(UNEXPECTED_BYTES, pool.clone()),
             callers: Slab::new(),
             next_key: 0,
+            strangers: VecDeque::new(),
+            spare: handshake::spare().ok(),
             held: false,
             outgoing: Slab::new(),
             routes: Vec::new(),
@@ -143,6 +152,9 @@ impl Endpoint {
             self.busy.push(at);
         }
         outgoing.pump(host);
+        if !outgoing.is_idle() {
+            host.unsettled();
+        }
         Ok(())
     }
 
@@ -162,6 +174,7 @@ impl Endpoint {
         self.rx.post(host, op, spec);
         if self.held {
             self.pump_callers(host);
+            host.unsettled();
         }
     }
 
@@ -297,15 +310,22 @@ impl Endpoint {
                     let token = Token::Incoming(at as u32).pack(self.id);
                     if self.wait.watch(socket.as_fd(), token, Watch::Readable).is_ok() {
                         self.callers.insert(Caller::Stranger(Stranger { socket }));
+                        self.strangers.push_back(at);
                         self.caller_ready(host, at);
+                        self.limit_strangers();
                     }
                 }
                 Ok(None) => return,
                 Err(errno) => {
-                    // Out of descriptors, most likely: the connection stays in the queue, and is tried again with the
-                    // next one that comes.
+                    // Out of descriptors, most likely. The caller must not stay in the queue: it would keep the
+                    // listener ready, and everybody awake.
                     let error = Error::os("accept4", errno.raw_os_error());
                     host.event(self.id, EventKind::Rejected { error });
+                    self.spare = None;
+                    if let Ok(Some(socket)) = handshake::accept(&self.listener) {
+                        handshake::send_answer(&socket, Answer::Refused(Refusal::Resources));
+                    }
+                    self.spare = handshake::spare().ok();
                     return;
                 }
             }
@@ -323,6 +343,7 @@ impl Endpoint {
             }
             Some(Caller::Stranger(_)) => {
                 let Caller::Stranger(stranger) = self.callers.remove(at) else { return };
+                self.strangers.retain(|stranger| *stranger != at);
                 self.next_key += 1;
                 let bell = Token::Doorbell.pack(self.id);
                 match stranger.meet(PeerKey(self.next_key), &self.name, bell, &*self.wait) {
@@ -330,6 +351,7 @@ impl Endpoint {
                     Met::Later(stranger) => {
                         let again = self.callers.insert(Caller::Stranger(stranger));
                         debug_assert_eq!(again, at);
+                        self.strangers.push_back(again);
                     }
                     Met::Peer(mut peer) => {
                         peer.source = host.peer_connected(self.id, &peer.peer);
@@ -345,6 +367,15 @@ impl Endpoint {
                 }
             }
             None => {}
+        }
+    }
+
+    fn limit_strangers(&mut self) {
+        while self.strangers.len() > STRANGERS {
+            if let Some(at) = self.strangers.pop_front() {
+                // Closing the socket is all: the kernel stops watching it then.
+                self.callers.try_remove(at);
+            }
         }
     }
 

@@ -105,7 +105,12 @@ impl Incoming {
             .map_err(|what| (Refusal::Malformed, Error::Protocol { peer, what: what.into() }))?;
         let resources = |call, errno| (Refusal::Resources, Error::os(call, errno));
         for fd in [&hello.receiver_bell, &hello.sender_bell] {
-            // A peer chooses these descriptors, so they may be anything that blocks.
+            // A peer chooses these descriptors: they may be anything, and may block.
+            if !handshake::is_doorbell(fd) {
+                let peer = hello.from.clone();
+                let error = Error::Protocol { peer, what: "a doorbell that is no eventfd".into() };
+                return Err((Refusal::Malformed, error));
+            }
             rustix::fs::fcntl_getfl(fd)
                 .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK))
                 .map_err(|errno| resources("fcntl", errno.raw_os_error()))?;

@@ -16,6 +16,8 @@ mod outgoing;
 mod record;
 pub(crate) mod ring;
 #[cfg(all(test, not(loom)))]
+mod ring_stress;
+#[cfg(all(test, not(loom)))]
 mod ring_tests;
 mod segment;
 
@@ -86,7 +88,7 @@ impl Provider for ShmProvider {
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
-        Ok(Box::new(ShmDomain { wait: wait, endpoints: Vec::new() }))
+        Ok(Box::new(ShmDomain { wait, endpoints: Vec::new() }))
     }
 }
 

@@ -182,7 +182,7 @@ impl<M: Memory> Producer<M> {
     /// Before sleeping for room for a record of this many bytes: true when it is safe to sleep.
     pub(crate) fn arm(&mut self, len: usize) -> bool {
         self.memory.starved().store(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `Consumer::must_ring`.
+        // SYNC: pairs with the fence in `Consumer::give_back`.
         full_fence();
         let room = self.fits(len);
         if room {
@@ -198,7 +198,7 @@ impl<M: Memory> Producer<M> {
 
     fn has_room(&mut self, lines: usize) -> bool {
         let free = |position: u64, returned: u64, shape: Shape| {
-            // A consumer that returns more than it got only makes its own messages overwrite each other.
+            // A consumer that returns more than it got finds the ring full for ever.
             let used = position.wrapping_sub(returned).min(shape.lines);
             (shape.lines - used) as usize
         };

@@ -59,11 +59,11 @@ impl Segment {
     /// Makes a segment, and the descriptor to pass on.
     pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
         let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
-        let fd = rustix::fs::memfd_create(
-            "fabric-shm",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL,
-        )
-        .map_err(failed("memfd_create"))?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Kernels before 6.3 do not know the flag that keeps the memory from being executed.
+        let fd = rustix::fs::memfd_create("fabric-shm", flags | MemfdFlags::NOEXEC_SEAL)
+            .or_else(|_| rustix::fs::memfd_create("fabric-shm", flags))
+            .map_err(failed("memfd_create"))?;
         rustix::fs::ftruncate(&fd, bytes(lines) as u64).map_err(failed("ftruncate"))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(failed("fcntl(F_ADD_SEALS)"))?;

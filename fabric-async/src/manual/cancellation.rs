@@ -1,0 +1,136 @@
+//! Cancellation: what happens when a future is dropped?
+//!
+//! In Rust a future is cancelled by dropping it: a branch of `select!` that lost, a timeout that fired, a task that was
+//! aborted. An operation on a fabric is more than its future. Its buffer may be half filled, and its message may be on
+//! its way. So the buffer belongs to the operation, not to the future, until the operation has ended; and this is what
+//! a drop does:
+//!
+//! | dropped while pending | what happens |
+//! |---|---|
+//! | a request ([`SendRequest`], [`RecvRequest`], [`Reserve`]) never awaited | nothing was posted |
+//! | a receive no message was matched to | it is withdrawn, and its buffer dropped; nothing was taken |
+//! | a receive a message is arriving in, or has arrived in | the message is put back: the next receive that accepts it gets it |
+//! | a send that waits for credit | it is withdrawn; nothing is sent |
+//! | a send that was posted | it goes on; the result is not reported, a later failure becomes an [event] |
+//! | a [`Reserve`] that waits | it gives up its place in the queue |
+//! | a [`Permit`] | the credit goes back |
+//! | [`Endpoint::lookup`] | the number stays in the address vector, and the connection is made |
+//! | [`next`](crate::EventQueue::next), [`next_batch`], [`Counter::wait`] | nothing is lost: the state is in the queue or counter |
+//!
+//! An operation that was `.post()`ed has no future, so it cannot be dropped: its completion comes to the queue.
+//!
+//! # A loop over `select!`
+//!
+//! What follows from the table: a receive may lose a race any number of times. No message gets lost, none comes twice,
+//! and with one receive at a time they stay in order.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::Endpoint;
+//! use std::time::Duration;
+//! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let to_b = a.lookup(b.name()).await?;
+//! let sender = tokio::spawn(async move {
+//!     for number in 0..100u8 {
+//!         a.send(to_b, vec![number; 5000]).await?;
+//!     }
+//!     Ok::<_, fabric_async::Error>(a)
+//! });
+//!
+//! let mut tick = tokio::time::interval(Duration::from_millis(1));
+//! let mut expected = 0;
+//! while expected < 100 {
+//!     tokio::select! {
+//!         _ = tick.tick() => {}                       // the receive below is dropped
+//!         message = b.recv() => {
+//!             let message = message?;
+//!             assert_eq!((message.len(), message[0]), (5000, expected));
+//!             expected += 1;
+//!         }
+//!     }
+//! }
+//! # sender.await.unwrap()?;
+//! # Ok(()) }
+//! ```
+//!
+//! # Sends and `select!`
+//!
+//! A send is posted when it is *awaited*, not when it is first polled. `select!` awaits all its branches on entry.
+//!
+//! * A send in a branch that loses is still delivered, unless it was waiting for credit. Doing it again sends it twice.
+//! * A send in a branch with a false precondition (`, if false`) is posted too, although it is never polled.
+//!
+//! So reserve in the `select!`, and send outside of it. Dropping a reservation has no effect on anybody:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! # use fabric_async::Endpoint;
+//! # use std::time::Duration;
+//! # let ep = Endpoint::bind("shm://").await?;
+//! # let peer = ep.lookup(ep.name()).await?;
+//! tokio::select! {
+//!     permit = ep.reserve(peer) => {
+//!         permit?.send(&ep, "exactly once").await?;
+//!     }
+//!     _ = tokio::time::sleep(Duration::from_secs(5)) => {}   // nothing was sent
+//! }
+//! # assert_eq!(&ep.recv().await?[..], b"exactly once");
+//! # Ok(()) }
+//! ```
+//!
+//! # Put back
+//!
+//! A message that is put back is offered to the receives that are posted at that moment, the earliest first. If none
+//! accepts it, it waits among the unexpected messages, at the place it had by its arrival: in front of everything that
+//! came later. It keeps its tag, its sender and its data. A message that is still arriving keeps arriving there.
+//!
+//! **The one caveat.** With several receives outstanding, a later message may have been matched to a later receive
+//! already. If you drop the earlier receive, its message comes after that one. Order holds for matching; it does not
+//! reach across a drop. A loop with one receive at a time never sees this.
+//!
+//! **A truncated message stays truncated.** If the dropped receive had too little room, the bytes beyond it are gone.
+//! The next receive gets the first part and [`Error::Truncated`] with the number of bytes lost, also if it has room for
+//! all. Use [`Endpoint::recv`], which has room for any message, where receives may be dropped.
+//!
+//! Put-back costs a copy if the dropped receive had a buffer of its own; a message in a pooled buffer is moved. It is
+//! kept even if the budget for unexpected messages is used up.
+//!
+//! # Cancel instead of drop
+//!
+//! [`Operation::cancel`] takes the operation back if it has not begun, and waits for its end otherwise. Which of the
+//! two it was is the result, exactly once, with the buffer:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Canceled, Endpoint};
+//! let ep = Endpoint::bind("shm://").await?;
+//! let receive = ep.recv_into(Vec::with_capacity(1 << 16)).start()?;
+//! match receive.cancel().await {
+//!     Canceled::Withdrawn(buf) => assert_eq!(buf.capacity(), 1 << 16),       // it never happened
+//!     Canceled::Completed(result) => drop(result?),                          // it was too late
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! A receive has begun when a message was matched to it. A send has begun when its first byte is in the peer's ring: a
+//! send that is queued behind a full ring can still be cancelled, but is delivered when it is merely dropped. Dropping
+//! the future that `cancel` returns is dropping the operation.
+//!
+//! # What a dropped send needs
+//!
+//! It needs progress and its endpoint. Under manual progress something of the domain has to be polled until it is out,
+//! see [`progress`](super::progress). When the endpoint closes first, with its last clone or by
+//! [`Endpoint::close`](crate::Endpoint::close), what is not yet in the peer's ring is not sent. A send that had failed
+//! already, and whose future was dropped before it was looked at, is not reported.
+//!
+//! [event]: crate::EventKind::OperationFailed
+//! [`SendRequest`]: crate::SendRequest
+//! [`RecvRequest`]: crate::RecvRequest
+//! [`Reserve`]: crate::Reserve
+//! [`Permit`]: crate::Permit
+//! [`Endpoint::lookup`]: crate::Endpoint::lookup
+//! [`Endpoint::recv`]: crate::Endpoint::recv
+//! [`next_batch`]: crate::CompletionQueue::next_batch
+//! [`Counter::wait`]: crate::Counter::wait
+//! [`Operation::cancel`]: crate::Operation::cancel
+//! [`Error::Truncated`]: crate::Error::Truncated

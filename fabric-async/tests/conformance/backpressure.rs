@@ -1,0 +1,191 @@
+//! Senders that are faster than their receivers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fabric_async::{Error, Scarce};
+
+use crate::payload::{number_of, numbered, poll_once, settled};
+use crate::setup::Setup;
+use crate::station::{Plan, Station, pair_of};
+
+const LEN: usize = 64 << 10;
+
+/// Few credits.
+fn few() -> Plan {
+    Plan { tx_size: Some(16), ..Plan::default() }
+}
+
+pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    for round in 0..3 {
+        let mut posted = Vec::new();
+        let refused = loop {
+            assert!(posted.len() < 4096, "256 MiB without a receive, and no end of it");
+            let message = numbered(posted.len() as u64, LEN);
+            let at = message.as_ptr();
+            match a.ep.try_send(to_b, message) {
+                Ok(op) => posted.push(op),
+                Err(failed) => break (failed, at),
+            }
+        };
+        let (failed, at) = refused;
+        assert_eq!(failed.error, Error::Again(Scarce::TransmitCredit));
+        assert_eq!(failed.error.errno(), 11);
+        assert_eq!((failed.buf.as_ptr(), failed.buf.len()), (at, LEN), "the buffer comes back");
+        let again = a.ep.send(to_b, failed.buf).start().unwrap_err();
+        assert_eq!(again.error, Error::Again(Scarce::TransmitCredit));
+        let count = posted.len() as u64;
+        let sends = async {
+            for op in posted {
+                op.await.unwrap();
+            }
+        };
+        let receives = async {
+            for number in 0..count {
+                assert_eq!(number_of(&b.ep.recv().await.unwrap()), number, "round {round}");
+            }
+        };
+        tokio::join!(sends, receives);
+        let (last, got) = tokio::join!(a.ep.try_send(to_b, again.buf).unwrap(), b.ep.recv());
+        last.unwrap();
+        assert_eq!(got.unwrap().len(), LEN, "what was refused was not sent");
+    }
+}
+
+/// Sends until there is no credit left; returns how many are under way.
+fn fill(a: &Station, to_b: fabric_async::FiAddr) -> u64 {
+    let mut count = 0;
+    while let Ok(op) = a.ep.try_send(to_b, numbered(count, LEN)) {
+        drop(op);
+        count += 1;
+        assert!(count < 4096, "no end of it");
+    }
+    count
+}
+
+pub(crate) async fn an_awaited_send_waits_for_the_receiver(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    // Until the receiver, whom nobody asks for anything, does not take any more either.
+    let mut count = 0;
+    let mut waiting = loop {
+        let mut op = a.ep.send(to_b, numbered(count, LEN)).into_future();
+        let _ = poll_once(&mut op).await;
+        count += 1;
+        assert!(count < 4096, "no end of it");
+        if count > 600 {
+            break op;
+        }
+        drop(tokio::spawn(op));
+    };
+    settled(|| 0).await;
+    assert!(poll_once(&mut waiting).await.is_pending());
+    let receives = async {
+        for number in 0..count {
+            assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+        }
+    };
+    let (sent, ()) = tokio::join!(waiting, receives);
+    assert_eq!(sent.unwrap().len(), LEN);
+}
+
+pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    let before = fill(&a, to_b);
+    // Long and short ones: none may slip past those that wait.
+    let waiting: Vec<_> = (before..before + 100)
+        .map(|number| {
+            let len = if number % 2 == 0 { LEN } else { 8 };
+            a.ep.send(to_b, numbered(number, len)).into_future()
+        })
+        .collect();
+    let refused = a.ep.try_send(to_b, numbered(0, 8)).map(drop).unwrap_err();
+    assert_eq!(refused.error, Error::Again(Scarce::TransmitCredit), "a short one does not overtake either");
+    assert_eq!(a.ep.inject(to_b, b"x"), Err(Error::Again(Scarce::TransmitCredit)));
+    let sends = async {
+        for op in waiting {
+            op.await.unwrap();
+        }
+    };
+    let receives = async {
+        for number in 0..before + 100 {
+            assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+        }
+    };
+    tokio::join!(sends, receives);
+}
+
+pub(crate) async fn one_stalled_peer_does_not_stop_the_rest(setup: Setup) {
+    let (a, stalled, to_stalled) = pair_of(&setup, few(), Plan::default()).await;
+    let c = setup.station().await;
+    let to_c = a.meet(&c).await;
+    let before = fill(&a, to_stalled);
+    let waiting: Vec<_> =
+        (before..before + 50).map(|n| a.ep.send(to_stalled, numbered(n, LEN)).into_future()).collect();
+    for number in 0..100 {
+        let len = if number % 10 == 0 { 200_000 } else { 100 };
+        let (sent, got) = tokio::join!(a.ep.send(to_c, numbered(number, len)), c.ep.recv());
+        sent.unwrap();
+        assert_eq!(number_of(&got.unwrap()), number);
+    }
+    let sends = async {
+        for op in waiting {
+            op.await.unwrap();
+        }
+    };
+    let receives = async {
+        for number in 0..before + 50 {
+            assert_eq!(number_of(&stalled.ep.recv().await.unwrap()), number);
+        }
+    };
+    tokio::join!(sends, receives);
+}
+
+pub(crate) async fn two_endpoints_flooding_each_other_go_on(setup: Setup) {
+    const COUNT: u64 = 1500;
+    let (a, b, to_b) = pair_of(&setup, few(), few()).await;
+    let to_a = b.meet(&a).await;
+    let done = Arc::new(AtomicU64::new(0));
+    let flood = |own: Station, peer, done: Arc<AtomicU64>| async move {
+        let sends = async {
+            for number in 0..COUNT {
+                let len = if number % 4 == 0 { 30_000 } else { 3_000 };
+                own.ep.send(peer, numbered(number, len)).await.unwrap();
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let receives = async {
+            for number in 0..COUNT {
+                assert_eq!(number_of(&own.ep.recv().await.unwrap()), number);
+            }
+        };
+        tokio::join!(sends, receives);
+        own
+    };
+    let (one, two) = (tokio::spawn(flood(a, to_b, done.clone())), tokio::spawn(flood(b, to_a, done.clone())));
+    // Neither closes before the other has everything.
+    let (_a, _b) = (one.await.unwrap(), two.await.unwrap());
+    assert_eq!(done.load(Ordering::Relaxed), 2 * COUNT);
+}
+
+pub(crate) async fn receive_entries_are_limited(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, Plan::default(), Plan { rx_size: Some(2), ..Plan::default() }).await;
+    let first = b.ep.recv_into(vec![1]).start().unwrap();
+    let second = b.ep.recv_into(vec![2]).start().unwrap();
+    let refused = b.ep.recv_into(vec![3]).start().unwrap_err();
+    assert_eq!((refused.error, refused.buf), (Error::Again(Scarce::ReceiveEntry), vec![3]));
+    let refused = b.ep.recv_into(vec![3]).post().unwrap_err();
+    assert_eq!(refused.error, Error::Again(Scarce::ReceiveEntry));
+    // Those that are awaited are not limited.
+    let third = b.ep.recv_into(vec![0; 2]).into_future();
+    drop(first);
+    assert!(b.ep.recv_into(vec![4]).start().is_err(), "the awaited one has a place as well");
+    drop(second);
+    let fourth = b.ep.recv_into(vec![0; 2]).start().unwrap();
+    for text in ["3", "4", "5"] {
+        a.ep.send(to_b, text).await.unwrap();
+    }
+    assert_eq!(&third.await.unwrap()[..], b"3");
+    assert_eq!(&fourth.await.unwrap()[..], b"4");
+    assert_eq!(&b.ep.recv_into(vec![5]).start().unwrap().await.unwrap()[..], b"5");
+}

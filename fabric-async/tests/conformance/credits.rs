@@ -1,0 +1,146 @@
+//! Permits: credits taken ahead of a send.
+
+use std::task::Poll;
+
+use fabric_async::{Error, FiAddr, Permit};
+
+use crate::payload::{assert_bytes, pattern, poll_once};
+use crate::setup::Setup;
+use crate::station::{Plan, Station, pair_of};
+
+/// As many credits as can be had for this peer at once.
+async fn take_all(a: &Station, peer: FiAddr) -> Vec<Permit> {
+    let mut permits = Vec::new();
+    loop {
+        match poll_once(&mut a.ep.reserve(peer).into_future()).await {
+            Poll::Ready(permit) => permits.push(permit.unwrap()),
+            Poll::Pending => return permits,
+        }
+        assert!(permits.len() <= a.info.tx.size, "more credits than there are");
+    }
+}
+
+fn few() -> Plan {
+    Plan { tx_size: Some(8), ..Plan::default() }
+}
+
+pub(crate) async fn a_permit_is_a_credit(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    let mut permits = take_all(&a, to_b).await;
+    assert!(!permits.is_empty() && permits.len() <= 8);
+    let mut next = a.ep.reserve(to_b).into_future();
+    assert!(poll_once(&mut next).await.is_pending());
+    for len in [10, 100_000] {
+        // The credit is used up by this send, and comes back with its end.
+        let permit = permits.pop().expect("two credits at least");
+        let (sent, got) = tokio::join!(permit.send(&a.ep, pattern(len, 1)), b.ep.recv());
+        sent.unwrap();
+        assert_bytes(&got.unwrap(), pattern(len, 1));
+        let again = next.await.unwrap();
+        next = a.ep.reserve(to_b).into_future();
+        assert!(poll_once(&mut next).await.is_pending(), "one came back, one was given out");
+        permits.insert(0, again);
+    }
+}
+
+pub(crate) async fn a_dropped_permit_gives_its_credit_back(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    let mut permits = take_all(&a, to_b).await;
+    let all = permits.len();
+    let mut next = a.ep.reserve(to_b).into_future();
+    assert!(poll_once(&mut next).await.is_pending());
+    let mut send = a.ep.send(to_b, pattern(100_000, 2)).into_future();
+    assert!(poll_once(&mut send).await.is_pending(), "it waits behind the reservation");
+    permits.pop();
+    let permit = next.await.unwrap();
+    assert!(poll_once(&mut send).await.is_pending());
+    drop(permit);
+    let (sent, got) = tokio::join!(send, b.ep.recv());
+    sent.unwrap();
+    assert_bytes(&got.unwrap(), pattern(100_000, 2));
+    drop(permits);
+    assert_eq!(take_all(&a, to_b).await.len(), all);
+}
+
+pub(crate) async fn a_reservation_that_is_given_up_gives_way(setup: Setup) {
+    let (a, _b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    let mut permits = take_all(&a, to_b).await;
+    let all = permits.len();
+    let mut first = a.ep.reserve(to_b).into_future();
+    let mut second = a.ep.reserve(to_b).into_future();
+    assert!(poll_once(&mut first).await.is_pending());
+    assert!(poll_once(&mut second).await.is_pending());
+    drop(first);
+    permits.pop();
+    permits.push(second.await.unwrap());
+    // One that was granted and is dropped before anybody looked.
+    let granted = a.ep.reserve(to_b).into_future();
+    permits.pop();
+    drop(granted);
+    drop(permits);
+    assert_eq!(take_all(&a, to_b).await.len(), all);
+}
+
+pub(crate) async fn a_used_permit_gives_its_credit_back_once(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    let all = take_all(&a, to_b).await.len();
+    for (which, len) in [8, 60, 100_000, 8, 300_000].into_iter().enumerate() {
+        let permit = a.ep.reserve(to_b).await.unwrap();
+        if which % 2 == 0 {
+            let (sent, got) = tokio::join!(permit.send(&a.ep, pattern(len, which)), b.ep.recv());
+            sent.unwrap();
+            assert_bytes(&got.unwrap(), pattern(len, which));
+        } else {
+            drop(permit.send(&a.ep, pattern(len, which)).start().unwrap());
+            assert_bytes(&b.ep.recv().await.unwrap(), pattern(len, which));
+        }
+        assert_eq!(take_all(&a, to_b).await.len(), all, "after message {which}");
+    }
+}
+
+/// Nobody is at the address, which shows when the first message is sent there.
+pub(crate) async fn a_refused_send_gives_its_permit_back_once(setup: Setup) {
+    let a = setup.planned(few()).await;
+    let nobody: Vec<_> = (0..12).map(|_| a.av.insert(setup.name("nobody").as_str()).unwrap()).collect();
+    let everybody = async || {
+        let mut held = Vec::new();
+        for &peer in &nobody {
+            held.extend(take_all(&a, peer).await);
+        }
+        held.len()
+    };
+    let all = everybody().await;
+    assert_eq!(all, 8, "as many as the endpoint has");
+    for len in [8, 100_000] {
+        let permit = a.ep.reserve(nobody[0]).await.unwrap();
+        let refused = permit.send(&a.ep, vec![0; len]).await.unwrap_err();
+        assert!(matches!(refused.error, Error::NoSuchPeer(_)), "{}", refused.error);
+        assert_eq!(refused.buf.len(), len);
+        assert_eq!(everybody().await, all, "neither more nor fewer credits than before");
+    }
+}
+
+pub(crate) async fn a_permit_for_a_stale_number_is_refused(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    let permit = a.ep.reserve(to_b).await.unwrap();
+    a.av.remove(to_b).unwrap();
+    let refused = permit.send(&a.ep, vec![1]).await.unwrap_err();
+    assert_eq!((refused.error, refused.buf), (Error::StaleAddress(to_b), vec![1]));
+    assert_eq!(a.ep.reserve(to_b).await.map(drop), Err(Error::StaleAddress(to_b)));
+    let to_b = a.meet(&b).await;
+    let (sent, got) = tokio::join!(a.ep.reserve(to_b).await.unwrap().send(&a.ep, "new"), b.ep.recv());
+    sent.unwrap();
+    assert_eq!(&got.unwrap()[..], b"new");
+}
+
+pub(crate) async fn closing_ends_a_reservation(setup: Setup) {
+    let (a, _b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    let permits = take_all(&a, to_b).await;
+    let mut waiting = a.ep.reserve(to_b).into_future();
+    assert!(poll_once(&mut waiting).await.is_pending());
+    let clone = a.ep.clone();
+    a.ep.close().unwrap();
+    assert_eq!(waiting.await.map(drop), Err(Error::Canceled));
+    assert!(matches!(clone.reserve(to_b).await.map(drop), Err(Error::Closed(_))));
+    drop(permits);
+}

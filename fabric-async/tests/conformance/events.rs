@@ -1,0 +1,142 @@
+//! Event queues: peers that come and go, and failures nobody awaits.
+
+use fabric_async::{DownReason, Error, Event, EventKind, EventQueue};
+
+use crate::payload::{poll_once, settled};
+use crate::setup::Setup;
+use crate::station::{CONTEXT, Plan, Station, pair, pair_of};
+
+/// The next event, while the domain is kept moving by hand: nobody else may be polling it.
+async fn next(station: &mut Station) -> Event {
+    next_of(&mut station.eq).await
+}
+
+async fn next_of(eq: &mut EventQueue) -> Event {
+    eq.next().await
+}
+
+pub(crate) async fn a_peer_connects_and_closes(setup: Setup) {
+    let (a, mut b, to_b) = pair(&setup).await;
+    let name = a.ep.name().clone();
+    let event = next(&mut b).await;
+    assert_eq!((event.object, event.context), (b.ep.id(), CONTEXT));
+    assert_eq!(event.kind, EventKind::PeerConnected { peer: name.clone() });
+    a.ep.send(to_b, "hello").await.unwrap();
+    let source = b.ep.recv().await.unwrap().source().unwrap();
+    assert_eq!(b.eq.try_next(), None, "a message is not an event");
+    a.ep.close().unwrap();
+    let event = next(&mut b).await;
+    assert_eq!((event.object, event.context), (b.ep.id(), CONTEXT));
+    let down = EventKind::PeerDown { peer: name, source: Some(source), reason: DownReason::Closed };
+    assert_eq!(event.kind, down);
+    // Both directions go down as one.
+    settled(|| 0).await;
+    assert_eq!(b.eq.try_next(), None);
+}
+
+pub(crate) async fn an_endpoint_can_have_a_queue_of_its_own(setup: Setup) {
+    let (a, mut b) = (setup.station().await, setup.station().await);
+    let mut own = b.fabric.event_queue(8).unwrap();
+    let ep = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap().bind_eq(&own).unwrap();
+    let ep = ep.context(5).enable().await.unwrap();
+    a.ep.lookup(ep.name()).await.unwrap();
+    let event = next_of(&mut own).await;
+    assert_eq!((event.object, event.context), (ep.id(), 5));
+    assert_eq!(event.kind, EventKind::PeerConnected { peer: a.ep.name().clone() });
+    assert_eq!(b.eq.try_next(), None, "the domain's queue hears nothing of it");
+    a.meet(&b).await;
+    assert_eq!(next(&mut b).await.object, b.ep.id());
+    assert_eq!(own.try_next(), None);
+}
+
+pub(crate) async fn a_failed_send_nobody_awaits_is_an_event(setup: Setup) {
+    let (mut a, b, to_b) =
+        pair_of(&setup, Plan { tx_size: Some(16), ..Plan::default() }, Plan::default()).await;
+    // More than the peer keeps without receiving, so that some of it is still here when the peer goes.
+    let mut posted = 0;
+    while let Ok(op) = a.ep.try_send(to_b, vec![0; 64 << 10]) {
+        drop(op);
+        posted += 1;
+        assert!(posted < 4096, "no end of it");
+    }
+    let name = b.ep.name().clone();
+    b.ep.close().unwrap();
+    loop {
+        let event = next(&mut a).await;
+        if let EventKind::OperationFailed { peer, error } = event.kind {
+            assert_eq!((event.object, event.context), (a.ep.id(), CONTEXT));
+            assert_eq!((peer, error), (Some(to_b), Error::PeerGone(name)));
+            return;
+        }
+    }
+}
+
+pub(crate) async fn events_beyond_the_capacity_are_counted(setup: Setup) {
+    let mut r = setup.planned(Plan { events: 2, ..Plan::default() }).await;
+    let mut peers = Vec::new();
+    for _ in 0..5 {
+        let peer = setup.station().await;
+        let to_r = peer.meet(&r).await;
+        peer.ep.send(to_r, "hello").await.unwrap();
+        r.ep.recv().await.unwrap();
+        peers.push(peer);
+    }
+    for peer in &peers[..2] {
+        assert_eq!(next(&mut r).await.kind, EventKind::PeerConnected { peer: peer.ep.name().clone() });
+    }
+    let event = next(&mut r).await;
+    assert_eq!((event.object, event.kind), (0, EventKind::Overrun { lost: 3 }));
+    assert_eq!(r.eq.try_next(), None);
+    let late = setup.station().await;
+    late.meet(&r).await;
+    assert_eq!(next(&mut r).await.kind, EventKind::PeerConnected { peer: late.ep.name().clone() });
+}
+
+pub(crate) async fn a_closed_peer_fails_sends_and_directed_receives(setup: Setup) {
+    let (mut a, b, to_b) = pair(&setup).await;
+    let to_a = b.meet(&a).await;
+    b.ep.send(to_a, "hello").await.unwrap();
+    a.ep.recv().await.unwrap();
+    let directed = a.ep.recv_into(vec![1, 2]).from(to_b).start().unwrap();
+    let mut any = a.ep.recv().start().unwrap();
+    let name = b.ep.name().clone();
+    drop(b);
+    let failed = directed.await.unwrap_err();
+    assert_eq!(failed.error, Error::PeerGone(name.clone()));
+    loop {
+        if let EventKind::PeerDown { peer, source, reason } = next(&mut a).await.kind {
+            assert_eq!((peer, source, reason), (name.clone(), Some(to_b), DownReason::Closed));
+            break;
+        }
+    }
+    assert!(poll_once(&mut any).await.is_pending(), "others may still send");
+    for len in [8, 100_000] {
+        let failed = a.ep.send(to_b, vec![0; len]).await.unwrap_err();
+        let gone = matches!(&failed.error, Error::PeerGone(peer) | Error::NoSuchPeer(peer) if *peer == name);
+        assert!(gone, "{}", failed.error);
+        assert_eq!(failed.buf.len(), len);
+    }
+    // The address vector of this side was not asked to forget it.
+    assert_eq!(a.av.lookup(to_b), Ok(name));
+    let c = setup.station().await;
+    let to_a = c.meet(&a).await;
+    c.ep.send(to_a, "from another").await.unwrap();
+    assert_eq!(&any.await.unwrap()[..], b"from another");
+}
+
+/// A send that has completed is with the peer, whatever becomes of the sender.
+pub(crate) async fn what_a_peer_sent_before_it_closed_arrives(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let moving = b.keep_moving();
+    for number in 0..100_u32 {
+        a.ep.send(to_b, number.to_le_bytes().to_vec()).await.unwrap();
+    }
+    a.ep.send(to_b, vec![5; 50_000]).await.unwrap();
+    drop(a);
+    settled(|| 0).await;
+    moving.abort();
+    for number in 0..100_u32 {
+        assert_eq!(&b.ep.recv().await.unwrap()[..], number.to_le_bytes());
+    }
+    assert_eq!(&b.ep.recv().await.unwrap()[..], [5; 50_000]);
+}

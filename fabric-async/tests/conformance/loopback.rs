@@ -1,0 +1,101 @@
+//! Endpoints that talk to themselves, and to others of their own domain.
+
+use fabric_async::CqBind;
+use futures_util::StreamExt;
+
+use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern};
+use crate::setup::Setup;
+
+pub(crate) async fn an_endpoint_talks_to_itself(setup: Setup) {
+    let a = setup.station().await;
+    let me = a.meet(&a).await;
+    for len in [0, 8, 5000, 100_000] {
+        let (sent, got) = tokio::join!(a.ep.send(me, pattern(len, 1)).tag(1).data(2), a.ep.recv().tag(1));
+        sent.unwrap();
+        let got = got.unwrap();
+        assert_bytes(&got, pattern(len, 1));
+        assert_eq!((got.source(), got.data()), (Ok(me), Some(2)));
+        let early = a.ep.recv().from(me).start().unwrap();
+        let (sent, got) = tokio::join!(a.ep.send(me, pattern(len, 2)), early);
+        sent.unwrap();
+        assert_bytes(&got.unwrap(), pattern(len, 2));
+    }
+}
+
+pub(crate) async fn long_messages_to_itself(setup: Setup) {
+    let a = setup.station().await;
+    let me = a.meet(&a).await;
+    for which in 0..4 {
+        let (first, second) = (a.ep.recv(), a.ep.recv_into(Vec::with_capacity(LONG)));
+        let (sent, also, got, and) = tokio::join!(
+            a.ep.send(me, pattern(LONG, which)),
+            a.ep.send(me, pattern(LONG, which + 10)),
+            first,
+            second
+        );
+        sent.unwrap();
+        also.unwrap();
+        assert_bytes(&got.unwrap(), pattern(LONG, which));
+        assert_bytes(&and.unwrap(), pattern(LONG, which + 10));
+    }
+}
+
+pub(crate) async fn endpoints_of_one_domain_talk(setup: Setup) {
+    let mut a = setup.station().await;
+    let second = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
+    let second = second.bind_cq(&a.cq, CqBind::RECV).unwrap().enable().await.unwrap();
+    let (to_second, to_first) =
+        (a.ep.lookup(second.name()).await.unwrap(), second.lookup(a.ep.name()).await.unwrap());
+    for which in 0..200 {
+        let len = if which % 20 == 0 { 100_000 } else { which };
+        let (there, got) = tokio::join!(a.ep.send(to_second, pattern(len, which)), second.recv());
+        there.unwrap();
+        let got = got.unwrap();
+        assert_bytes(&got, pattern(len, which));
+        assert_eq!(got.source(), Ok(to_first), "one vector, one number");
+        let (back, got) = tokio::join!(second.send(to_first, got.into_buf()), a.ep.recv());
+        back.unwrap();
+        assert_bytes(&got.unwrap(), pattern(len, which));
+    }
+    // Both report to one queue.
+    second.recv_into(vec![0; 8]).context(20).post().unwrap();
+    a.ep.recv_into(vec![0; 8]).context(10).post().unwrap();
+    second.send(to_first, "to a").await.unwrap();
+    a.ep.send(to_second, "to b").await.unwrap();
+    let mut got = Vec::new();
+    while got.len() < 2 {
+        let completion = a.cq.next().await.unwrap();
+        got.push((completion.context, completion.bytes().to_vec()));
+    }
+    got.sort();
+    assert_eq!(got, [(10, b"to a".to_vec()), (20, b"to b".to_vec())]);
+}
+
+pub(crate) async fn a_ring_of_endpoints_in_one_domain(setup: Setup) {
+    const ENDPOINTS: usize = 6;
+    const ROUNDS: u64 = 200;
+    let station = setup.station().await;
+    let mut ring = Vec::new();
+    for _ in 0..ENDPOINTS {
+        let ep = station.domain.endpoint(&station.info).unwrap().bind_av(&station.av).unwrap();
+        ring.push(ep.enable().await.unwrap());
+    }
+    let mut tasks = Vec::new();
+    for (at, ep) in ring.iter().enumerate() {
+        let (ep, next) = (ep.clone(), ep.lookup(ring[(at + 1) % ENDPOINTS].name()).await.unwrap());
+        tasks.push(tokio::spawn(async move {
+            for round in 0..ROUNDS {
+                if at == 0 {
+                    ep.send(next, numbered(round, 10 + (round % 3) as usize * 9000)).await.unwrap();
+                    assert_eq!(number_of(&ep.recv().await.unwrap()), round);
+                } else {
+                    let got = ep.recv().await.unwrap();
+                    ep.send(next, got.into_buf()).await.unwrap();
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}

@@ -1,0 +1,233 @@
+//! The conformance suite: what every provider owes to the public interface, under both modes of progress.
+//!
+//! A scenario is written once, as a function of a [`Setup`](setup::Setup). The table below instantiates all of them
+//! for every provider, progress mode and kind of runtime, as tests of their own: a failure reads
+//! `shm::auto::multi_thread::cancellation::…`. Beside each scenario stand the capabilities it needs; where a provider
+//! does not offer them the scenario is skipped. A provider is added by one more row of [`combinations`].
+//!
+//! | module | subject |
+//! |---|---|
+//! | `setup` | what a scenario runs on, and how it is run |
+//! | `station` | an endpoint with everything around it |
+//! | `payload` | contents that show where they come from, and small helpers |
+//! | the others | scenarios |
+
+mod addresses;
+mod backpressure;
+mod cancellation;
+mod completions;
+mod counters;
+mod credits;
+mod details;
+mod events;
+mod loopback;
+mod matching;
+mod messages;
+mod objects;
+mod ordering;
+mod payload;
+mod selecting;
+mod setup;
+mod station;
+mod truncation;
+mod waiters;
+
+use fabric_async::Caps;
+
+const MSG: Caps = Caps::MSG;
+const TAGGED: Caps = Caps::TAGGED;
+const BOTH: Caps = Caps::MSG.union(Caps::TAGGED);
+const SOURCE: Caps = Caps::MSG.union(Caps::SOURCE);
+const DIRECTED: Caps = BOTH.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
+
+/// Makes a test of every scenario of the table, for one combination.
+macro_rules! tests {
+    ($setup:expr; $($module:ident { $($scenario:ident: $needs:ident,)* })*) => {$(
+        mod $module {
+            $(
+                #[test]
+                fn $scenario() {
+                    crate::setup::run($setup, crate::$needs, crate::$module::$scenario);
+                }
+            )*
+        }
+    )*};
+}
+
+/// The table of scenarios.
+macro_rules! scenarios {
+    ($setup:expr) => {
+        tests! { $setup;
+            messages {
+                every_length_arrives_whole_in_pooled_memory: MSG,
+                every_length_arrives_whole_in_own_buffers: MSG,
+                every_length_arrives_whole_under_a_tag: TAGGED,
+                unexpected_messages_arrive_whole: MSG,
+                every_kind_of_buffer_can_be_sent: MSG,
+                every_kind_of_buffer_can_receive: MSG,
+                a_received_message_can_be_sent_on: SOURCE,
+                the_front_door_leads_to_the_same_place: DIRECTED,
+            }
+            details {
+                data_tag_and_source_come_with_the_message: DIRECTED,
+                what_was_not_given_is_absent: BOTH,
+                a_send_reports_its_length_and_tag: BOTH,
+                injected_messages_arrive_and_have_a_limit: BOTH,
+                a_message_beyond_the_limit_is_refused: MSG,
+                what_was_not_asked_for_is_refused: MSG,
+            }
+            matching {
+                ignored_bits_of_a_tag_do_not_count: TAGGED,
+                tagged_and_untagged_never_meet: BOTH,
+                the_receive_posted_first_gets_the_message: MSG,
+                posting_order_counts_not_polling_order: MSG,
+                a_late_receive_takes_the_earliest_arrival: TAGGED,
+                an_earlier_receive_for_any_tag_wins: TAGGED,
+                directed_and_any_compete_by_posting_time: DIRECTED,
+                a_directed_receive_leaves_other_messages_waiting: DIRECTED,
+            }
+            addresses {
+                a_stranger_has_no_source_until_inserted: DIRECTED,
+                a_directed_receive_gets_a_stranger_once_inserted: DIRECTED,
+                waiting_messages_are_matched_by_the_insertion: DIRECTED,
+                a_removed_number_is_stale: DIRECTED,
+                a_removed_peer_still_arrives_as_a_stranger: DIRECTED,
+                a_number_of_another_vector_is_stale: MSG,
+                inserting_twice_gives_one_number: MSG,
+                looking_up_nobody_names_it: MSG,
+                sending_to_nobody_names_it: MSG,
+                addresses_of_other_kinds_are_refused: MSG,
+                guests_are_welcomed_and_forgotten: SOURCE,
+            }
+            truncation {
+                expected_messages_are_cut_to_the_room: BOTH,
+                unexpected_messages_are_cut_to_the_room: BOTH,
+                the_rest_of_a_long_message_is_lost_and_the_next_is_whole: MSG,
+                details_survive_truncation: DIRECTED,
+            }
+            ordering {
+                three_senders_keep_their_order: SOURCE,
+                a_window_of_receives_fills_in_posting_order: MSG,
+                long_and_short_messages_keep_their_order: MSG,
+                unexpected_bytes_are_bounded_and_nothing_is_lost: BOTH,
+                what_is_held_back_does_not_hold_back_others: DIRECTED,
+            }
+            cancellation {
+                dropping_an_unmatched_receive_takes_nothing: MSG,
+                dropping_an_arrived_receive_gives_the_message_back: BOTH,
+                given_back_messages_keep_their_place: BOTH,
+                a_waiting_receive_takes_what_is_given_back: BOTH,
+                dropping_in_the_middle_of_a_message_loses_nothing: MSG,
+                cancel_returns_the_buffer_of_an_unmatched_receive: MSG,
+                cancel_reports_a_matched_receive_once: BOTH,
+                cancel_in_the_middle_of_a_message_waits_for_it: MSG,
+                a_send_without_credit_can_be_taken_back: MSG,
+                dropping_a_send_without_credit_sends_nothing: MSG,
+                a_dropped_send_is_delivered: MSG,
+            a_started_send_goes_on_by_itself: MSG,
+            }
+            selecting {
+                select_loses_nothing: MSG,
+                select_over_two_kinds_loses_nothing: BOTH,
+                timeouts_lose_nothing: MSG,
+            }
+            backpressure {
+                sends_run_out_of_credit_and_recover: MSG,
+                an_awaited_send_waits_for_the_receiver: MSG,
+                sends_that_wait_keep_their_order: MSG,
+                one_stalled_peer_does_not_stop_the_rest: MSG,
+                two_endpoints_flooding_each_other_go_on: MSG,
+                receive_entries_are_limited: MSG,
+            }
+            credits {
+                a_permit_is_a_credit: MSG,
+                a_dropped_permit_gives_its_credit_back: MSG,
+                a_reservation_that_is_given_up_gives_way: MSG,
+                a_used_permit_gives_its_credit_back_once: MSG,
+                a_refused_send_gives_its_permit_back_once: MSG,
+                a_permit_for_a_stale_number_is_refused: MSG,
+                closing_ends_a_reservation: MSG,
+            }
+            completions {
+                posts_report_with_their_context: MSG,
+                a_full_queue_refuses_posts: MSG,
+                a_refused_post_leaves_its_entry_free: MSG,
+                a_failure_is_an_entry_like_any_other: MSG,
+                closing_the_endpoint_cancels_what_is_posted: MSG,
+                closing_the_endpoint_ends_futures: BOTH,
+                batches_are_bounded: MSG,
+                dropping_a_pending_next_loses_nothing: MSG,
+                a_busy_queue_lets_other_tasks_run: MSG,
+                posts_need_a_queue_futures_do_not: MSG,
+            }
+            counters {
+                sends_and_receives_are_counted: MSG,
+                every_ending_is_counted: MSG,
+                waiting_ends_at_the_threshold: MSG,
+                a_failure_wakes_who_waits: MSG,
+                counting_by_hand_wakes_who_waits: MSG,
+                a_wait_that_is_dropped_leaves_others_alone: MSG,
+            }
+            events {
+                a_peer_connects_and_closes: SOURCE,
+                an_endpoint_can_have_a_queue_of_its_own: MSG,
+                a_failed_send_nobody_awaits_is_an_event: MSG,
+                events_beyond_the_capacity_are_counted: MSG,
+                a_closed_peer_fails_sends_and_directed_receives: DIRECTED,
+                what_a_peer_sent_before_it_closed_arrives: MSG,
+            }
+            objects {
+                a_busy_domain_names_its_children: MSG,
+                queues_and_vectors_are_busy_while_bound: MSG,
+                an_endpoint_closes_for_all_its_clones: MSG,
+                closing_with_clones_alive_frees_what_was_bound: MSG,
+                operations_on_a_closed_endpoint_are_refused: BOTH,
+                a_closed_domain_accepts_no_children: MSG,
+                a_name_is_taken_while_its_endpoint_lives: MSG,
+                objects_of_another_domain_are_foreign: MSG,
+                wrong_bindings_are_refused: MSG,
+                an_endpoint_needs_an_address_vector: MSG,
+                dropped_handles_close_their_objects: MSG,
+            }
+            waiters {
+                eight_tasks_wait_on_one_endpoint: TAGGED,
+                the_last_to_poll_may_go: TAGGED,
+                a_busy_holder_of_a_ticket_stops_nobody: TAGGED,
+                one_operation_moves_between_tasks: MSG,
+                messages_wake_sleepers: MSG,
+            }
+            loopback {
+                an_endpoint_talks_to_itself: DIRECTED,
+                long_messages_to_itself: MSG,
+                endpoints_of_one_domain_talk: SOURCE,
+                a_ring_of_endpoints_in_one_domain: MSG,
+            }
+        }
+    };
+}
+
+/// Every scenario on both kinds of runtime, under both modes of progress.
+macro_rules! combinations {
+    ($($provider:ident,)*) => {$(
+        mod $provider {
+            mod manual {
+                mod current_thread {
+                    scenarios!(crate::setup::Setup::new(stringify!($provider)));
+                }
+                mod multi_thread {
+                    scenarios!(crate::setup::Setup::new(stringify!($provider)).multi_thread());
+                }
+            }
+            mod auto {
+                mod current_thread {
+                    scenarios!(crate::setup::Setup::new(stringify!($provider)).auto());
+                }
+                mod multi_thread {
+                    scenarios!(crate::setup::Setup::new(stringify!($provider)).auto().multi_thread());
+                }
+            }
+        }
+    )*};
+}
+
+combinations! { shm, sim, }

@@ -1,0 +1,139 @@
+//! Which receive gets which message.
+
+use crate::payload::poll_once;
+use crate::setup::Setup;
+use crate::station::{fence, pair};
+
+pub(crate) async fn ignored_bits_of_a_tag_do_not_count(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let upper = b.ep.recv().tag_mask(0xab00, 0xff).start().unwrap();
+    let exact = b.ep.recv().tag(0xac01).start().unwrap();
+    let any = b.ep.recv().tag_mask(0, u64::MAX).start().unwrap();
+    for tag in [0xac01, 0x1234, 0xab77] {
+        a.ep.send(to_b, tag.to_string()).tag(tag).await.unwrap();
+    }
+    for (op, tag) in [(upper, 0xab77_u64), (exact, 0xac01), (any, 0x1234)] {
+        let got = op.await.unwrap();
+        assert_eq!((got.tag(), &got[..]), (Some(tag), tag.to_string().as_bytes()));
+    }
+    // The same for messages that are there first.
+    for tag in [1 << 63, 0x55_0001, 0x55_0002] {
+        a.ep.send(to_b, tag.to_string()).tag(tag).await.unwrap();
+    }
+    assert_eq!(b.ep.recv().tag_mask(0x55_0000, 0xffff).await.unwrap().tag(), Some(0x55_0001));
+    assert_eq!(b.ep.recv().tag_mask(0, u64::MAX).await.unwrap().tag(), Some(1 << 63));
+    assert_eq!(b.ep.recv().tag_mask(0x2, !0x2).await.unwrap().tag(), Some(0x55_0002));
+}
+
+pub(crate) async fn tagged_and_untagged_never_meet(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let mut untagged = b.ep.recv().start().unwrap();
+    a.ep.send(to_b, "tagged").tag(0).await.unwrap();
+    fence(&a, &b, to_b).await;
+    assert!(poll_once(&mut untagged).await.is_pending(), "an untagged receive takes no tagged message");
+    assert_eq!(&b.ep.recv().tag(0).await.unwrap()[..], b"tagged");
+    a.ep.send(to_b, "untagged").await.unwrap();
+    assert_eq!(&untagged.await.unwrap()[..], b"untagged");
+
+    let mut tagged = b.ep.recv().tag_mask(0, u64::MAX >> 1).start().unwrap();
+    a.ep.send(to_b, "untagged").await.unwrap();
+    fence(&a, &b, to_b).await;
+    assert!(poll_once(&mut tagged).await.is_pending(), "no mask takes an untagged message");
+    a.ep.send(to_b, "tagged").tag(5).await.unwrap();
+    assert_eq!(&tagged.await.unwrap()[..], b"tagged");
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"untagged");
+}
+
+pub(crate) async fn the_receive_posted_first_gets_the_message(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let first = b.ep.recv().start().unwrap();
+    let second = b.ep.recv_into(Vec::with_capacity(8)).start().unwrap();
+    let third = b.ep.recv().start().unwrap();
+    for text in ["one", "two", "three"] {
+        a.ep.send(to_b, text).await.unwrap();
+    }
+    // Asked in another order than posted.
+    assert_eq!(&third.await.unwrap()[..], b"three");
+    assert_eq!(&first.await.unwrap()[..], b"one");
+    assert_eq!(&second.await.unwrap()[..], b"two");
+}
+
+/// An awaited receive is posted when it is awaited, in the order of the program, not when it happens to be polled.
+pub(crate) async fn posting_order_counts_not_polling_order(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let mut first = b.ep.recv().into_future();
+    let mut second = b.ep.recv().into_future();
+    assert!(poll_once(&mut second).await.is_pending());
+    assert!(poll_once(&mut first).await.is_pending());
+    let (early, late) = (a.ep.send(to_b, "one").into_future(), a.ep.send(to_b, "two").into_future());
+    late.await.unwrap();
+    early.await.unwrap();
+    assert_eq!(&second.await.unwrap()[..], b"two");
+    assert_eq!(&first.await.unwrap()[..], b"one");
+}
+
+pub(crate) async fn a_late_receive_takes_the_earliest_arrival(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for (tag, len) in [(1, 3), (2, 20_000), (1, 5), (2, 1)] {
+        a.ep.send(to_b, vec![0; len]).tag(tag).await.unwrap();
+    }
+    fence(&a, &b, to_b).await;
+    assert_eq!(b.ep.recv().tag(2).await.unwrap().len(), 20_000);
+    assert_eq!(b.ep.recv().tag_mask(0, 3).await.unwrap().len(), 3);
+    assert_eq!(b.ep.recv().tag_mask(0, 3).await.unwrap().len(), 5);
+    assert_eq!(b.ep.recv().tag_mask(0, 3).await.unwrap().len(), 1);
+}
+
+pub(crate) async fn an_earlier_receive_for_any_tag_wins(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let any = b.ep.recv().tag_mask(0, u64::MAX).start().unwrap();
+    let exact = b.ep.recv().tag(6).start().unwrap();
+    a.ep.send(to_b, "first").tag(6).await.unwrap();
+    a.ep.send(to_b, "second").tag(6).await.unwrap();
+    assert_eq!(&any.await.unwrap()[..], b"first");
+    assert_eq!(&exact.await.unwrap()[..], b"second");
+}
+
+pub(crate) async fn directed_and_any_compete_by_posting_time(setup: Setup) {
+    let (a, r, a_to_r) = pair(&setup).await;
+    let b = setup.station().await;
+    let b_to_r = b.meet(&r).await;
+    let (from_a, from_b) = (r.av.insert(a.ep.name()).unwrap(), r.av.insert(b.ep.name()).unwrap());
+
+    // Any source first: it gets the first message, whoever sends it.
+    let any = r.ep.recv().start().unwrap();
+    let directed = r.ep.recv().from(from_a).start().unwrap();
+    a.ep.send(a_to_r, "one").await.unwrap();
+    a.ep.send(a_to_r, "two").await.unwrap();
+    assert_eq!(&any.await.unwrap()[..], b"one");
+    assert_eq!(&directed.await.unwrap()[..], b"two");
+
+    // Directed first: it gets the first of its peer, and lets the others pass.
+    let to_a = r.ep.recv().from(from_a).start().unwrap();
+    let to_b = r.ep.recv().from(from_b).start().unwrap();
+    let any = r.ep.recv().start().unwrap();
+    b.ep.send(b_to_r, "b one").await.unwrap();
+    b.ep.send(b_to_r, "b two").await.unwrap();
+    let got = any.await.unwrap();
+    assert_eq!((&got[..], got.source()), (&b"b two"[..], Ok(from_b)));
+    a.ep.send(a_to_r, "a one").await.unwrap();
+    assert_eq!(&to_a.await.unwrap()[..], b"a one");
+    assert_eq!(&to_b.await.unwrap()[..], b"b one");
+}
+
+pub(crate) async fn a_directed_receive_leaves_other_messages_waiting(setup: Setup) {
+    let (a, r, a_to_r) = pair(&setup).await;
+    let b = setup.station().await;
+    let b_to_r = b.meet(&r).await;
+    let (from_a, from_b) = (r.av.insert(a.ep.name()).unwrap(), r.av.insert(b.ep.name()).unwrap());
+    a.ep.send(a_to_r, "a").tag(4).await.unwrap();
+    fence(&a, &r, a_to_r).await;
+    b.ep.send(b_to_r, "b").tag(4).await.unwrap();
+    fence(&b, &r, b_to_r).await;
+    assert_eq!(&r.ep.recv().tag(4).from(from_b).await.unwrap()[..], b"b");
+    let mut again = r.ep.recv().tag(4).from(from_b).start().unwrap();
+    assert!(poll_once(&mut again).await.is_pending());
+    assert_eq!(&r.ep.recv().tag(4).from(from_a).await.unwrap()[..], b"a");
+    b.ep.send(b_to_r, "b again").tag(4).await.unwrap();
+    assert_eq!(&again.await.unwrap()[..], b"b again");
+}

@@ -1,0 +1,230 @@
+//! The object tree: what closes when, and what may be bound to what.
+
+use fabric_async::{Access, Address, Class, CounterBind, CqBind, Error, FiAddr};
+
+use crate::setup::Setup;
+use crate::station::{Station, pair};
+
+pub(crate) async fn a_busy_domain_names_its_children(setup: Setup) {
+    let Station { ep, cq, av, sends, recvs, domain, eq, fabric, .. } = setup.station().await;
+    let region = domain.register(vec![0_u8; 64], Access::REMOTE_READ, None).unwrap();
+    let refused = domain.close().unwrap_err();
+    let Error::Busy(children) = &refused.error else { panic!("{}", refused.error) };
+    let classes = [
+        (Class::Endpoint, 1),
+        (Class::CompletionQueue, 1),
+        (Class::AddressVector, 1),
+        (Class::MemoryRegion, 1),
+        (Class::Counter, 2),
+    ];
+    for (class, count) in classes {
+        assert_eq!(children.of(class), count, "{children}");
+    }
+    assert_eq!(children.total(), 6);
+    // The handle came back and is as good as before.
+    let domain = refused.handle;
+    let me = av.insert(ep.name()).unwrap();
+    let (sent, got) = tokio::join!(ep.send(me, "still open"), ep.recv());
+    sent.unwrap();
+    assert_eq!(&got.unwrap()[..], b"still open");
+    let another = domain.counter().unwrap();
+    assert_eq!(domain.children().of(Class::Counter), 3);
+    another.close().unwrap();
+
+    let refused = fabric.close().unwrap_err();
+    let Error::Busy(children) = &refused.error else { panic!("{}", refused.error) };
+    assert_eq!((children.of(Class::Domain), children.of(Class::EventQueue)), (1, 1));
+    let fabric = refused.handle;
+
+    ep.close().unwrap();
+    region.close().unwrap();
+    cq.close().unwrap();
+    av.close().unwrap();
+    sends.close().unwrap();
+    recvs.close().unwrap();
+    assert_eq!(domain.children().total(), 0);
+    domain.close().unwrap();
+    eq.close().unwrap();
+    fabric.close().unwrap();
+}
+
+pub(crate) async fn queues_and_vectors_are_busy_while_bound(setup: Setup) {
+    let Station { ep, cq, av, sends, domain, eq, .. } = setup.station().await;
+    let busy =
+        |error: &Error, class| matches!(error, Error::Busy(by) if by.of(class) == 1 && by.total() == 1);
+    let refused = cq.close().unwrap_err();
+    assert!(busy(&refused.error, Class::Endpoint), "{refused}");
+    let cq = refused.handle;
+    let refused = av.close().unwrap_err();
+    assert!(busy(&refused.error, Class::Endpoint), "{refused}");
+    let av = refused.handle;
+    let refused = sends.close().unwrap_err();
+    assert!(busy(&refused.error, Class::Endpoint), "{refused}");
+    let sends = refused.handle;
+    let refused = eq.close().unwrap_err();
+    assert!(busy(&refused.error, Class::Domain), "{refused}");
+
+    let me = av.insert(ep.name()).unwrap();
+    ep.send(me, "queue and vector still work").context(3).post().unwrap();
+    let mut cq = cq;
+    let mut out = Vec::new();
+    while cq.next_batch(&mut out, 1).await == 0 {}
+    assert_eq!(out[0].context, 3);
+    assert!(sends.value() >= 1);
+    drop(ep);
+    cq.close().unwrap();
+    av.close().unwrap();
+    sends.close().unwrap();
+    drop(domain);
+}
+
+pub(crate) async fn an_endpoint_closes_for_all_its_clones(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let clone = b.ep.clone();
+    a.ep.send(to_b, "before").await.unwrap();
+    assert_eq!(&clone.recv().await.unwrap()[..], b"before");
+    b.ep.close().unwrap();
+    let again = clone.close().unwrap_err();
+    assert_eq!(again.error, Error::Closed(Class::Endpoint));
+    assert_eq!(b.domain.children().of(Class::Endpoint), 0);
+}
+
+/// Closed is closed: a clone that lies around somewhere does not keep what the endpoint was bound to.
+pub(crate) async fn closing_with_clones_alive_frees_what_was_bound(setup: Setup) {
+    let Station { ep, cq, av, domain, .. } = setup.station().await;
+    let clone = ep.clone();
+    ep.close().unwrap();
+    cq.close().unwrap();
+    av.close().unwrap();
+    drop((clone, domain));
+}
+
+pub(crate) async fn operations_on_a_closed_endpoint_are_refused(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let clone = a.ep.clone();
+    a.ep.close().unwrap();
+    let closed = Error::Closed(Class::Endpoint);
+    let refused = clone.send(to_b, vec![1]).await.unwrap_err();
+    assert_eq!((refused.error, refused.buf), (closed.clone(), vec![1]));
+    assert_eq!(clone.send(to_b, vec![1]).start().unwrap_err().error, closed);
+    assert_eq!(clone.send(to_b, vec![1]).post().unwrap_err().error, closed);
+    let refused = clone.recv_into(vec![2]).await.unwrap_err();
+    assert_eq!((refused.error, refused.buf), (closed.clone(), vec![2]));
+    assert_eq!(clone.recv_into(vec![2]).tag(1).start().unwrap_err().error, closed);
+    assert_eq!(clone.recv_into(vec![2]).post().unwrap_err().error, closed);
+    assert_eq!(clone.inject(to_b, b"x"), Err(closed.clone()));
+    assert_eq!(clone.reserve(to_b).await.map(drop), Err(closed.clone()));
+    assert_eq!(clone.lookup(b.ep.name()).await, Err(closed));
+}
+
+pub(crate) async fn a_closed_domain_accepts_no_children(setup: Setup) {
+    let (fabric, info) = setup.fabric().await;
+    let domain = fabric.domain(&info).unwrap();
+    let clone = domain.clone();
+    domain.close().unwrap();
+    let closed = Error::Closed(Class::Domain);
+    assert_eq!(clone.completion_queue(4).map(drop), Err(closed.clone()));
+    assert_eq!(clone.address_vector().map(drop), Err(closed.clone()));
+    assert_eq!(clone.welcoming_address_vector().map(drop), Err(closed.clone()));
+    assert_eq!(clone.counter().map(drop), Err(closed.clone()));
+    assert_eq!(clone.endpoint(&info).map(drop), Err(closed.clone()));
+    assert_eq!(clone.register(vec![0_u8; 8], Access::REMOTE_READ, None).map(drop), Err(closed.clone()));
+    assert_eq!(clone.close().unwrap_err().error, closed);
+    let other = fabric.clone();
+    fabric.close().unwrap();
+    assert_eq!(other.domain(&info).map(drop), Err(Error::Closed(Class::Fabric)));
+    assert_eq!(other.event_queue(4).map(drop), Err(Error::Closed(Class::Fabric)));
+}
+
+pub(crate) async fn a_name_is_taken_while_its_endpoint_lives(setup: Setup) {
+    let a = setup.station().await;
+    let name: Address = setup.name("taken").parse().unwrap();
+    let open = async |station: &Station| {
+        let builder = station.domain.endpoint(&station.info).unwrap().name(&name).unwrap();
+        builder.bind_av(&station.av).unwrap().enable().await
+    };
+    let first = open(&a).await.unwrap();
+    assert_eq!(first.name(), &name);
+    let b = setup.station().await;
+    for station in [&a, &b] {
+        assert_eq!(open(station).await.map(drop), Err(Error::AddressInUse(name.clone())));
+    }
+    assert_eq!(a.domain.children().of(Class::Endpoint), 2, "nothing is left of the attempt");
+    let to_first: FiAddr = b.ep.lookup(&name).await.unwrap();
+    let (sent, got) = tokio::join!(b.ep.send(to_first, "first"), first.recv());
+    sent.unwrap();
+    assert_eq!(&got.unwrap()[..], b"first", "the endpoint did not notice");
+    first.close().unwrap();
+    let second = open(&b).await.expect("the name is free again");
+    let c = setup.station().await;
+    let to_second = c.ep.lookup(&name).await.unwrap();
+    let (sent, got) = tokio::join!(c.ep.send(to_second, "second"), second.recv());
+    sent.unwrap();
+    assert_eq!(&got.unwrap()[..], b"second");
+}
+
+pub(crate) async fn objects_of_another_domain_are_foreign(setup: Setup) {
+    let (a, b) = (setup.station().await, setup.station().await);
+    let builder = || a.domain.endpoint(&a.info).unwrap();
+    let foreign = |class| Err(Error::Foreign(class, Class::Domain));
+    assert_eq!(builder().bind_cq(&b.cq, CqBind::RECV).map(drop), foreign(Class::CompletionQueue));
+    assert_eq!(builder().bind_av(&b.av).map(drop), foreign(Class::AddressVector));
+    assert_eq!(builder().bind_counter(&b.sends, CounterBind::SEND).map(drop), foreign(Class::Counter));
+    let of_fabric = Err(Error::Foreign(Class::EventQueue, Class::Fabric));
+    assert_eq!(builder().bind_eq(&b.eq).map(drop), of_fabric);
+    let fresh = a.fabric.domain(&a.info).unwrap();
+    assert_eq!(fresh.bind_eq(&b.eq), of_fabric.clone().map(drop));
+    // A refused bind holds nothing.
+    let Station { ep, cq, av, .. } = b;
+    ep.close().unwrap();
+    cq.close().unwrap();
+    av.close().unwrap();
+}
+
+pub(crate) async fn wrong_bindings_are_refused(setup: Setup) {
+    let a = setup.station().await;
+    let builder = || a.domain.endpoint(&a.info).unwrap();
+    for flags in [CqBind::empty(), CqBind::SELECTIVE_COMPLETION] {
+        let refused = builder().bind_cq(&a.cq, flags).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::BadFlags { .. }), "{refused}");
+        assert_eq!(refused.errno(), 260);
+    }
+    for flags in [CounterBind::empty(), CounterBind::READ, CounterBind::SEND | CounterBind::WRITE] {
+        let refused = builder().bind_counter(&a.sends, flags).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::BadFlags { .. }), "{refused}");
+    }
+    let twice = builder().bind_av(&a.av).unwrap().bind_av(&a.av).map(drop).unwrap_err();
+    assert!(matches!(twice, Error::Invalid { .. }), "{twice}");
+    let twice = builder().bind_cq(&a.cq, CqBind::RECV).unwrap().bind_cq(&a.cq, CqBind::RECV).map(drop);
+    assert!(matches!(twice, Err(Error::Invalid { .. })));
+    let both = builder().bind_cq(&a.cq, CqBind::RECV).unwrap().bind_cq(&a.cq, CqBind::TRANSMIT);
+    assert!(both.is_ok(), "one for each direction");
+    for capacity in [0, usize::MAX] {
+        let refused = a.domain.completion_queue(capacity).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+    }
+    assert!(matches!(a.fabric.event_queue(0).map(drop), Err(Error::Invalid { .. })));
+}
+
+pub(crate) async fn an_endpoint_needs_an_address_vector(setup: Setup) {
+    let a = setup.station().await;
+    let builder = a.domain.endpoint(&a.info).unwrap().bind_cq(&a.cq, CqBind::RECV).unwrap();
+    assert_eq!(builder.enable().await.map(drop), Err(Error::Unbound(Class::AddressVector)));
+    assert_eq!(a.domain.children().of(Class::Endpoint), 1);
+}
+
+pub(crate) async fn dropped_handles_close_their_objects(setup: Setup) {
+    let Station { ep, cq, av, sends, recvs, domain, eq, fabric, info } = setup.station().await;
+    let name = ep.name().clone();
+    drop((cq, av, sends, recvs));
+    let other = setup.station().await;
+    assert!(other.ep.lookup(&name).await.is_ok(), "the endpoint works without the handles it was bound with");
+    drop(ep);
+    assert_eq!(domain.children().total(), 0, "{}", domain.children());
+    assert_eq!(setup.station().await.ep.lookup(&name).await, Err(Error::NoSuchPeer(name)));
+    domain.close().unwrap();
+    drop(eq);
+    assert_eq!(fabric.children().total(), 0, "{}", fabric.children());
+    drop(info);
+    fabric.close().unwrap();
+}

@@ -1,0 +1,100 @@
+//! Contents that show where they come from, and small helpers.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::task::Poll;
+
+/// Lengths around the borders of cache lines, records, pieces and budgets.
+pub(crate) fn lengths() -> impl Iterator<Item = usize> {
+    let short = [0, 1, 8].into_iter().chain(47..=60);
+    let middle = [511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, 16 << 10];
+    let long = [(128 << 10) - 1, 128 << 10, (128 << 10) + 1, 1 << 20, LONG];
+    short.chain(middle).chain(long)
+}
+
+/// A message that travels in many pieces whatever the provider.
+pub(crate) const LONG: usize = 5 << 20;
+
+/// `len` bytes that differ by position, and by `which`, which is at most 4095.
+pub(crate) fn pattern(len: usize, which: usize) -> &'static [u8] {
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    let bytes = BYTES.get_or_init(|| {
+        let mut draw = Draw::new(1);
+        (0..(LONG + 4096) / 8).flat_map(|_| draw.next().to_le_bytes()).collect()
+    });
+    &bytes[which..which + len]
+}
+
+/// Compares, and says where the first difference is instead of printing megabytes.
+#[track_caller]
+pub(crate) fn assert_bytes(got: &[u8], expected: &[u8]) {
+    if got != expected {
+        let at = got.iter().zip(expected).position(|(got, expected)| got != expected);
+        panic!("{} bytes instead of {}, first difference at {at:?}", got.len(), expected.len());
+    }
+}
+
+/// A message that begins with a number.
+pub(crate) fn numbered(number: u64, len: usize) -> Vec<u8> {
+    let mut bytes = pattern(len.max(8), (number % 4096) as usize).to_vec();
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// The number of such a message, which must be whole.
+#[track_caller]
+pub(crate) fn number_of(bytes: &[u8]) -> u64 {
+    let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes at least"));
+    assert_bytes(&bytes[8..], &pattern(bytes.len(), (number % 4096) as usize)[8..]);
+    number
+}
+
+/// Polls once.
+pub(crate) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await
+}
+
+/// Lets other tasks run so many times.
+pub(crate) async fn yields(count: u64) {
+    for _ in 0..count {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Waits until `value` has not changed for a long while. Only makes a scenario more telling: nothing is asserted about
+/// time.
+pub(crate) async fn settled(value: impl Fn() -> u64) -> u64 {
+    let (mut last, mut same) = (value(), 0);
+    while same < 20 {
+        yields(200).await;
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        let now = value();
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+    }
+    last
+}
+
+/// A small generator of numbers, the same in every run.
+pub(crate) struct Draw(u64);
+
+impl Draw {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Brings these into a random order.
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, (self.next() % (at as u64 + 1)) as usize);
+        }
+    }
+}

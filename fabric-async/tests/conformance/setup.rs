@@ -1,0 +1,122 @@
+//! What a scenario runs on, and how it is run.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fabric_async::{Caps, Error, Fabric, Hints, Info, Progress, WaitPolicy, discover};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+
+use crate::station::{Plan, Station};
+
+/// Longer than any scenario takes on a slow machine: only tells a hang from the rest.
+const HANGS: Duration = Duration::from_secs(30);
+
+/// One combination of provider, progress, wait policy and runtime.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    /// The provider, which is also the scheme of its addresses.
+    pub(crate) provider: &'static str,
+    pub(crate) progress: Progress,
+    pub(crate) policy: WaitPolicy,
+    /// What endpoints are asked to do: what the scenario needs.
+    pub(crate) caps: Caps,
+    workers: Option<usize>,
+}
+
+/// Runs a scenario, unless the provider does not offer what it needs.
+///
+/// The scenario itself runs on the thread of the test, and what it spawns on the workers, where there are some.
+pub(crate) fn run<F: Future<Output = ()>>(mut setup: Setup, needs: Caps, scenario: impl FnOnce(Setup) -> F) {
+    setup.caps = needs;
+    let runtime = Background(Some(setup.runtime()));
+    let runtime = runtime.0.as_ref().expect("present until drop");
+    match runtime.block_on(setup.discover(needs)) {
+        Ok(_) => {}
+        Err(Error::NoMatch(refused)) => {
+            return eprintln!("skipped, the provider does not offer {needs:?}: {refused}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+    let ended = runtime.block_on(async { timeout(HANGS, scenario(setup)).await });
+    assert!(ended.is_ok(), "still not done after {HANGS:?}");
+}
+
+/// Tasks that hang must not keep a test from failing.
+struct Background(Option<Runtime>);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Setup {
+    /// This provider under manual progress, on a runtime of one thread.
+    pub(crate) fn new(provider: &'static str) -> Self {
+        let (progress, policy) = (Progress::Manual, WaitPolicy::default());
+        Self { provider, progress, policy, caps: Caps::empty(), workers: None }
+    }
+
+    pub(crate) fn auto(self) -> Self {
+        Self { progress: Progress::Auto, ..self }
+    }
+
+    pub(crate) fn multi_thread(self) -> Self {
+        Self { workers: Some(2), ..self }
+    }
+
+    /// Whether tasks may run at the same time.
+    pub(crate) fn is_multi_thread(&self) -> bool {
+        self.workers.is_some()
+    }
+
+    fn runtime(&self) -> Runtime {
+        let built = match self.workers {
+            None => Builder::new_current_thread().enable_all().build(),
+            Some(workers) => Builder::new_multi_thread().worker_threads(workers).enable_all().build(),
+        };
+        built.expect("a runtime")
+    }
+
+    async fn discover(&self, caps: Caps) -> fabric_async::Result<Info> {
+        let hints = Hints::new().provider(self.provider).caps(caps).progress(self.progress);
+        discover(&hints).await.map(|mut found| found.swap_remove(0))
+    }
+
+    /// The offer with what the scenario needs.
+    pub(crate) async fn info(&self) -> Info {
+        self.discover(self.caps).await.expect("it was there before the scenario began")
+    }
+
+    /// A fabric and its offer.
+    pub(crate) async fn fabric(&self) -> (Fabric, Info) {
+        let info = self.info().await;
+        (Fabric::open(&info).unwrap(), info)
+    }
+
+    /// An endpoint with a domain of its own, at a fresh address.
+    pub(crate) async fn station(&self) -> Station {
+        self.planned(Plan::default()).await
+    }
+
+    /// Likewise, with some things otherwise than usual.
+    pub(crate) async fn planned(&self, plan: Plan) -> Station {
+        Station::open(self, plan).await
+    }
+
+    /// The address that asks for a fresh one.
+    pub(crate) fn fresh(&self) -> String {
+        format!("{}://", self.provider)
+    }
+
+    /// A name no other test has.
+    pub(crate) fn name(&self, what: &str) -> String {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        format!("{}://{what}-{}-{number}", self.provider, std::process::id())
+    }
+}

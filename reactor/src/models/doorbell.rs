@@ -1,0 +1,100 @@
+//! Models of sleeping at a ring: whoever sleeps is woken.
+
+use loom::thread;
+
+use super::memory::{Bell, Lines};
+use super::ring::{try_pop, try_push};
+use crate::provider::shm::ring::{Consumer, HEADER, Producer};
+
+const LEN: usize = 8;
+
+/// Receives message `number`, asleep while there is none.
+fn receive(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
+    loop {
+        if let Some(wake) = try_pop(ring, number, LEN) {
+            if wake {
+                theirs.ring();
+            }
+            return;
+        }
+        if ring.arm() {
+            own.sleep();
+        }
+        ring.disarm();
+    }
+}
+
+/// Sends message `number`, asleep while there is no room.
+fn send(ring: &mut Producer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
+    while !try_push(ring, number, LEN) {
+        if ring.arm(HEADER + LEN) {
+            own.sleep();
+        }
+        ring.disarm();
+    }
+    if ring.must_ring() {
+        theirs.ring();
+    }
+}
+
+/// `before` messages lie in the ring; two threads send and receive up to `total`, each asleep when it can do nothing.
+fn both_sleep(lines: usize, before: u8, total: u8) {
+    loom::model(move || {
+        let memory = Lines::new(lines);
+        let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
+        let (to_sender, to_receiver) = (Bell::new(), Bell::new());
+        for number in 0..before {
+            assert!(try_push(&mut producer, number, LEN));
+        }
+        let (own, theirs) = (to_sender.clone(), to_receiver.clone());
+        let sender = thread::spawn(move || {
+            for number in before..total {
+                send(&mut producer, number, &own, &theirs);
+            }
+        });
+        for number in 0..total {
+            receive(&mut consumer, number, &to_receiver, &to_sender);
+        }
+        sender.join().expect("the sender does not panic");
+    });
+}
+
+/// A consumer that found nothing after it raised `armed` is rung for the next record (store, fence, load on both
+/// sides): it never sleeps with a record in the ring.
+#[test]
+fn a_sleeping_consumer_gets_every_message() {
+    both_sleep(8, 0, 2);
+}
+
+/// A producer that found no room after it raised `starved` is rung by the next lines that come back: it never sleeps
+/// while there is room. Lines come back one at a time.
+#[test]
+fn a_starving_producer_gets_its_room() {
+    both_sleep(8, 7, 9);
+}
+
+/// The same while lines come back two at a time: what the consumer keeps to itself does not starve the producer.
+#[test]
+fn batches_do_not_starve_the_producer() {
+    both_sleep(16, 15, 17);
+}
+
+/// One sleep costs one ring: of two records behind one `arm`, exactly one rings.
+#[test]
+fn one_sleep_costs_one_ring() {
+    loom::model(|| {
+        let memory = Lines::new(8);
+        let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
+        let sender = thread::spawn(move || {
+            let rings = |number| {
+                assert!(try_push(&mut producer, number, LEN));
+                producer.must_ring()
+            };
+            (0..2).map(rings).filter(|rung| *rung).count()
+        });
+        let quiet = consumer.arm();
+        let rung = sender.join().expect("the sender does not panic");
+        assert!(rung <= 1, "the flag is taken down with the ring");
+        assert!(!quiet || rung == 1, "who sleeps is rung for");
+    });
+}

@@ -1,0 +1,24 @@
+//! Loom models: every schedule of a few threads over the real code, with the memory model of the language.
+//!
+//! | file | invariant |
+//! |---|---|
+//! | `ring` | a ring delivers every record once, in order, unspoilt |
+//! | `doorbell` | neither end of a ring sleeps through its news |
+//! | `slots` | an operation ends once, for its own future, and wakes it without the lock |
+//! | `progress` | while a task waits, somebody drives or every peer will ring |
+//!
+//! `memory`, `wire` and `poll_set` stand in for what loom cannot see: shared memory, a provider and the kernel.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test -p fabric-reactor --release --lib models
+//! ```
+
+mod doorbell;
+mod memory;
+mod poll_set;
+mod progress;
+mod ring;
+mod slots;
+mod wire;
+
+pub(crate) use poll_set::PollSet;

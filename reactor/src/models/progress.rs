@@ -1,0 +1,236 @@
+//! Models of who drives: the real engine and the real turns of the driver, on a reduced provider and a reduced kernel.
+//!
+//! Three threads: a task that receives, a peer that sends, a driver. A lost wake-up is a deadlock, which loom reports.
+//! [`task_driver`] is the loop of the driver task in `fabric-async` (`poll_fn` in its `driver.rs`), [`thread_driver`]
+//! that of `driver::spawn`. Under loom the windows of the wait policy are zero long (`wait/policy.rs`), so that
+//! nothing depends on time.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use fabric_core::completion::OpKind;
+use fabric_core::info::Progress;
+use fabric_core::provider::OpKey;
+use loom::future::block_on;
+use loom::thread;
+
+use super::wire::{Wire, post};
+use crate::driver::{Next, Turns};
+use crate::engine::{Driver, Engine};
+use crate::wait::WaitPolicy;
+
+fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
+    let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
+    thread::spawn(move || {
+        let mut turns = Turns::new();
+        block_on(poll_fn(move |cx| {
+            loop {
+                let Some(engine) = Weak::upgrade(&engine) else { return Poll::Ready(()) };
+                let next = turns.turn(&engine, Some(cx.waker()));
+                drop(engine);
+                if next == Next::Again {
+                    cx.waker().wake_by_ref();
+                    thread::yield_now();
+                    return Poll::Pending;
+                }
+                if !set.became_readable(cx.waker()) {
+                    return Poll::Pending;
+                }
+                set.drain();
+            }
+        }));
+    })
+}
+
+fn thread_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
+    let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
+    thread::spawn(move || {
+        let mut turns = Turns::new();
+        loop {
+            let Some(engine) = Weak::upgrade(&engine) else { return };
+            let next = turns.turn(&engine, None);
+            drop(engine);
+            match next {
+                Next::Again => thread::yield_now(),
+                Next::Sleep => drop(set.wait(None, |_| {})),
+                Next::Watch => drop(set.wait(Some(Duration::from_millis(1)), |_| {})),
+            }
+            if next != Next::Again {
+                set.drain();
+            }
+        }
+    })
+}
+
+/// The driver of a domain with this progress.
+fn start(engine: &Arc<Engine>, progress: Progress) -> thread::JoinHandle<()> {
+    match progress {
+        Progress::Auto => thread_driver(engine),
+        _ => task_driver(engine),
+    }
+}
+
+/// A task that waits for the operation.
+fn wait_for(engine: &Engine, key: OpKey) {
+    block_on(poll_fn(|cx| {
+        let polled = engine.poll(cx.waker(), |hub| hub.take_done(key), |hub, waker| hub.register(key, waker));
+        if polled.is_pending() {
+            assert_somebody_drives(engine);
+            // An executor runs others first, also when the task has woken itself.
+            thread::yield_now();
+        }
+        polled.map(|ended| assert!(ended.error.is_none()))
+    }));
+}
+
+/// The module doc of `engine`: with a task waiting and the lock free, the driver is awake, or the domain is armed, or
+/// the task keeps itself runnable. A thread that watches will look within a period, which loom does not measure.
+fn assert_somebody_drives(engine: &Engine) {
+    let locked = engine.lock();
+    let awake = matches!(locked.driver, Driver::Awake | Driver::Gone);
+    assert!(
+        locked.hub.waiters == 0 || locked.armed || awake || engine.policy == WaitPolicy::Spin,
+        "a task waits, the domain is not armed, and the driver is {:?}",
+        locked.driver
+    );
+}
+
+/// A task receives `messages`, one after the other, while a peer sends them.
+fn receive(policy: WaitPolicy, progress: Progress, messages: u32) {
+    loom::model(move || {
+        let (wire, engine) = Wire::engine(policy, progress);
+        let driver = start(&engine, progress);
+        let peer = thread::spawn(move || (0..messages).for_each(|_| wire.send()));
+        for _ in 0..messages {
+            let key = post(&engine, OpKind::Recv);
+            wait_for(&engine, key);
+        }
+        peer.join().expect("the peer does not panic");
+        drop(engine);
+        driver.join().expect("the driver does not panic");
+    });
+}
+
+/// The driver is a task and listens only: whoever goes to sleep arms the doorbells.
+#[test]
+fn a_parked_task_is_woken() {
+    receive(WaitPolicy::Park, Progress::Manual, 1);
+}
+
+/// The driver is a task and is woken to look for a while.
+#[test]
+fn an_adaptive_task_is_woken() {
+    receive(WaitPolicy::Adaptive, Progress::Manual, 1);
+}
+
+/// A task waits while the driver is a thread, which must not watch then: a message would wait for the end of the period.
+#[test]
+fn a_thread_does_not_watch_while_a_task_waits() {
+    loom::model(|| {
+        let (wire, engine) = Wire::engine(WaitPolicy::Park, Progress::Auto);
+        let key = post(&engine, OpKind::Recv);
+        let mut turns = Turns::new();
+        engine.lock().driver = Driver::Awake;
+        let task = {
+            let engine = engine.clone();
+            thread::spawn(move || wait_for(&engine, key))
+        };
+        let next = turns.turn(&engine, None);
+        assert!(next != Next::Watch || engine.lock().hub.waiters == 0, "a task waits and the thread watches");
+        wire.send();
+        while turns.turn(&engine, None) != Next::Sleep {
+            thread::yield_now();
+        }
+        task.join().expect("the task does not panic");
+    });
+}
+
+/// The driver is a thread: it sleeps on the doorbells, or leaves the field to tasks that poll.
+#[test]
+fn a_task_beside_a_thread_is_woken() {
+    receive(WaitPolicy::Park, Progress::Auto, 1);
+}
+
+/// Two tasks wait and the peer's two messages come in any order with their polls: what one task takes up (the
+/// doorbells are off while it polls) is left in order for the other.
+#[test]
+fn who_stops_polling_leaves_the_other_served() {
+    loom::model(|| {
+        let (wire, engine) = Wire::engine(WaitPolicy::Park, Progress::Manual);
+        let (first, second) = (post(&engine, OpKind::Recv), post(&engine, OpKind::Recv));
+        let driver = task_driver(&engine);
+        // The second task has gone to sleep before anything arrives.
+        let other = {
+            let engine = engine.clone();
+            thread::spawn(move || wait_for(&engine, second))
+        };
+        wire.send();
+        wait_for(&engine, first);
+        wire.send();
+        other.join().expect("the other task does not panic");
+        drop(engine);
+        driver.join().expect("the driver does not panic");
+    });
+}
+
+/// A pass by hand takes up the news, and with it the ring of a doorbell, while a task sleeps: the next message rings
+/// again.
+#[test]
+fn a_pass_by_hand_leaves_the_doorbells_armed() {
+    loom::model(|| {
+        let (wire, engine) = Wire::engine(WaitPolicy::Park, Progress::Manual);
+        let (first, second) = (post(&engine, OpKind::Recv), post(&engine, OpKind::Recv));
+        let driver = task_driver(&engine);
+        let peer = thread::spawn(move || {
+            wire.send();
+            wire.send();
+        });
+        engine.pass();
+        wait_for(&engine, second);
+        wait_for(&engine, first);
+        peer.join().expect("the peer does not panic");
+        drop(engine);
+        driver.join().expect("the driver does not panic");
+    });
+}
+
+/// A glance at a queue (`Domain::try_cq`: a pass without disarming) takes a message whose doorbell has rung, while a
+/// task waits: the domain must not be taken for armed afterwards.
+fn glance(progress: Progress) {
+    loom::model(move || {
+        let (wire, engine) = Wire::engine(WaitPolicy::Park, progress);
+        let (_first, second) = (post(&engine, OpKind::Recv), post(&engine, OpKind::Recv));
+        let driver = start(&engine, progress);
+        let peer = thread::spawn(move || (0..2).for_each(|_| wire.send()));
+        let mut glanced = false;
+        block_on(poll_fn(|cx| {
+            let register = |hub: &mut crate::hub::Hub, waker: &_| hub.register(second, waker);
+            let polled = engine.poll(cx.waker(), |hub| hub.take_done(second), register);
+            if polled.is_pending() {
+                if !std::mem::replace(&mut glanced, true) {
+                    thread::yield_now();
+                    let mut locked = engine.lock();
+                    locked.pass();
+                    locked.finish();
+                }
+                thread::yield_now();
+            }
+            polled.map(drop)
+        }));
+        peer.join().expect("the peer does not panic");
+        drop(engine);
+        driver.join().expect("the driver does not panic");
+    });
+}
+
+#[test]
+fn a_glance_beside_a_thread_loses_no_doorbell() {
+    glance(Progress::Auto);
+}
+
+#[test]
+fn a_glance_beside_a_task_loses_no_doorbell() {
+    glance(Progress::Manual);
+}
