@@ -53,11 +53,22 @@ pub(crate) async fn a_failed_send_nobody_awaits_is_an_event(setup: Setup) {
     let (mut a, b, to_b) =
         pair_of(&setup, Plan { tx_size: Some(16), ..Plan::default() }, Plan::default()).await;
     // More than the peer keeps without receiving, so that some of it is still here when the peer goes.
-    let mut posted = 0;
-    while let Ok(op) = a.ep.try_send(to_b, vec![0; 64 << 10]) {
-        drop(op);
-        posted += 1;
-        assert!(posted < 4096, "no end of it");
+    // Being out of credit once is not enough: the peer may be about to take what is under way.
+    let (mut posted, mut refused) = (0, 0);
+    while refused < 500 {
+        match a.ep.try_send(to_b, vec![0; 64 << 10]) {
+            Ok(op) => {
+                drop(op);
+                (posted, refused) = (posted + 1, 0);
+                assert!(posted < 4096, "no end of it");
+            }
+            Err(_) => {
+                refused += 1;
+                a.ep.domain().progress();
+                b.ep.domain().progress();
+                tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        }
     }
     let name = b.ep.name().clone();
     b.ep.close().unwrap();
