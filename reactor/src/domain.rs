@@ -488,8 +488,10 @@ impl Domain {
     /// Lets the reader of an event queue wait for this domain as well.
     pub fn add_eq(&self, eq: &Arc<EventRing>) {
         let mut locked = self.engine.lock();
-        locked.hub.eqs.retain(|known| known.strong_count() > 0);
-        locked.hub.eqs.push(Arc::downgrade(eq));
+        locked.hub.eqs.retain(|known| Arc::strong_count(known) > 1);
+        if !locked.hub.eqs.iter().any(|known| Arc::ptr_eq(known, eq)) {
+            locked.hub.eqs.push(eq.clone());
+        }
     }
 
     /// The reader of an event queue is about to wait: makes a pass, and sees to it that the domain goes on. True when
@@ -588,6 +590,9 @@ impl Hub {
         }
         for cell in self.counters.iter_mut() {
             cell.wake_all(&mut self.later);
+        }
+        for waker in self.eqs.iter().filter_map(|eq| eq.take_waker()) {
+            self.later.wake(waker);
         }
         self.waiters = 0;
     }

@@ -95,7 +95,7 @@ pub(crate) struct Hub {
     sends: usize,
     unattended: usize,
     /// Event queues of this domain and its endpoints: their readers wait for it too.
-    pub(crate) eqs: Vec<std::sync::Weak<EventRing>>,
+    pub(crate) eqs: Vec<Arc<EventRing>>,
     /// A call left something behind that waits for a peer.
     pub(crate) unsettled: bool,
     /// What calls of the provider made necessary, and needs the provider again.
@@ -231,9 +231,7 @@ impl Hub {
         if policy == WaitPolicy::Spin {
             return self.unattended > 0;
         }
-        self.waiters > 0
-            || self.sends > 0
-            || self.eqs.iter().any(|eq| eq.upgrade().is_some_and(|eq| eq.is_awaited()))
+        self.waiters > 0 || self.sends > 0 || self.eqs.iter().any(|eq| eq.is_awaited())
     }
 
     /// The provider has a send now.

@@ -178,9 +178,13 @@ impl EventRing {
 
     /// Nobody waits any more.
     pub fn unregister(&self) {
+        drop(self.take_waker());
+    }
+
+    /// Takes out who waits, to be woken or forgotten.
+    pub(crate) fn take_waker(&self) -> Option<Waker> {
         self.awaited.store(false, Ordering::Relaxed);
-        let waker = lock(&self.state).waker.take();
-        drop(waker);
+        lock(&self.state).waker.take()
     }
 
     /// Takes the next event, or remembers whom to wake for it.

@@ -1,7 +1,7 @@
 //! The manual: what the calls promise, what they cost, and why they are as they are.
 //!
-//! The documentation of a type or a method says what it does. These chapters say what holds across all of them. There
-//! is no code here; every example is compiled and run.
+//! The documentation of a type or a method says what it does. These chapters say what holds across all of
+//! them. There is no code here; every example is compiled and run.
 //!
 //! | chapter | question |
 //! |---|---|

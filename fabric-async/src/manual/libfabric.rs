@@ -1,0 +1,141 @@
+//! Coming from libfabric: which call is which?
+//!
+//! The nouns are libfabric's, the verbs are Rust's. The C names are search aliases: type `fi_av_insert` into
+//! the search field of this documentation. What differs everywhere:
+//!
+//! * A return code is a `Result`; [`Error::errno`] gives the number. There is no `-FI_EAVAIL` and no second
+//!   call for the error entry.
+//! * A buffer is given away and comes back, see [`memory`](super::memory). Nothing has to stay valid by
+//!   promise.
+//! * A context is a `u64`; an operation that is awaited needs none.
+//! * Handles close on drop.
+//! * One operation reports to one place: its future, or the queue. Counters count in addition.
+//!
+//! # Objects
+//!
+//! | C | here |
+//! |---|---|
+//! | `fi_getinfo` | [`discover`], with [`Hints`] |
+//! | `fi_fabric` | [`Fabric::open`] |
+//! | `fi_domain`, `fi_domain2` | [`Fabric::domain`], [`Fabric::domain_builder`] |
+//! | `fi_domain_bind` | [`Domain::bind_eq`] |
+//! | `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [`Domain::endpoint`], `bind_…` and `enable` of [`EndpointBuilder`] |
+//! | `fi_setname`, `fi_getname` | [`EndpointBuilder::name`], [`Endpoint::name`] |
+//! | `fi_cq_open` | [`Domain::completion_queue`] |
+//! | `fi_eq_open` | [`Fabric::event_queue`] |
+//! | `fi_av_open` | [`Domain::address_vector`] |
+//! | `fi_cntr_open` | [`Domain::counter`] |
+//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::register`], [`MemoryRegion::key`](crate::MemoryRegion::key) |
+//! | `fi_close` | `close`, or drop; see [`errors`](super::errors) |
+//! | all of the above up to `fi_enable` | [`Endpoint::bind`] |
+//!
+//! # Messages
+//!
+//! | C | here |
+//! |---|---|
+//! | `fi_send`, `fi_tsend` | [`Endpoint::send`], with [`tag`](crate::SendRequest::tag) |
+//! | `fi_senddata`, `fi_tsenddata` | with [`data`](crate::SendRequest::data) |
+//! | `fi_inject`, `fi_tinject` | [`Endpoint::inject`], [`Endpoint::inject_tagged`] |
+//! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](crate::RecvRequest::tag) or [`tag_mask`](crate::RecvRequest::tag_mask) |
+//! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](crate::RecvRequest::from) |
+//! | `-FI_EAGAIN` | [`Endpoint::try_send`], `.start()`, `.post()` |
+//! | `fi_cancel` | [`Operation::cancel`](crate::Operation::cancel), or drop |
+//!
+//! # Completions, events, addresses
+//!
+//! | C | here |
+//! |---|---|
+//! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_batch`], [`Transfer::source`](crate::Transfer::source) |
+//! | `fi_cq_sread` | [`CompletionQueue::next_batch`], or the queue as a `Stream` |
+//! | `fi_cq_readerr` | [`Completion::error`](crate::Completion::error) |
+//! | `fi_eq_read`, `fi_eq_sread` | [`EventQueue::try_next`], [`EventQueue::next`] |
+//! | `fi_cntr_read`, `fi_cntr_readerr` | [`Counter::value`], [`Counter::errors`] |
+//! | `fi_cntr_add`, `fi_cntr_adderr`, `fi_cntr_wait` | [`Counter::add`], [`Counter::add_errors`], [`Counter::wait`] |
+//! | `fi_av_insert`, `fi_av_remove`, `fi_av_lookup` | the same of [`AddressVector`]; [`Endpoint::lookup`] inserts and connects |
+//! | `fi_av_straddr` | `Display` of [`Address`](crate::Address) |
+//! | `FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD` | [`WaitPolicy`](crate::WaitPolicy) `Spin`, `Adaptive`, `Park` |
+//! | `FI_SELECTIVE_COMPLETION` | always so: only what is `.post()`ed reports to the queue |
+//!
+//! # Things to know
+//!
+//! * The address vector is a table. [`AvType::Map`](crate::AvType::Map) is accepted, and gives a table. A
+//!   number carries a generation, so that of a removed peer is an error, never somebody else.
+//! * The five levels of threading are accepted in hints. There is one model of handles yet,
+//!   [`Shared`](crate::Shared): every handle is `Send + Sync`, whatever was asked for.
+//! * `fi_av_insert` sends nothing; whether the peer exists shows with the first operation, or with
+//!   [`Endpoint::lookup`]. A number stays in the vector also when `lookup` fails.
+//! * An [`Info`](crate::Info) may be changed before objects are opened from it, to less. Opening a domain
+//!   checks it again.
+//!
+//! # What is not there yet
+//!
+//! Providers: `shm`, and `sim` for tests inside one process. Endpoints: [`EpType::Rdm`](crate::EpType::Rdm).
+//! A hint for something else is refused, and the refusal says by which attribute:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Caps, EpType, Error, Hints, discover};
+//! for (hints, attribute) in [
+//!     (Hints::new().caps(Caps::RMA), "caps"),
+//!     (Hints::new().caps(Caps::ATOMIC), "caps"),
+//!     (Hints::new().ep_type(EpType::Msg), "ep_type"),
+//!     (Hints::new().provider("shm").tx_size(5000), "tx_size"),
+//! ] {
+//!     let refused = discover(&hints).await.unwrap_err();
+//!     assert_eq!(refused.errno(), 61);                              // FI_ENODATA
+//!     let Error::NoMatch(why) = refused else { panic!("{refused}") };
+//!     assert_eq!(why.refusals[0].attribute, attribute);
+//! }
+//! let unknown = discover(&Hints::new().provider("tcp")).await.unwrap_err();
+//! assert_eq!(unknown.errno(), 19);                                  // FI_ENODEV; lists those there are
+//! # Ok(()) }
+//! ```
+//!
+//! | not there | a hint for it |
+//! |---|---|
+//! | `tcp`, `udp` and other providers | [`Error::UnknownProvider`]; `tcp://` as an address is [`Error::BadAddress`] |
+//! | `fi_read`, `fi_write`, atomics (a region can be registered, peers cannot reach it) | `caps` refused |
+//! | passive and connected endpoints, datagrams | `ep_type` refused |
+//! | `FI_MULTI_RECV`, multicast, collectives, triggered and fenced operations, `FI_HMEM` | `caps` refused |
+//! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
+//! | vectors of buffers (`fi_sendv`, `fi_sendmsg`) | `tx_iov_limit`, `rx_iov_limit` above 1 refused |
+//! | default operation flags, completion levels (`FI_DELIVERY_COMPLETE`) | `tx_op_flags`, `rx_op_flags` refused by `shm` |
+//! | authentication keys | `auth_key`, `ep_auth_key` refused |
+//! | `FI_PEEK`, `FI_CLAIM`, `fi_injectdata`, `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |
+//!
+//! [`discover`]: crate::discover()
+//! [`Hints`]: crate::Hints
+//! [`Fabric::open`]: crate::Fabric::open
+//! [`Fabric::domain`]: crate::Fabric::domain
+//! [`Fabric::domain_builder`]: crate::Fabric::domain_builder
+//! [`Fabric::event_queue`]: crate::Fabric::event_queue
+//! [`Domain::bind_eq`]: crate::Domain::bind_eq
+//! [`Domain::endpoint`]: crate::Domain::endpoint
+//! [`Domain::completion_queue`]: crate::Domain::completion_queue
+//! [`Domain::address_vector`]: crate::Domain::address_vector
+//! [`Domain::counter`]: crate::Domain::counter
+//! [`Domain::register`]: crate::Domain::register
+//! [`EndpointBuilder`]: crate::EndpointBuilder
+//! [`EndpointBuilder::name`]: crate::EndpointBuilder::name
+//! [`Endpoint::name`]: crate::Endpoint::name
+//! [`Endpoint::bind`]: crate::Endpoint::bind
+//! [`Endpoint::send`]: crate::Endpoint::send
+//! [`Endpoint::try_send`]: crate::Endpoint::try_send
+//! [`Endpoint::inject`]: crate::Endpoint::inject
+//! [`Endpoint::inject_tagged`]: crate::Endpoint::inject_tagged
+//! [`Endpoint::recv`]: crate::Endpoint::recv
+//! [`Endpoint::recv_into`]: crate::Endpoint::recv_into
+//! [`Endpoint::lookup`]: crate::Endpoint::lookup
+//! [`CompletionQueue::try_batch`]: crate::CompletionQueue::try_batch
+//! [`CompletionQueue::next_batch`]: crate::CompletionQueue::next_batch
+//! [`EventQueue::try_next`]: crate::EventQueue::try_next
+//! [`EventQueue::next`]: crate::EventQueue::next
+//! [`Counter::value`]: crate::Counter::value
+//! [`Counter::errors`]: crate::Counter::errors
+//! [`Counter::add`]: crate::Counter::add
+//! [`Counter::add_errors`]: crate::Counter::add_errors
+//! [`Counter::wait`]: crate::Counter::wait
+//! [`AddressVector`]: crate::AddressVector
+//! [`Error::errno`]: crate::Error::errno
+//! [`Error::UnknownProvider`]: crate::Error::UnknownProvider
+//! [`Error::BadAddress`]: crate::Error::BadAddress

@@ -1,0 +1,137 @@
+//! Memory: who owns a buffer, how much is buffered, and what can a peer do to it?
+//!
+//! # Owned buffers
+//!
+//! A buffer is given to an operation and comes back with its end. Between the two it belongs to the
+//! operation: a future that is dropped or forgotten cannot free memory that a copy is still using. Success
+//! gives it back in [`Done`], failure in [`Failed`], a refused post in [`Failed`] at once, a queue in
+//! [`Completion::into_result`].
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, Error};
+//! let ep = Endpoint::bind("shm://").await?;
+//! let me = ep.lookup(ep.name()).await?;
+//! let mut buf = vec![7; 100];
+//! for _ in 0..3 {
+//!     buf = ep.send(me, buf).await?.into_buf();            // the same allocation each time
+//! }
+//! let small = ep.recv_into(vec![0; 10].into_boxed_slice()).await.unwrap_err();
+//! assert_eq!(small.error, Error::Truncated { len: 10, lost: 90 });
+//! assert_eq!(&small.buf[..], [7; 10]);                     // what fitted, in your buffer
+//! # Ok(()) }
+//! ```
+//!
+//! | type | send | receive: room | length afterwards |
+//! |---|---|---|---|
+//! | `Vec<u8>`, `BytesMut` | yes | its *capacity* | that of the message |
+//! | `Box<[u8]>` | yes | its length | unchanged; the message is at the start |
+//! | [`PooledBuf`] | yes | any message | that of the message |
+//! | `Box<dyn` [`CustomBuf`]`>` | yes | its window | as it is told |
+//! | `Bytes`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
+//!
+//! A vector's room is its capacity, so `Vec::with_capacity(64)` and `vec![0; 64]` are equally good, and a
+//! vector that once held more takes more. [`Done`] dereferences to the valid bytes of every type. A message
+//! that is longer than the room is [`Error::Truncated`]: its first bytes are in the buffer, the others are
+//! gone.
+//!
+//! # Pooled buffers
+//!
+//! [`Endpoint::recv`] needs no buffer: it takes one from the domain's pool when a message arrives, and grows
+//! it to the message. [`Done::into_bytes`] turns it into `Bytes` without copying, [`PooledBuf::into_vec`]
+//! into a vector. The memory returns to the pool with its last owner. The pool keeps sizes that are powers of
+//! two from 256 bytes to 1 MiB, and at most 4 MiB of each; larger buffers come from the allocator and go back
+//! there. A message that waited as unexpected is handed over as it is.
+//!
+//! # Your own kind of buffer
+//!
+//! [`CustomBuf`] is for memory of another kind: pinned, from an arena, mapped. Implementing it is `unsafe`,
+//! because the bytes must stay where they are while the value moves. Its methods are called with the lock of
+//! the domain held: they must be short, must not panic, and must not call into the fabric. Its drop happens
+//! without the lock.
+//!
+//! # Messages nobody has asked for yet
+//!
+//! A message that no posted receive accepts is *unexpected*. It is copied out of the ring and kept, so that
+//! the sender can go on, within a budget of 16 MiB per endpoint (4 MiB with the `sim` provider). Each counts
+//! with its full length and 128 bytes. Over the budget nothing is dropped. The message stays in the ring, and
+//! its sender is *held back*:
+//!
+//! * Only that sender. Others have rings of their own; but they share the budget for unexpected messages.
+//! * Everything behind the message, in its ring, waits with it: also a message that a posted receive would
+//!   take. A program that waits for tag 2 while a sender pours out tag 1 beyond the budget waits for ever.
+//!   Post receives for what peers are allowed to send, or agree on limits.
+//! * Posting a receive that accepts the message releases it.
+//!
+//! A message longer than the budget is not buffered when it arrives. It waits for its receive and goes
+//! directly into the buffer.
+//!
+//! # Sizes
+//!
+//! | | |
+//! |---|---|
+//! | longest message | `info.ep.max_msg_size`: 2^40 bytes in `shm`, 2^30 in `sim`; more is [`Error::TooLong`] |
+//! | longest [inject](crate::Endpoint::inject) | `info.tx.inject_size`: 4096 bytes, or what was asked for |
+//! | ring | 128 KiB of shared memory per direction and peer, made with the first operation for the peer |
+//! | name | 80 bytes of ASCII letters, digits and `._-:@+` |
+//!
+//! # When a peer dies
+//!
+//! The ring of a direction is made by its sender and mapped by both. Each side keeps its mapping until it is
+//! done with it, so the death of the other cannot take it away. The survivor
+//!
+//! * still receives the messages that lie whole in the ring;
+//! * fails the receive a message was arriving in with [`Error::PeerGone`], or discards the part if nobody had
+//!   it;
+//! * fails the sends to the peer that had not ended, with their buffers, and receives directed at it;
+//! * gets [`EventKind::PeerDown`] with a [`DownReason`], and a welcoming address vector takes the number
+//!   back.
+//!
+//! A receive from anybody goes on waiting. A send that had succeeded may have died unread, see
+//! [`ordering`](super::ordering). The next send to the same name makes a new connection, or is
+//! [`Error::NoSuchPeer`].
+//!
+//! # Nothing left behind
+//!
+//! A name is a Unix socket in the abstract namespace, the memory has no name, doorbells are descriptors. The
+//! kernel removes them all with the last process that holds them, also after `kill -9`. There is no file to
+//! clean up, and the size of `/dev/shm` does not matter. A name in use cannot be taken by a second endpoint:
+//! [`Error::AddressInUse`]. Abstract names belong to a network namespace, so containers with separate
+//! networks do not see each other.
+//!
+//! # Trust
+//!
+//! Both sides ask the kernel for the other's effective user and deal only with their own. Between processes
+//! of one user the rule is: what a peer writes is never believed. Lengths, tags and kinds are copied out of
+//! the shared memory once and checked. The memory is sealed, so that it cannot shrink under the reader.
+//! Memory for a long message is taken as its bytes arrive, beyond the first MiB. A peer that breaks the
+//! protocol loses its connection, and [`EventKind::Rejected`] says why.
+//!
+//! What a hostile process of the same user *can* do:
+//!
+//! * change the bytes of its own messages while they are copied;
+//! * use up the budget for unexpected messages, and descriptors, one connection after another;
+//! * give a false name when it connects. A source is what the peer says, not a proof of who it is. Peers are
+//!   told apart by name, so an impostor that hangs up also ends the connections with the endpoint it pretends
+//!   to be;
+//! * make a doorbell block: it shares the descriptor, and can change its mode.
+//!
+//! Processes of one user can do worse to each other by other means. If they must not trust each other, give
+//! them different users; they cannot connect then.
+//!
+//! [`Done`]: crate::Done
+//! [`Done::into_bytes`]: crate::Done::into_bytes
+//! [`Failed`]: crate::Failed
+//! [`Completion::into_result`]: crate::Completion::into_result
+//! [`PooledBuf`]: crate::PooledBuf
+//! [`PooledBuf::into_vec`]: crate::PooledBuf::into_vec
+//! [`CustomBuf`]: crate::CustomBuf
+//! [`Endpoint::recv`]: crate::Endpoint::recv
+//! [`Error::Truncated`]: crate::Error::Truncated
+//! [`Error::TooLong`]: crate::Error::TooLong
+//! [`Error::PeerGone`]: crate::Error::PeerGone
+//! [`Error::NoSuchPeer`]: crate::Error::NoSuchPeer
+//! [`Error::AddressInUse`]: crate::Error::AddressInUse
+//! [`EventKind::PeerDown`]: crate::EventKind::PeerDown
+//! [`EventKind::Rejected`]: crate::EventKind::Rejected
+//! [`DownReason`]: crate::DownReason

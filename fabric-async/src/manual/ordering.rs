@@ -1,0 +1,87 @@
+//! Ordering: what comes before what? What does "sent" mean?
+//!
+//! # Posting order is program order
+//!
+//! An operation takes its place when it is posted: at `.start()`, at `.post()`, or at the `.await`. Not when
+//! it is polled. Two futures that are polled in the reverse order of their posts still have the order of
+//! their posts.
+//!
+//! # From one sender to one receiver
+//!
+//! Messages from one endpoint to another arrive in the order in which they were posted (`FI_ORDER_SAS`). This
+//! holds for all of them together: short and long, tagged and untagged, awaited, started, posted and injected
+//! ones. A short message does not overtake a long one that is still being copied, and a send with a credit
+//! does not overtake one to the same peer that waits for credit.
+//!
+//! The only way around the order is to reserve: a [`Permit`](crate::Permit) has its credit already, so its
+//! send goes in front of those to the same peer that still wait for theirs.
+//!
+//! # Matching
+//!
+//! A receive accepts a message or not, by three things:
+//!
+//! * **Kind.** Tagged receives take tagged messages, untagged receives untagged ones. The two never meet.
+//! * **Tag.** `(sent ^ wanted) & !ignore == 0`; see [`RecvRequest::tag_mask`](crate::RecvRequest::tag_mask).
+//! * **Sender.** A receive made with [`from`](crate::RecvRequest::from) takes messages of that peer only.
+//!
+//! Then there are two rules. An arriving message goes to the *earliest posted* receive that accepts it. A
+//! receive that is posted late takes the *earliest arrived* message that it accepts. Receives from one peer
+//! and receives from anybody stand in one queue, so between them the time of posting decides as well, not how
+//! exactly they ask.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::Endpoint;
+//! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let to_b = a.lookup(b.name()).await?;
+//! let from_a = b.lookup(a.name()).await?;
+//!
+//! let anybody = b.recv().tag(1).start()?;                 // posted first
+//! let from_a = b.recv().tag(1).from(from_a).start()?;
+//! let untagged = b.recv().start()?;
+//! a.send(to_b, "first").tag(1).await?;
+//! a.send(to_b, "second").tag(1).await?;
+//! a.send(to_b, "third").await?;
+//!
+//! assert_eq!(&untagged.await?[..], b"third");             // awaited in any order
+//! assert_eq!(&from_a.await?[..], b"second");
+//! assert_eq!(&anybody.await?[..], b"first");
+//! # Ok(()) }
+//! ```
+//!
+//! # Unknown senders
+//!
+//! A message names its sender by a number of the receiver's address vector. If the sender is not in it, only
+//! receives from anybody take the message, and [`source`](crate::Done::source) is
+//! [`Error::UnknownSource`](crate::Error::UnknownSource). When the address is inserted, messages of that
+//! sender that wait are offered again, in the order of their arrival, to the receives that name it. After a
+//! [`remove`](crate::AddressVector::remove), messages still arrive, as from a stranger.
+//!
+//! The address vector of [`Endpoint::bind`](crate::Endpoint::bind) is *welcoming*: it gives every peer that
+//! connects a number, and takes it back when the peer goes. So every message can be answered while its sender
+//! lives.
+//!
+//! # What is not ordered
+//!
+//! * Messages from different senders, or to different receivers. A long message does not hold up one from
+//!   another sender.
+//! * Completions of receives. They come as messages become complete. A receive that was matched first may
+//!   complete last, when its message is long, and another sender's is short.
+//! * Completions of sends to different peers. Those to one peer end in order.
+//! * Messages sent before and after a peer was restarted under the same name: they are two connections.
+//! * A message that was put back by a dropped receive, see [`cancellation`](super::cancellation).
+//!
+//! # What "sent" means
+//!
+//! A send has ended well when the peer's endpoint has the whole message: all of it is in the peer's ring. The
+//! buffer is free then, and nothing on this side is needed any more (`FI_TRANSMIT_COMPLETE`). It does *not*
+//! mean that a receive took it, nor that the peer looked.
+//!
+//! * A short message is usually sent within the call that posts it. Up to the size of the ring, a sender can
+//!   be that far ahead of its receiver.
+//! * If the peer dies afterwards, what it had not read is lost, and nobody is told beyond
+//!   [`PeerDown`](crate::EventKind::PeerDown).
+//! * If *this* process ends afterwards, the message is still delivered: the ring outlives its sender.
+//!
+//! Whoever needs to know that a message was processed lets the peer answer. There is no delivery-complete
+//! level yet: asking for it in the hints is [`Error::NoMatch`](crate::Error::NoMatch).
