@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use fabric_core::buf::IoBufMut;
 use fabric_core::flags::Access;
-use fabric_core::info::{Hints, Info, Progress, negotiate};
+use fabric_core::info::{Info, Progress};
 use fabric_core::mr::RegionTable;
 use fabric_core::tree::{Children, Class, Hold, Node};
 use fabric_core::{Error, Result};
@@ -84,20 +84,6 @@ impl<'a> DomainBuilder<'a> {
     pub fn open(self) -> Result<Domain> {
         self.fabric.check(self.info)?;
         let provider = self.fabric.inner.provider;
-        let wanted = Hints::from(self.info);
-        let mut refusals = Vec::new();
-        for offer in provider.offers() {
-            match negotiate(&wanted, &offer) {
-                Ok(_) => {
-                    refusals.clear();
-                    break;
-                }
-                Err(mismatch) => refusals.push(mismatch),
-            }
-        }
-        if !refusals.is_empty() {
-            return Err(fabric_core::info::NoMatch { refusals }.into());
-        }
         let node = Node::new(Class::Domain, Some(self.fabric.inner.node.clone()));
         let name = format!("{}-{}", provider.name(), node.id());
         let core = reactor::Domain::open(provider, self.info, self.policy, &name)?;
@@ -126,7 +112,8 @@ impl<M: ThreadModel> Domain<M> {
     /// An endpoint to be bound and enabled (`fi_endpoint`).
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Invalid`] when `info` describes another provider or fabric.
+    /// [`Error::Closed`]; [`Error::Invalid`] when `info` describes another provider or fabric; [`Error::NoMatch`] when
+    /// it asks for more than the provider offers.
     #[doc(alias = "fi_endpoint")]
     pub fn endpoint(&self, info: &Info) -> Result<EndpointBuilder<M>> {
         self.inner.node.check_open()?;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fabric_core::info::{FabricAttr, Info};
+use fabric_core::info::{FabricAttr, Hints, Info, NoMatch};
 use fabric_core::provider::Provider;
 use fabric_core::tree::{Children, Class, Node};
 use fabric_core::{Result, info};
@@ -85,10 +85,20 @@ impl Fabric {
         self.inner.node.close().map_err(|error| CloseError { error, handle: self })
     }
 
-    /// Phase two of creating a domain: is this fabric open, and is the info its own?
+    /// Phase two of creating a domain or an endpoint: is this fabric open, is the info its own, and is all of it
+    /// something the provider offers?
     pub(crate) fn check(&self, info: &Info) -> Result<()> {
         self.inner.node.check_open()?;
-        info::check_domain((self.inner.provider.name(), &self.inner.attr.name), info)
+        info::check_domain((self.inner.provider.name(), &self.inner.attr.name), info)?;
+        let wanted = Hints::from(info);
+        let mut refusals = Vec::new();
+        for offer in self.inner.provider.offers() {
+            match info::negotiate(&wanted, &offer) {
+                Ok(_) => return Ok(()),
+                Err(mismatch) => refusals.push(mismatch),
+            }
+        }
+        Err(NoMatch { refusals }.into())
     }
 }
 

@@ -189,21 +189,12 @@ pub trait WaitSet: Send + Sync {
     /// Wakes whoever sleeps on the set.
     fn kick(&self);
 
-    /// Watches a descriptor for the readiness asked for; [`ProviderDomain::ready`] is told with the token.
+    /// Watches a descriptor: as long as it is readable or hung up, [`ProviderDomain::ready`] is told with the token.
     ///
     /// # Errors
     /// What the operating system refuses.
-    fn watch(&self, fd: BorrowedFd<'_>, token: u64, what: Watch) -> io::Result<()>;
+    fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()>;
 
     /// Stops watching. To be called before the descriptor is closed.
     fn unwatch(&self, fd: BorrowedFd<'_>);
-}
-
-/// What readiness of a descriptor to watch for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watch {
-    /// Readable or hung up, as long as it is.
-    Readable,
-    /// Readable, once for each time it becomes so: a doorbell that is never drained.
-    Edge,
 }

@@ -11,7 +11,7 @@ use fabric_core::buf::{AnyBuf, Pool, PooledBuf, Source};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::{RecvSpec, TagMatch};
-use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet, Watch};
+use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
 use fabric_core::sim::SimProvider;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -23,7 +23,7 @@ impl WaitSet for Bell {
     fn kick(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
-    fn watch(&self, _: BorrowedFd<'_>, _: u64, _: Watch) -> std::io::Result<()> {
+    fn watch(&self, _: BorrowedFd<'_>, _: u64) -> std::io::Result<()> {
         Ok(())
     }
     fn unwatch(&self, _: BorrowedFd<'_>) {}

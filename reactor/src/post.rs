@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use fabric_core::buf::{IoBuf, IoBufMut, Pool};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
+use fabric_core::event::EventKind;
 use fabric_core::matching::RecvSpec;
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec};
 use fabric_core::{Error, FiAddr, Result, Scarce};
@@ -235,6 +236,14 @@ impl Locked<'_> {
                 if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
                     let bytes = state.hub.reclaim(key, placed);
                     state.provider.put_back(&mut state.hub, ep, envelope, bytes);
+                }
+                let failed = state.hub.ops.get(key).filter(|op| op.kind != OpKind::Recv && !op.permit);
+                let failed = failed.and_then(|op| {
+                    let error = op.outcome.error.as_deref().filter(|error| **error != Error::Canceled)?;
+                    Some((op.spec.map(|spec| spec.peer), error.clone()))
+                });
+                if let Some((peer, error)) = failed {
+                    state.hub.event(ep, EventKind::OperationFailed { peer, error });
                 }
                 self.hub.discard(key);
             }

@@ -83,8 +83,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Lets sends, receives or both report to this queue (`fi_ep_bind`).
     ///
     /// # Errors
-    /// [`Error::BadFlags`] without a direction, or with selective completion, which is implied here: only operations
-    /// that are posted to the queue report to it. [`Error::Invalid`] when that direction has a queue.
+    /// [`Error::BadFlags`] without a direction. `SELECTIVE_COMPLETION` is accepted and changes nothing: only operations
+    /// that are posted to the queue report to it anyway. [`Error::Invalid`] when that direction has a queue.
     /// [`Error::Foreign`] when the queue is of another domain. [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {

@@ -136,7 +136,8 @@ impl<M: ThreadModel> Endpoint<M> {
         Reserve::new(self, peer)
     }
 
-    /// Gives a peer a number, and makes the connection: the first message finds it ready.
+    /// Gives a peer a number, and makes the connection: the first message finds it ready. When that fails, a number
+    /// that was new is taken back.
     ///
     /// # Errors
     /// [`Error::NoSuchPeer`] when nobody is there, [`Error::OtherUser`], [`Error::Refused`]; and those of
@@ -146,12 +147,22 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Dropping the future leaves the number in the address vector; the connection is made nevertheless.
     #[doc(alias = "fi_av_insert")]
     pub async fn lookup(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        let peer = self.address_vector().insert(peer)?;
+        let (av, address) = (self.address_vector(), peer.to_address()?);
+        let known = av.peers().iter().any(|(_, known)| *known == address);
+        let peer = av.insert(address)?;
         let spec = SendSpec { kind: OpKind::Connect, peer, tag: None, data: None };
-        let posted =
-            self.inner.domain.core.send(self.inner.id, spec, Vec::new(), Route::Future, Credit::Wait)?;
-        if let Posted::Pending(key) = posted {
-            Operation::<Vec<u8>>::posted(self.inner.clone(), key).await?;
+        let core = &self.inner.domain.core;
+        let connected = match core.send(self.inner.id, spec, Vec::new(), Route::Future, Credit::Wait) {
+            Ok(Posted::Pending(key)) => Operation::posted(self.inner.clone(), key).await.map(drop),
+            Ok(_) => Ok(()),
+            Err(failed) => Err(failed),
+        };
+        if let Err(failed) = connected {
+            if !known {
+                // Gone already if the peer knocked and left meanwhile.
+                let _ = av.remove(peer);
+            }
+            return Err(failed.error);
         }
         Ok(peer)
     }

@@ -23,7 +23,8 @@ pub struct Reserve<'a, M: ThreadModel = Shared> {
     peer: FiAddr,
 }
 
-/// A transmit credit: one send to one peer that will not be refused with [`Error::Again`](crate::Error::Again).
+/// A transmit credit: one send to one peer that will not be refused for want of credit. (A send that is posted to a
+/// queue still needs an entry there.)
 ///
 /// Dropping it gives the credit back.
 pub struct Permit<M: ThreadModel = Shared> {

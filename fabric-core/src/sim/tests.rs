@@ -93,12 +93,7 @@ fn a_domain_opens_only_from_what_was_offered() {
     struct Deaf;
     impl WaitSet for Deaf {
         fn kick(&self) {}
-        fn watch(
-            &self,
-            _: std::os::fd::BorrowedFd<'_>,
-            _: u64,
-            _: crate::provider::Watch,
-        ) -> std::io::Result<()> {
+        fn watch(&self, _: std::os::fd::BorrowedFd<'_>, _: u64) -> std::io::Result<()> {
             Ok(())
         }
         fn unwatch(&self, _: std::os::fd::BorrowedFd<'_>) {}

@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use fabric_core::Result;
-use fabric_core::provider::{WaitSet, Watch};
+use fabric_core::provider::WaitSet;
 use loom::sync::{Condvar, Mutex};
 
 use crate::sync::lock;
@@ -96,7 +96,7 @@ impl WaitSet for PollSet {
         self.signal(|signals| signals.own = true);
     }
 
-    fn watch(&self, _: BorrowedFd<'_>, _: u64, _: Watch) -> std::io::Result<()> {
+    fn watch(&self, _: BorrowedFd<'_>, _: u64) -> std::io::Result<()> {
         unreachable!("a model has no descriptors")
     }
 

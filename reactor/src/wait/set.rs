@@ -4,15 +4,15 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use fabric_core::provider::{WaitSet, Watch};
+use fabric_core::provider::WaitSet;
 use fabric_core::{Error, Result};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 /// The token of the domain's own doorbell.
 const OWN: u64 = u64::MAX;
 
-/// An epoll set. The doorbells of peers in it are edge-triggered, so that nobody has to drain them. The domain's own
-/// is level-triggered and drained by the driver only: whoever else looks at the set cannot swallow it.
+/// An epoll set, level-triggered. The domain's own doorbell in it is drained by the driver only: whoever else looks at
+/// the set cannot swallow it.
 #[derive(Debug)]
 pub(crate) struct PollSet {
     epoll: OwnedFd,
@@ -26,7 +26,7 @@ impl PollSet {
         let doorbell =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("eventfd2"))?;
         let set = Self { epoll, doorbell };
-        set.watch(set.doorbell.as_fd(), OWN, Watch::Readable)
+        set.watch(set.doorbell.as_fd(), OWN)
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
         Ok(set)
     }
@@ -66,11 +66,8 @@ impl WaitSet for PollSet {
         let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
     }
 
-    fn watch(&self, fd: BorrowedFd<'_>, token: u64, what: Watch) -> io::Result<()> {
-        let flags = match what {
-            Watch::Readable => epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
-            Watch::Edge => epoll::EventFlags::IN | epoll::EventFlags::ET,
-        };
+    fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
     }
 

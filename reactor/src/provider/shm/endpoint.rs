@@ -9,7 +9,7 @@ use fabric_core::buf::{Pool, PooledBuf};
 use fabric_core::completion::Outcome;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
-use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet, Watch};
+use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet};
 use fabric_core::rx::RxContext;
 use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scheme};
 use slab::Slab;
@@ -32,7 +32,6 @@ pub(crate) enum Token {
     Listener,
     Incoming(u32),
     Outgoing(u32),
-    Doorbell,
 }
 
 impl Token {
@@ -41,7 +40,6 @@ impl Token {
             Self::Listener => (0, 0),
             Self::Incoming(id) => (1, id),
             Self::Outgoing(id) => (2, id),
-            Self::Doorbell => (3, 0),
         };
         kind << 60 | u64::from(ep.0 & 0x0fff_ffff) << 32 | u64::from(id)
     }
@@ -51,8 +49,7 @@ impl Token {
         let kind = match token >> 60 {
             0 => Self::Listener,
             1 => Self::Incoming(id),
-            2 => Self::Outgoing(id),
-            _ => Self::Doorbell,
+            _ => Self::Outgoing(id),
         };
         (EpId((token >> 32) as u32 & 0x0fff_ffff), kind)
     }
@@ -90,7 +87,7 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn open(id: EpId, at: Address, wait: Arc<dyn WaitSet>, pool: &Arc<Pool>) -> Result<Self> {
         let listener = handshake::listen(&at)?;
-        wait.watch(listener.as_fd(), Token::Listener.pack(id), Watch::Readable)
+        wait.watch(listener.as_fd(), Token::Listener.pack(id))
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
         Ok(Self {
             id,
@@ -159,8 +156,8 @@ impl Endpoint {
     }
 
     fn dial(&mut self, at: usize) -> Result<()> {
-        let (token, bell) = (Token::Outgoing(at as u32).pack(self.id), Token::Doorbell.pack(self.id));
-        self.outgoing[at].dial(&self.name, token, bell, &*self.wait)
+        let token = Token::Outgoing(at as u32).pack(self.id);
+        self.outgoing[at].dial(&self.name, token, &*self.wait)
     }
 
     fn route(&self, addr: FiAddr) -> Option<usize> {
@@ -294,11 +291,10 @@ impl Endpoint {
                     _ => DownReason::Died,
                 };
                 self.outgoing[at].end(host, &*self.wait, &error);
-                if ended.was_live {
-                    self.lose(host, &peer, reason);
+                if let Some(process) = ended.process {
+                    self.lose(host, &peer, process, reason);
                 }
             }
-            Token::Doorbell => {}
         }
     }
 
@@ -308,7 +304,7 @@ impl Endpoint {
                 Ok(Some(socket)) => {
                     let at = self.callers.vacant_key();
                     let token = Token::Incoming(at as u32).pack(self.id);
-                    if self.wait.watch(socket.as_fd(), token, Watch::Readable).is_ok() {
+                    if self.wait.watch(socket.as_fd(), token).is_ok() {
                         self.callers.insert(Caller::Stranger(Stranger { socket }));
                         self.strangers.push_back(at);
                         self.caller_ready(host, at);
@@ -336,8 +332,8 @@ impl Endpoint {
         match self.callers.get_mut(at) {
             Some(Caller::Peer(peer)) => {
                 if let Some(reason) = peer.readable() {
-                    let name = peer.peer.clone();
-                    self.lose(host, &name, reason);
+                    let (name, process) = (peer.peer.clone(), peer.process);
+                    self.lose(host, &name, process, reason);
                     self.pump_callers(host);
                 }
             }
@@ -345,8 +341,7 @@ impl Endpoint {
                 let Caller::Stranger(stranger) = self.callers.remove(at) else { return };
                 self.strangers.retain(|stranger| *stranger != at);
                 self.next_key += 1;
-                let bell = Token::Doorbell.pack(self.id);
-                match stranger.meet(PeerKey(self.next_key), &self.name, bell, &*self.wait) {
+                match stranger.meet(PeerKey(self.next_key), &self.name) {
                     // A slab gives the position that was freed last to who comes next.
                     Met::Later(stranger) => {
                         let again = self.callers.insert(Caller::Stranger(stranger));
@@ -379,13 +374,14 @@ impl Endpoint {
         }
     }
 
-    /// A peer has ended: both directions do.
-    fn lose(&mut self, host: &mut dyn Host, name: &Address, reason: DownReason) {
+    /// A peer has ended: both directions do. The process counts too: anybody can say hello by somebody else's name.
+    fn lose(&mut self, host: &mut dyn Host, name: &Address, process: i32, reason: DownReason) {
         let mut source = host.number_of(self.id, name);
         let mut news = true;
         for (_, caller) in &mut self.callers {
             if let Caller::Peer(peer) = caller
                 && peer.peer == *name
+                && peer.process == process
             {
                 news = peer.lost(reason);
                 source = peer.source;
@@ -393,7 +389,7 @@ impl Endpoint {
         }
         let error = Error::PeerGone(name.clone());
         for (_, outgoing) in &mut self.outgoing {
-            if outgoing.peer == *name && !outgoing.is_gone() {
+            if outgoing.peer == *name && outgoing.process() == Some(process) {
                 outgoing.end(host, &*self.wait, &error);
             }
         }
@@ -404,13 +400,14 @@ impl Endpoint {
     }
 
     fn broken(&mut self, host: &mut dyn Host, at: usize, what: &'static str) {
-        let Some(name) = self.callers[at].peer().map(|peer| peer.peer.clone()) else { return };
+        let Some(peer) = self.callers[at].peer() else { return };
+        let (name, process) = (peer.peer.clone(), peer.process);
         tracing::warn!(target: "fabric::shm", at = %self.name, peer = %name, what, "peer broke the protocol");
         host.event(
             self.id,
             EventKind::Rejected { error: Error::Protocol { peer: name.clone(), what: what.into() } },
         );
-        self.lose(host, &name, DownReason::Protocol);
+        self.lose(host, &name, process, DownReason::Protocol);
     }
 
     /// The connection has ended and all it left has been taken.

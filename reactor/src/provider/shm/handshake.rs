@@ -1,10 +1,13 @@
 //! How two endpoints meet: a Unix socket in the abstract namespace, which vanishes with its process.
 //!
-//! The name of an endpoint is such a socket. Who wants to send connects and says hello, in one message with three
-//! descriptors: the segment, the receiver's doorbell and the sender's. The receiver answers welcome or refusal. After
-//! that the socket carries at most a goodbye; its hang-up is the death of the peer.
+//! The name of an endpoint is such a socket. Who wants to send connects and says hello, in one message with the
+//! descriptor of the segment. The receiver answers welcome or refusal. After that the socket is the doorbell of both:
+//! a message that says nothing but "look", sent only to a peer that sleeps. Its hang-up is the death of the peer.
 //!
-//! Each side asks the kernel for the other's user and deals only with its own.
+//! The doorbell is not an eventfd, because the flags and the counter of one would be shared with the peer, who could
+//! make a ring block, and the domain with it. A message on a socket can be sent without ever blocking.
+//!
+//! Each side asks the kernel for the other's user and process, and deals only with its own user.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -29,6 +32,7 @@ const REFUSED_USER: u16 = 2;
 const REFUSED_MALFORMED: u16 = 3;
 const REFUSED_RESOURCES: u16 = 4;
 const GOODBYE: u16 = 100;
+const RING: u16 = 101;
 
 /// What the connecting side says.
 #[derive(Debug)]
@@ -36,8 +40,13 @@ pub(crate) struct Hello {
     pub(crate) from: Address,
     pub(crate) lines: usize,
     pub(crate) segment: OwnedFd,
-    pub(crate) receiver_bell: OwnedFd,
-    pub(crate) sender_bell: OwnedFd,
+}
+
+/// Who is at the other end, as the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    pub(crate) user: u32,
+    pub(crate) process: i32,
 }
 
 /// What comes back, then or later.
@@ -46,6 +55,8 @@ pub(crate) enum Answer {
     Welcome,
     Refused(Refusal),
     Goodbye,
+    /// There is news: records, or room for them.
+    Ring,
 }
 
 /// What a read from such a socket found.
@@ -70,7 +81,7 @@ pub(crate) fn listen(at: &Address) -> Result<OwnedFd> {
 }
 
 /// Connects to a name; `None` when the queue of connections there is full.
-pub(crate) fn connect(to: &Address) -> Result<Option<OwnedFd>> {
+pub(crate) fn connect(to: &Address) -> Result<Option<(OwnedFd, Credentials)>> {
     let socket = socket()?;
     match rustix::net::connect(&socket, &socket_address(to)?) {
         Ok(()) => {}
@@ -78,8 +89,11 @@ pub(crate) fn connect(to: &Address) -> Result<Option<OwnedFd>> {
         Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
         Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
     }
-    let (theirs, ours) = (user_of(&socket)?, rustix::process::geteuid().as_raw());
-    if theirs == ours { Ok(Some(socket)) } else { Err(Error::OtherUser { peer: to.clone(), theirs, ours }) }
+    let (theirs, ours) = (credentials_of(&socket)?, rustix::process::geteuid().as_raw());
+    if theirs.user != ours {
+        return Err(Error::OtherUser { peer: to.clone(), theirs: theirs.user, ours });
+    }
+    Ok(Some((socket, theirs)))
 }
 
 /// Accepts a connection; `None` when there is none.
@@ -100,34 +114,28 @@ pub(crate) fn spare() -> Result<OwnedFd, Errno> {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
 }
 
-/// Whether a descriptor a peer passed is a doorbell: writing to anything else could block, or worse.
-pub(crate) fn is_doorbell(fd: impl AsFd) -> bool {
-    use std::os::fd::AsRawFd;
-    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
-    std::fs::read_link(path).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
-}
-
-/// The user at the other end.
-pub(crate) fn user_of(socket: impl AsFd) -> Result<u32> {
+/// Who is at the other end.
+pub(crate) fn credentials_of(socket: impl AsFd) -> Result<Credentials> {
     let peer = rustix::net::sockopt::socket_peercred(socket)
         .map_err(|errno| Error::os("getsockopt(SO_PEERCRED)", errno.raw_os_error()))?;
-    Ok(peer.uid.as_raw())
+    Ok(Credentials { user: peer.uid.as_raw(), process: peer.pid.as_raw_nonzero().get() })
 }
 
-/// Says hello, with the three descriptors.
+/// Says hello, with the segment.
 pub(crate) fn send_hello(
     socket: impl AsFd,
     from: &Address,
     lines: usize,
-    fds: [BorrowedFd<'_>; 3],
+    segment: BorrowedFd<'_>,
 ) -> Result<()> {
     let mut message = Vec::with_capacity(128);
     message.extend(MAGIC);
     message.extend(VERSION.to_le_bytes());
     message.extend((lines as u32).to_le_bytes());
     message.extend(from.name().as_bytes());
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [segment];
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL);
     sent.map(drop).map_err(|errno| Error::os("sendmsg", errno.raw_os_error()))
@@ -163,15 +171,14 @@ fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> Read<Hello> {
     let Some(from) = name.filter(|name| !name.name().is_empty()) else {
         return Read::Malformed("a name that is none");
     };
-    match <[OwnedFd; 3]>::try_from(fds) {
-        Ok([segment, receiver_bell, sender_bell]) => {
-            Read::Message(Hello { from, lines, segment, receiver_bell, sender_bell })
-        }
-        Err(_) => Read::Malformed("not three descriptors"),
+    match <[OwnedFd; 1]>::try_from(fds) {
+        Ok([segment]) => Read::Message(Hello { from, lines, segment }),
+        Err(_) => Read::Malformed("not one descriptor"),
     }
 }
 
-/// Sends an answer. A peer that does not take it is about to be noticed as gone.
+/// Sends an answer, never blocking. A peer that has no room for it has other news to read, or is about to be noticed as
+/// gone.
 pub(crate) fn send_answer(socket: impl AsFd, answer: Answer) {
     let code = match answer {
         Answer::Welcome => WELCOME,
@@ -180,6 +187,7 @@ pub(crate) fn send_answer(socket: impl AsFd, answer: Answer) {
         Answer::Refused(Refusal::Resources) => REFUSED_RESOURCES,
         Answer::Refused(_) => REFUSED_MALFORMED,
         Answer::Goodbye => GOODBYE,
+        Answer::Ring => RING,
     };
     let mut message = [0; 12];
     message[..8].copy_from_slice(&MAGIC);
@@ -201,6 +209,7 @@ pub(crate) fn read_answer(socket: impl AsFd) -> Read<Answer> {
     Read::Message(match u16::from_le_bytes([bytes[10], bytes[11]]) {
         WELCOME => Answer::Welcome,
         GOODBYE => Answer::Goodbye,
+        RING => Answer::Ring,
         REFUSED_VERSION => Answer::Refused(Refusal::Version { theirs, ours: VERSION }),
         REFUSED_USER => Answer::Refused(Refusal::User),
         REFUSED_MALFORMED => Answer::Refused(Refusal::Malformed),
@@ -265,12 +274,13 @@ mod tests {
         let (a, b) = pair();
         assert!(matches!(read_hello(&b), Read::Nothing));
         let file = std::fs::File::open("/dev/null").unwrap();
-        send_hello(&a, &name("me"), 64, [file.as_fd(); 3]).unwrap();
+        send_hello(&a, &name("me"), 64, file.as_fd()).unwrap();
         let Read::Message(hello) = read_hello(&b) else { panic!("a hello") };
         assert_eq!((hello.from, hello.lines), (name("me"), 64));
         for answer in [
             Answer::Welcome,
             Answer::Goodbye,
+            Answer::Ring,
             Answer::Refused(Refusal::User),
             Answer::Refused(Refusal::Version { theirs: VERSION, ours: VERSION }),
         ] {
@@ -292,7 +302,7 @@ mod tests {
             let path = file.unwrap().path();
             let bytes = std::fs::read(&path).unwrap();
             let expected = path.file_name().unwrap().to_string_lossy().starts_with("good");
-            let fds = || (0..3).map(|_| spare().unwrap()).collect();
+            let fds = || vec![spare().unwrap()];
             let read = parse_hello(&bytes, fds());
             assert_eq!(matches!(read, Read::Message(_)), expected, "{}: {read:?}", path.display());
             good += u32::from(expected);
@@ -323,7 +333,7 @@ mod tests {
         rustix::net::send(&a, &[0; 300], SendFlags::empty()).unwrap();
         assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("too long")));
         rustix::net::send(&a, b"fab-shm\0\x01\x00\x40\x00\x00\x00name", SendFlags::empty()).unwrap();
-        assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("descriptors")));
+        assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("descriptor")));
         rustix::net::send(&a, b"short", SendFlags::empty()).unwrap();
         assert!(matches!(read_answer(&b), Read::Malformed(_)));
     }

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use fabric_core::buf::Source;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::provider::{Host, WaitSet, Watch};
+use fabric_core::provider::{Host, WaitSet};
 use fabric_core::rx::{LandingId, RxContext};
 use fabric_core::{Address, Error, FiAddr, Refusal};
 
-use super::handshake::{self, Answer, Hello, Read, VERSION};
-use super::outgoing::ring;
+use super::handshake::{self, Answer, Read, VERSION};
+use super::outgoing::READS_PER_LOOK;
 use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE};
 use super::ring::{Broken, Consumer, Record};
 use super::segment::Segment;
@@ -33,10 +33,10 @@ pub(crate) struct Incoming {
     pub(crate) peer: Address,
     pub(crate) key: PeerKey,
     pub(crate) source: Option<FiAddr>,
+    /// The process at the other end.
+    pub(crate) process: i32,
     socket: OwnedFd,
     ring: Consumer<Segment>,
-    receiver_bell: OwnedFd,
-    sender_bell: OwnedFd,
     /// The message that is arriving in pieces.
     landing: Option<LandingId>,
     /// The oldest record waits for a receive, or for room.
@@ -60,21 +60,21 @@ pub(crate) enum Met {
 }
 
 impl Stranger {
-    /// Reads the hello and answers it. `bell` is the token of the connection's doorbell.
-    pub(crate) fn meet(self, key: PeerKey, at: &Address, bell: u64, wait: &dyn WaitSet) -> Met {
-        let (theirs, ours) = (handshake::user_of(&self.socket), rustix::process::geteuid().as_raw());
+    /// Reads the hello and answers it.
+    pub(crate) fn meet(self, key: PeerKey, at: &Address) -> Met {
+        let ours = rustix::process::geteuid().as_raw();
         let refuse = |socket: &OwnedFd, reason: Refusal, error: Error| {
             handshake::send_answer(socket, Answer::Refused(reason));
             Met::Refused(error)
         };
-        match theirs {
-            Ok(theirs) if theirs != ours => {
-                let error = Error::OtherUser { peer: at.clone(), theirs, ours };
+        let peer = match handshake::credentials_of(&self.socket) {
+            Ok(peer) if peer.user == ours => peer,
+            Ok(peer) => {
+                let error = Error::OtherUser { peer: at.clone(), theirs: peer.user, ours };
                 return refuse(&self.socket, Refusal::User, error);
             }
-            Ok(_) => {}
             Err(error) => return refuse(&self.socket, Refusal::Malformed, error),
-        }
+        };
         let hello = match handshake::read_hello(&self.socket) {
             Read::Nothing => return Met::Later(self),
             Read::HungUp => return Met::Left,
@@ -87,48 +87,28 @@ impl Stranger {
                 return refuse(&self.socket, reason, Error::Protocol { peer: at.clone(), what: what.into() });
             }
         };
-        match Incoming::prepare(&hello, bell, wait) {
+        match Segment::adopt(&hello.segment, hello.lines) {
             Ok(segment) => {
                 handshake::send_answer(&self.socket, Answer::Welcome);
-                Met::Peer(Box::new(Incoming::new(hello, segment, self.socket, key)))
+                Met::Peer(Box::new(Incoming::new(hello.from, peer.process, segment, self.socket, key)))
             }
-            Err((reason, error)) => refuse(&self.socket, reason, error),
+            Err(what) => {
+                let error = Error::Protocol { peer: hello.from, what: what.into() };
+                refuse(&self.socket, Refusal::Malformed, error)
+            }
         }
     }
 }
 
 impl Incoming {
-    /// Everything that can fail: maps the segment and watches the doorbell.
-    fn prepare(hello: &Hello, bell: u64, wait: &dyn WaitSet) -> Result<Segment, (Refusal, Error)> {
-        let peer = hello.from.clone();
-        let segment = Segment::adopt(&hello.segment, hello.lines)
-            .map_err(|what| (Refusal::Malformed, Error::Protocol { peer, what: what.into() }))?;
-        let resources = |call, errno| (Refusal::Resources, Error::os(call, errno));
-        for fd in [&hello.receiver_bell, &hello.sender_bell] {
-            // A peer chooses these descriptors: they may be anything, and may block.
-            if !handshake::is_doorbell(fd) {
-                let peer = hello.from.clone();
-                let error = Error::Protocol { peer, what: "a doorbell that is no eventfd".into() };
-                return Err((Refusal::Malformed, error));
-            }
-            rustix::fs::fcntl_getfl(fd)
-                .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK))
-                .map_err(|errno| resources("fcntl", errno.raw_os_error()))?;
-        }
-        wait.watch(hello.receiver_bell.as_fd(), bell, Watch::Edge)
-            .map_err(|error| resources("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
-        Ok(segment)
-    }
-
-    fn new(hello: Hello, segment: Segment, socket: OwnedFd, key: PeerKey) -> Self {
+    fn new(peer: Address, process: i32, segment: Segment, socket: OwnedFd, key: PeerKey) -> Self {
         Self {
-            peer: hello.from,
+            peer,
             key,
             source: None,
+            process,
             socket,
             ring: Consumer::new(segment),
-            receiver_bell: hello.receiver_bell,
-            sender_bell: hello.sender_bell,
             landing: None,
             held: false,
             goodbye: false,
@@ -149,7 +129,7 @@ impl Incoming {
             }
             moved = true;
             if self.ring.consume(record) {
-                ring(&self.sender_bell);
+                handshake::send_answer(&self.socket, Answer::Ring);
             }
             bytes += record.header.len as usize;
             if bytes > BYTES_PER_PASS {
@@ -206,17 +186,19 @@ impl Incoming {
         }
     }
 
-    /// The socket is readable: how the peer ended, if it has.
+    /// The socket is readable: rings, or how the peer ended.
     pub(crate) fn readable(&mut self) -> Option<DownReason> {
-        loop {
+        for _ in 0..READS_PER_LOOK {
             match handshake::read_answer(&self.socket) {
                 Read::Nothing => return None,
+                Read::Message(Answer::Ring) => {}
                 Read::Message(Answer::Goodbye) => self.goodbye = true,
                 Read::HungUp if self.goodbye => return Some(DownReason::Closed),
                 Read::HungUp => return Some(DownReason::Died),
                 Read::Message(_) | Read::Malformed(_) => return Some(DownReason::Protocol),
             }
         }
+        None
     }
 
     /// How the peer ended, if it has.
@@ -248,10 +230,9 @@ impl Incoming {
         news
     }
 
-    /// Stops watching the descriptors. The doorbell is open in the peer too, so closing it would not do.
+    /// Stops watching the socket.
     pub(crate) fn unwatch(&self, wait: &dyn WaitSet) {
         wait.unwatch(self.socket.as_fd());
-        wait.unwatch(self.receiver_bell.as_fd());
     }
 
     /// Says goodbye; the endpoint closes.

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric_core::buf::{Pool, PooledBuf};
-use fabric_core::flags::{Caps, MrMode, MsgOrder};
+use fabric_core::flags::{Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
@@ -75,6 +75,8 @@ impl Provider for ShmProvider {
         info.ep.mem_tag_format = u64::MAX;
         info.ep.tx_ctx_cnt = 1;
         info.ep.rx_ctx_cnt = 1;
+        info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::TRANSMIT_COMPLETE;
+        info.rx.op_flags = OpFlags::COMPLETION;
         info.tx.msg_order = MsgOrder::SAS;
         info.tx.inject_size = 4096;
         info.tx.size = 1024;

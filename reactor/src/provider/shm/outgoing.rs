@@ -7,9 +7,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::completion::{OpKind, Outcome, Transfer};
-use fabric_core::provider::{Host, OpKey, SendSpec, WaitSet, Watch};
+use fabric_core::provider::{Host, OpKey, SendSpec, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result};
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::handshake::{self, Answer, Read};
 use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE};
@@ -22,6 +21,9 @@ const LINES: usize = 2048;
 const BYTES_PER_PASS: usize = 64 * 1024;
 /// Payload of one record of a longer message.
 const PIECE_BYTES: usize = 8 * 1024;
+
+/// Messages read from a socket in one go.
+pub(crate) const READS_PER_LOOK: usize = 64;
 
 /// A connection to a peer.
 #[derive(Debug)]
@@ -46,11 +48,9 @@ enum Link {
 #[derive(Debug)]
 struct Wires {
     socket: OwnedFd,
+    /// The process at the other end.
+    process: i32,
     ring: Producer<Segment>,
-    /// The receiver sleeps on this one.
-    receiver_bell: OwnedFd,
-    /// This side sleeps on this one.
-    sender_bell: OwnedFd,
 }
 
 #[derive(Debug)]
@@ -65,8 +65,8 @@ struct Queued {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) error: Error,
-    /// The peer had welcomed this endpoint before.
-    pub(crate) was_live: bool,
+    /// The process at the other end, if it had welcomed this endpoint before.
+    pub(crate) process: Option<i32>,
 }
 
 impl Outgoing {
@@ -95,36 +95,21 @@ impl Outgoing {
         self.queue.is_empty()
     }
 
-    pub(crate) fn is_gone(&self) -> bool {
-        matches!(self.link, Link::Gone)
-    }
-
     /// Makes the connection if there is none.
-    pub(crate) fn dial(&mut self, from: &Address, token: u64, bell: u64, wait: &dyn WaitSet) -> Result<()> {
+    pub(crate) fn dial(&mut self, from: &Address, token: u64, wait: &dyn WaitSet) -> Result<()> {
         if !matches!(self.link, Link::Gone | Link::Dialing) {
             return Ok(());
         }
-        let Some(socket) = handshake::connect(&self.peer)? else {
+        let Some((socket, peer)) = handshake::connect(&self.peer)? else {
             self.link = Link::Dialing;
             return Ok(());
         };
         let (segment, memory) = Segment::create(LINES)?;
-        let bells = [(); 2].map(|()| {
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|errno| Error::os("eventfd2", errno.raw_os_error()))
-        });
-        let [receiver_bell, sender_bell] = bells;
-        let (receiver_bell, sender_bell) = (receiver_bell?, sender_bell?);
-        let fds = [memory.as_fd(), receiver_bell.as_fd(), sender_bell.as_fd()];
-        handshake::send_hello(&socket, from, LINES, fds)?;
-        let failed = |error: std::io::Error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default());
-        wait.watch(socket.as_fd(), token, Watch::Readable).map_err(failed)?;
-        if let Err(error) = wait.watch(sender_bell.as_fd(), bell, Watch::Edge) {
-            wait.unwatch(socket.as_fd());
-            return Err(failed(error));
-        }
+        handshake::send_hello(&socket, from, LINES, memory.as_fd())?;
+        wait.watch(socket.as_fd(), token)
+            .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
         let ring = Producer::new(segment);
-        self.link = Link::Waiting(Wires { socket, ring, receiver_bell, sender_bell });
+        self.link = Link::Waiting(Wires { socket, process: peer.process, ring });
         Ok(())
     }
 
@@ -152,13 +137,15 @@ impl Outgoing {
         moved
     }
 
-    /// The socket is readable: an answer, or the end.
+    /// The socket is readable: an answer, a ring, or the end.
     pub(crate) fn readable(&mut self) -> Option<Ended> {
-        loop {
+        for _ in 0..READS_PER_LOOK {
             let (Link::Waiting(wires) | Link::Live(wires)) = &self.link else { return None };
             let was_live = matches!(self.link, Link::Live(_));
+            let process = wires.process;
             let error = match handshake::read_answer(&wires.socket) {
                 Read::Nothing => return None,
+                Read::Message(Answer::Ring) if was_live => continue,
                 Read::Message(Answer::Welcome) if !was_live => {
                     if let Link::Waiting(wires) = std::mem::replace(&mut self.link, Link::Gone) {
                         self.link = Link::Live(wires);
@@ -168,9 +155,19 @@ impl Outgoing {
                 Read::Message(Answer::Refused(reason)) => Error::Refused { peer: self.peer.clone(), reason },
                 Read::Message(Answer::Goodbye) | Read::HungUp => Error::PeerGone(self.peer.clone()),
                 Read::Message(Answer::Welcome) => self.broke("a second welcome"),
+                Read::Message(Answer::Ring) => self.broke("a ring before the welcome"),
                 Read::Malformed(what) => self.broke(what),
             };
-            return Some(Ended { error, was_live });
+            return Some(Ended { error, process: was_live.then_some(process) });
+        }
+        None
+    }
+
+    /// The process at the other end, while there is a connection.
+    pub(crate) fn process(&self) -> Option<i32> {
+        match &self.link {
+            Link::Waiting(wires) | Link::Live(wires) => Some(wires.process),
+            Link::Dialing | Link::Gone => None,
         }
     }
 
@@ -178,7 +175,6 @@ impl Outgoing {
     pub(crate) fn end(&mut self, host: &mut dyn Host, wait: &dyn WaitSet, error: &Error) {
         if let Link::Waiting(wires) | Link::Live(wires) = std::mem::replace(&mut self.link, Link::Gone) {
             wait.unwatch(wires.socket.as_fd());
-            wait.unwatch(wires.sender_bell.as_fd());
         }
         for queued in std::mem::take(&mut self.queue) {
             let transfer = Transfer::sent(queued.sent, queued.spec.tag);
@@ -292,14 +288,9 @@ impl Wires {
 
     fn ring_bell(&self) {
         if self.ring.must_ring() {
-            ring(&self.receiver_bell);
+            handshake::send_answer(&self.socket, Answer::Ring);
         }
     }
-}
-
-/// Rings a doorbell. A full counter means that it has been rung.
-pub(crate) fn ring(bell: &OwnedFd) {
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 
 fn flags_of(spec: &SendSpec) -> u8 {
