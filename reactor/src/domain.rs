@@ -223,7 +223,7 @@ impl Domain {
         let mut locked = self.engine.lock();
         let vector = locked.hub.vectors.get_mut(av.0).ok_or(Error::Closed(Class::AddressVector))?;
         let addr = vector.table.insert(address.clone());
-        locked.hub.adopt_guest(av, address);
+        locked.hub.forget_guest(av, address);
         locked.announce(av, addr);
         locked.finish();
         Ok(addr)
@@ -236,7 +236,6 @@ impl Domain {
     pub fn remove_address(&self, av: AvId, addr: FiAddr) -> Result<Address> {
         let mut locked = self.engine.lock();
         let address = locked.remove_address(av, addr)?;
-        locked.hub.adopt_guest(av, &address);
         locked.finish();
         Ok(address)
     }
@@ -471,7 +470,7 @@ impl Domain {
         };
         self.engine.poll(cx.waker(), ready, |hub, waker| {
             if let Some(cell) = hub.counters.get_mut(id.0) {
-                hub.waiters += usize::from(cell.wait(waiter, threshold, errors_seen, waker));
+                hub.waiters += usize::from(cell.wait(waiter, threshold, errors_seen, waker, &mut hub.later));
             }
         })
     }

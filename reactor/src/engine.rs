@@ -30,7 +30,7 @@ use fabric_core::{Address, FiAddr};
 use crate::hub::{AvId, FollowUp, Hub};
 use crate::later::Later;
 use crate::ops::Phase;
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{PollSet, Spinner, WaitPolicy};
 
 /// Passes between two looks at the descriptors while somebody spins: new connections and dead peers.
@@ -101,7 +101,7 @@ impl Engine {
     }
 
     pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
-        self.state.try_lock().ok().map(|state| Locked { engine: self, state: Some(state) })
+        try_lock(&self.state).map(|state| Locked { engine: self, state: Some(state) })
     }
 
     /// Drives until `ready` has something, a few microseconds at most; then `register` remembers the waker.
@@ -253,12 +253,16 @@ impl Locked<'_> {
     #[cold]
     fn follow_up_all(&mut self) {
         let state = &mut **self;
-        while let Some(what) = state.hub.follow_ups.pop() {
+        while !state.hub.follow_ups.is_empty() {
+            let what = state.hub.follow_ups.remove(0);
             match what {
                 FollowUp::Grant(ep) => state.grant(ep),
                 FollowUp::Announce(av, addr) => state.announce(av, addr),
                 // A number that the user took back meanwhile is gone already.
-                FollowUp::Dismiss(av, addr) => drop(state.remove_address(av, addr)),
+                FollowUp::Dismiss(av, addr) if state.hub.has_left(av, addr) => {
+                    drop(state.remove_address(av, addr));
+                }
+                FollowUp::Dismiss(..) => {}
             }
         }
     }
@@ -358,6 +362,7 @@ impl State {
             .get_mut(av.0)
             .ok_or(fabric_core::Error::Closed(fabric_core::tree::Class::AddressVector))?;
         let address = vector.table.remove(addr)?;
+        self.hub.forget_guest(av, &address);
         for ep in self.endpoints_of(av) {
             self.provider.address_removed(&mut self.hub, ep, addr);
         }

@@ -2,7 +2,7 @@
 //!
 //! The [`Hub`] is what a provider sees as its [`Host`]. It lives under the domain's lock.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -75,7 +75,8 @@ pub(crate) struct Vector {
     pub(crate) table: AddressTable,
     /// Takes in peers that connect, and forgets them when they go.
     welcoming: bool,
-    guests: HashSet<Address>,
+    /// Those it took in, with their connections.
+    guests: HashMap<Address, usize>,
 }
 
 /// The state of a domain apart from its provider.
@@ -142,7 +143,7 @@ impl Hub {
     }
 
     pub(crate) fn new_vector(welcoming: bool) -> Vector {
-        Vector { table: AddressTable::new(), welcoming, guests: HashSet::new() }
+        Vector { table: AddressTable::new(), welcoming, guests: HashMap::new() }
     }
 
     /// The queue an operation of this kind reports to.
@@ -251,7 +252,8 @@ impl Hub {
         self.unattended += 1;
     }
 
-    fn release(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
+    /// Gives back a credit, or a place among the posted receives.
+    pub(crate) fn release(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
         let Some(state) = self.eps.get_mut(ep.0) else { return };
         if kind == OpKind::Recv {
             state.posted_recvs -= 1;
@@ -286,8 +288,14 @@ impl Hub {
         }
     }
 
-    /// A guest that the user inserts as well stays when it disconnects.
-    pub(crate) fn adopt_guest(&mut self, av: AvId, address: &Address) {
+    /// Whether this is the number of a guest without a connection.
+    pub(crate) fn has_left(&self, av: AvId, addr: FiAddr) -> bool {
+        let Some(vector) = self.vectors.get(av.0) else { return false };
+        vector.table.get(addr).is_ok_and(|address| vector.guests.get(address) == Some(&0))
+    }
+
+    /// From now on this address is the user's own business: inserted by hand, or removed.
+    pub(crate) fn forget_guest(&mut self, av: AvId, address: &Address) {
         if let Some(vector) = self.vectors.get_mut(av.0) {
             vector.guests.remove(address);
         }
@@ -360,6 +368,7 @@ impl Host for Hub {
     fn complete(&mut self, key: OpKey, outcome: Outcome) {
         let Some(op) = self.ops.get_mut(key) else { return };
         let (ep, kind, route, peer) = (op.ep, op.kind, op.route, op.spec.map(|spec| spec.peer));
+        let permit = op.permit;
         if kind == OpKind::Recv {
             op.buf.finish(outcome.transfer.len);
         }
@@ -370,7 +379,9 @@ impl Host for Hub {
             }
             self.release(ep, kind, peer);
         }
-        self.count(ep, kind, outcome.error.is_none());
+        if !permit {
+            self.count(ep, kind, outcome.error.is_none());
+        }
         match route {
             Route::Future => {
                 if let Some(op) = self.ops.get_mut(key) {
@@ -421,20 +432,25 @@ impl Host for Hub {
     fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr> {
         let (av, vector) = self.vector_of(ep)?;
         if let Some(addr) = vector.table.find(address) {
+            if let Some(connections) = vector.guests.get_mut(address) {
+                *connections += 1;
+            }
             return Some(addr);
         }
         if !vector.welcoming {
             return None;
         }
         let addr = vector.table.insert(address.clone());
-        vector.guests.insert(address.clone());
+        vector.guests.insert(address.clone(), 1);
         self.follow_ups.push(FollowUp::Announce(av, addr));
         Some(addr)
     }
 
     fn peer_disconnected(&mut self, ep: EpId, address: &Address) {
         let Some((av, vector)) = self.vector_of(ep) else { return };
-        if vector.guests.remove(address)
+        let Some(connections) = vector.guests.get_mut(address) else { return };
+        *connections = connections.saturating_sub(1);
+        if *connections == 0
             && let Some(addr) = vector.table.find(address)
         {
             self.follow_ups.push(FollowUp::Dismiss(av, addr));

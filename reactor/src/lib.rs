@@ -31,4 +31,4 @@ pub use driver::Next;
 pub use hub::{AvId, Bindings, CounterId, CqId};
 pub use ops::Route;
 pub use queue::EventRing;
-pub use wait::{WaitPolicy, default_policy};
+pub use wait::WaitPolicy;

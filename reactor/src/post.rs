@@ -11,7 +11,7 @@ use fabric_core::{Error, FiAddr, Result, Scarce};
 
 use crate::domain::{Credit, Posted};
 use crate::engine::Locked;
-use crate::hub::{FollowUp, Hub};
+use crate::hub::Hub;
 use crate::ops::{Op, Phase, Route};
 
 impl Locked<'_> {
@@ -43,7 +43,7 @@ impl Locked<'_> {
             Ok(SendNow::Done) => {
                 let state = &mut **self;
                 if credit == Credit::Held {
-                    state.hub.return_credit(ep, spec.peer);
+                    state.hub.release(ep, spec.kind, Some(spec.peer));
                 }
                 let transfer = Transfer::sent(len, spec.tag);
                 return Ok(match route {
@@ -256,15 +256,6 @@ impl Hub {
     fn take_credit_back(&mut self, ep: EpId, peer: FiAddr) {
         if let Ok(ep) = self.ep(ep) {
             ep.transmit.retake(peer);
-        }
-    }
-
-    fn return_credit(&mut self, ep: EpId, peer: FiAddr) {
-        if let Some(state) = self.eps.get_mut(ep.0) {
-            state.transmit.give(peer);
-            if !state.transmit.is_idle() {
-                self.follow_ups.push(FollowUp::Grant(ep));
-            }
         }
     }
 

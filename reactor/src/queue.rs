@@ -105,9 +105,12 @@ impl CounterCell {
         threshold: u64,
         errors_seen: u64,
         waker: &Waker,
+        later: &mut Later,
     ) -> bool {
         if let Some(waiter) = self.waiters.iter_mut().find(|w| Some(w.id) == *id) {
-            waiter.waker.clone_from(waker);
+            if !waiter.waker.will_wake(waker) {
+                later.discard_waker(std::mem::replace(&mut waiter.waker, waker.clone()));
+            }
             return false;
         }
         self.next += 1;

@@ -81,12 +81,10 @@ impl Transmit {
     }
 
     fn grant(&mut self, peer: FiAddr) -> bool {
-        let used = self.used.entry(peer).or_insert(0);
-        if self.free == 0 || *used >= self.per_peer {
+        if self.free == 0 || self.used.get(&peer).is_some_and(|used| *used >= self.per_peer) {
             return false;
         }
-        *used += 1;
-        self.free -= 1;
+        self.retake(peer);
         true
     }
 }

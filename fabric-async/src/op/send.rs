@@ -2,10 +2,10 @@
 
 use std::future::IntoFuture;
 
+use fabric_core::FiAddr;
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed, OpKind, Transfer};
 use fabric_core::provider::{SendNow, SendSpec};
-use fabric_core::{Error, FiAddr};
 use fabric_reactor::{Credit, Posted, Route};
 
 use super::{Operation, Permit};
@@ -68,9 +68,9 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// Posts now; the result is awaited later, or never.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Again`] without credit, [`Error::TooLong`], [`Error::StaleAddress`],
-    /// [`Error::NotSupported`], [`Error::Closed`], or what is known to be impossible at once, such as
-    /// [`Error::NoSuchPeer`].
+    /// With the buffer: [`Error::Again`](crate::Error::Again) without credit, [`Error::TooLong`](crate::Error::TooLong), [`Error::StaleAddress`](crate::Error::StaleAddress),
+    /// [`Error::NotSupported`](crate::Error::NotSupported), [`Error::Closed`](crate::Error::Closed), or what is known to be impossible at once, such as
+    /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         self.submit(Credit::Now)
     }
@@ -78,8 +78,8 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// Posts now; the completion goes to the endpoint's transmit queue.
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start), and [`Error::Again`] when all entries of the queue are taken,
-    /// [`Error::Unbound`] when the endpoint has no transmit queue.
+    /// With the buffer: as [`start`](Self::start), and [`Error::Again`](crate::Error::Again) when all entries of the queue are taken,
+    /// [`Error::Unbound`](crate::Error::Unbound) when the endpoint has no transmit queue.
     #[doc(alias = "fi_send")]
     pub fn post(self) -> Result<(), Failed<B>> {
         let route = Route::Queue(self.context);
@@ -130,6 +130,3 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
         self.submit(Credit::Wait).unwrap_or_else(Operation::refused)
     }
 }
-
-#[allow(unused)] // for the links above
-type Links = Error;

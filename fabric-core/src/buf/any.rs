@@ -13,6 +13,8 @@ use super::{PooledBuf, Source};
 /// # Safety
 /// The addresses behind `bytes` and `window` must stay the same while the value is moved, until it is dropped or a
 /// method with `&mut self` is called.
+///
+/// The methods run while a domain is locked: they must not call into the fabric, and should not block.
 pub unsafe trait CustomBuf: Send + Sync + Any {
     /// The bytes to send, or the bytes received so far.
     fn bytes(&self) -> &[u8];

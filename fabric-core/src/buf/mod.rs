@@ -15,9 +15,15 @@ pub use source::Source;
 
 use bytes::{Bytes, BytesMut};
 
+mod sealed {
+    pub trait Sealed {}
+}
+
 /// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Bytes`, `BytesMut`, `&'static [u8]`, `&'static str`,
 /// `String`, [`PooledBuf`], or your own by way of [`CustomBuf`].
-pub trait IoBuf: Send + Sized + 'static {
+///
+/// Sealed, because its methods run while a domain is locked.
+pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
     /// The bytes to send.
     fn bytes(&self) -> &[u8];
     /// Gives the buffer to an operation.
@@ -37,6 +43,7 @@ pub trait IoBufMut: IoBuf {}
 
 macro_rules! lend {
     ($($type:ty => $variant:ident, |$buf:ident| $bytes:expr;)*) => {$(
+        impl sealed::Sealed for $type {}
         impl IoBuf for $type {
             fn bytes(&self) -> &[u8] {
                 let $buf = self;
@@ -70,6 +77,7 @@ impl IoBufMut for BytesMut {}
 impl IoBufMut for PooledBuf {}
 impl IoBufMut for Box<dyn CustomBuf> {}
 
+impl<const N: usize> sealed::Sealed for &'static [u8; N] {}
 impl<const N: usize> IoBuf for &'static [u8; N] {
     fn bytes(&self) -> &[u8] {
         *self

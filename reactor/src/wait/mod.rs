@@ -4,8 +4,8 @@ mod policy;
 #[cfg(not(all(test, loom)))]
 mod set;
 
+pub use policy::WaitPolicy;
 pub(crate) use policy::{Spinner, Window};
-pub use policy::{WaitPolicy, default_policy};
 #[cfg(not(all(test, loom)))]
 pub(crate) use set::PollSet;
 

@@ -22,12 +22,6 @@ pub enum WaitPolicy {
     Park,
 }
 
-/// The policy used when none is chosen.
-#[must_use]
-pub fn default_policy() -> WaitPolicy {
-    WaitPolicy::default()
-}
-
 /// Looks within one poll of a future. A poll must not hold up the executor: this is a few microseconds.
 const POLL_LOOKS: u32 = if cfg!(loom) { 1 } else { 96 };
 /// Looks that are still made when looking never pays off.

@@ -257,12 +257,6 @@ impl Endpoint {
         let mut moved = false;
         let mut index = 0;
         while let Some(&at) = self.busy.get(index) {
-            if self.outgoing[at].is_dialing()
-                && let Err(error) = self.dial(at)
-            {
-                self.outgoing[at].end(host, &*self.wait, &error);
-                moved = true;
-            }
             moved |= self.outgoing[at].pump(host);
             if self.outgoing[at].is_idle() {
                 self.busy.swap_remove(index);
@@ -341,7 +335,7 @@ impl Endpoint {
                 let Caller::Stranger(stranger) = self.callers.remove(at) else { return };
                 self.strangers.retain(|stranger| *stranger != at);
                 self.next_key += 1;
-                match stranger.meet(PeerKey(self.next_key), &self.name) {
+                match stranger.meet(PeerKey(self.next_key)) {
                     // A slab gives the position that was freed last to who comes next.
                     Met::Later(stranger) => {
                         let again = self.callers.insert(Caller::Stranger(stranger));
@@ -351,7 +345,6 @@ impl Endpoint {
                     Met::Peer(mut peer) => {
                         peer.source = host.peer_connected(self.id, &peer.peer);
                         let name = peer.peer.clone();
-                        tracing::debug!(target: "fabric::shm", at = %self.name, peer = %name, "peer connected");
                         let again = self.callers.insert(Caller::Peer(peer));
                         debug_assert_eq!(again, at);
                         host.event(self.id, EventKind::PeerConnected { peer: name });
@@ -394,7 +387,6 @@ impl Endpoint {
             }
         }
         if news {
-            tracing::debug!(target: "fabric::shm", at = %self.name, peer = %name, ?reason, "peer down");
             host.event(self.id, EventKind::PeerDown { peer: name.clone(), source, reason });
         }
     }
@@ -402,7 +394,6 @@ impl Endpoint {
     fn broken(&mut self, host: &mut dyn Host, at: usize, what: &'static str) {
         let Some(peer) = self.callers[at].peer() else { return };
         let (name, process) = (peer.peer.clone(), peer.process);
-        tracing::warn!(target: "fabric::shm", at = %self.name, peer = %name, what, "peer broke the protocol");
         host.event(
             self.id,
             EventKind::Rejected { error: Error::Protocol { peer: name.clone(), what: what.into() } },

@@ -80,12 +80,15 @@ pub(crate) fn listen(at: &Address) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to a name; `None` when the queue of connections there is full.
-pub(crate) fn connect(to: &Address) -> Result<Option<(OwnedFd, Credentials)>> {
+/// Connects to a name.
+pub(crate) fn connect(to: &Address) -> Result<(OwnedFd, Credentials)> {
     let socket = socket()?;
     match rustix::net::connect(&socket, &socket_address(to)?) {
         Ok(()) => {}
-        Err(Errno::AGAIN) => return Ok(None),
+        // The queue of connections there is full: nobody has accepted any for a while.
+        Err(Errno::AGAIN) => {
+            return Err(Error::Refused { peer: to.clone(), reason: Refusal::Resources });
+        }
         Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
         Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
     }
@@ -93,7 +96,7 @@ pub(crate) fn connect(to: &Address) -> Result<Option<(OwnedFd, Credentials)>> {
     if theirs.user != ours {
         return Err(Error::OtherUser { peer: to.clone(), theirs: theirs.user, ours });
     }
-    Ok(Some((socket, theirs)))
+    Ok((socket, theirs))
 }
 
 /// Accepts a connection; `None` when there is none.

@@ -7,11 +7,11 @@ use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::provider::{Host, WaitSet};
 use fabric_core::rx::{LandingId, RxContext};
-use fabric_core::{Address, Error, FiAddr, Refusal};
+use fabric_core::{Address, Error, FiAddr, Refusal, Scheme};
 
 use super::handshake::{self, Answer, Read, VERSION};
 use super::outgoing::READS_PER_LOOK;
-use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE};
+use super::record::{BEGIN, Layout, PIECE, WHOLE};
 use super::ring::{Broken, Consumer, Record};
 use super::segment::Segment;
 
@@ -61,7 +61,7 @@ pub(crate) enum Met {
 
 impl Stranger {
     /// Reads the hello and answers it.
-    pub(crate) fn meet(self, key: PeerKey, at: &Address) -> Met {
+    pub(crate) fn meet(self, key: PeerKey) -> Met {
         let ours = rustix::process::geteuid().as_raw();
         let refuse = |socket: &OwnedFd, reason: Refusal, error: Error| {
             handshake::send_answer(socket, Answer::Refused(reason));
@@ -70,7 +70,7 @@ impl Stranger {
         let peer = match handshake::credentials_of(&self.socket) {
             Ok(peer) if peer.user == ours => peer,
             Ok(peer) => {
-                let error = Error::OtherUser { peer: at.clone(), theirs: peer.user, ours };
+                let error = Error::OtherUser { peer: nameless(peer.process), theirs: peer.user, ours };
                 return refuse(&self.socket, Refusal::User, error);
             }
             Err(error) => return refuse(&self.socket, Refusal::Malformed, error),
@@ -84,7 +84,11 @@ impl Stranger {
                     "version" => Refusal::Version { theirs: VERSION, ours: VERSION },
                     _ => Refusal::Malformed,
                 };
-                return refuse(&self.socket, reason, Error::Protocol { peer: at.clone(), what: what.into() });
+                return refuse(
+                    &self.socket,
+                    reason,
+                    Error::Protocol { peer: nameless(peer.process), what: what.into() },
+                );
             }
         };
         match Segment::adopt(&hello.segment, hello.lines) {
@@ -98,6 +102,12 @@ impl Stranger {
             }
         }
     }
+}
+
+/// Something to call a process by that has not told its name.
+fn nameless(process: i32) -> Address {
+    Address::new(Scheme::Shm, &format!("process-{process}"))
+        .unwrap_or_else(|_| unreachable!("a short plain name"))
 }
 
 impl Incoming {
@@ -165,9 +175,9 @@ impl Incoming {
         let envelope = |len| Envelope {
             peer: self.key,
             source: self.source,
-            tag: layout.tag.filter(|_| flags & TAGGED != 0).map(word),
+            tag: layout.tag.map(word),
             len,
-            data: layout.data.filter(|_| flags & DATA != 0).map(word),
+            data: layout.data.map(word),
             arrival: 0,
         };
         match (kind, layout.total) {

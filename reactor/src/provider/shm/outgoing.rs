@@ -37,8 +37,6 @@ pub(crate) struct Outgoing {
 
 #[derive(Debug)]
 enum Link {
-    /// The peer's queue of connections is full: to be tried again.
-    Dialing,
     Waiting(Wires),
     Live(Wires),
     /// Ended; a new one is made for the next operation.
@@ -97,13 +95,10 @@ impl Outgoing {
 
     /// Makes the connection if there is none.
     pub(crate) fn dial(&mut self, from: &Address, token: u64, wait: &dyn WaitSet) -> Result<()> {
-        if !matches!(self.link, Link::Gone | Link::Dialing) {
+        if !matches!(self.link, Link::Gone) {
             return Ok(());
         }
-        let Some((socket, peer)) = handshake::connect(&self.peer)? else {
-            self.link = Link::Dialing;
-            return Ok(());
-        };
+        let (socket, peer) = handshake::connect(&self.peer)?;
         let (segment, memory) = Segment::create(LINES)?;
         handshake::send_hello(&socket, from, LINES, memory.as_fd())?;
         wait.watch(socket.as_fd(), token)
@@ -167,7 +162,7 @@ impl Outgoing {
     pub(crate) fn process(&self) -> Option<i32> {
         match &self.link {
             Link::Waiting(wires) | Link::Live(wires) => Some(wires.process),
-            Link::Dialing | Link::Gone => None,
+            Link::Gone => None,
         }
     }
 
@@ -189,15 +184,9 @@ impl Outgoing {
         }
     }
 
-    /// Still has to dial.
-    pub(crate) fn is_dialing(&self) -> bool {
-        matches!(self.link, Link::Dialing)
-    }
-
     /// Before sleeping: false when something could move now.
     pub(crate) fn arm(&mut self) -> bool {
         match &mut self.link {
-            Link::Dialing => false,
             Link::Live(wires) => match self.queue.front() {
                 None => true,
                 Some(_) => {
