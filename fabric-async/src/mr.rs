@@ -16,8 +16,8 @@ use crate::model::{Shared, ThreadModel};
 
 /// A memory region (`fid_mr`): a buffer under a key.
 ///
-/// The region owns its buffer until it is closed, which gives it back. No provider offers remote access yet, so the
-/// key and rights are checked and kept, and the bytes are reached from here only.
+/// The region owns its buffer until it is closed, which gives it back. No provider offers remote access yet: the key and
+/// the rights are recorded, and the bytes are reached from here only.
 #[doc(alias = "fid_mr")]
 pub struct MemoryRegion<B, M: ThreadModel = Shared> {
     node: Arc<Node>,

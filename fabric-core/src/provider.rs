@@ -161,8 +161,8 @@ pub trait Host {
     /// The operation has ended.
     fn complete(&mut self, op: OpKey, outcome: Outcome);
 
-    /// The call left something behind that waits for a peer. If doorbells have been asked for, they must be asked for
-    /// again, with this in view.
+    /// The call left something behind that waits for a peer, or that a further pass could move. If doorbells have been
+    /// asked for, they must be asked for again, with this in view.
     fn unsettled(&mut self) {}
 
     /// Something happened on the endpoint.

@@ -1,21 +1,20 @@
 //! A domain as the async face sees it: objects by name, posts, polls.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Pool};
-use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
+use fabric_core::completion::{Completion, Failed, OpKind, Outcome};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
 use fabric_core::provider::{EpId, Host, OpKey, Provider, SendNow, SendSpec};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use crate::driver::{self, Next, Turns};
-use crate::engine::{Driver, Engine};
+use crate::driver::{self, DriverHandle};
+use crate::engine::Engine;
 use crate::hub::{AvId, Bindings, CounterId, CqId, Hub};
-use crate::ops::{Op, Phase, Route};
+use crate::ops::{Credit, Ended, Op, Phase, Posted, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::wait::{PollSet, WaitPolicy};
 
@@ -26,39 +25,6 @@ use crate::wait::{PollSet, WaitPolicy};
 pub struct Domain {
     engine: Arc<Engine>,
     pool: Arc<Pool>,
-}
-
-/// What an operation became when it was posted.
-#[derive(Debug)]
-pub enum Posted<B> {
-    /// It has ended already.
-    Done(Transfer, B),
-    /// It is under way, or reports to a queue.
-    Pending(OpKey),
-    /// It has ended already, and its completion is in the queue.
-    Reported,
-}
-
-/// How an operation ended, with its buffer.
-#[derive(Debug)]
-pub struct Ended {
-    /// What was moved.
-    pub transfer: Transfer,
-    /// Why it failed, if it did.
-    pub error: Option<Box<Error>>,
-    /// The buffer it was given.
-    pub buf: AnyBuf,
-}
-
-/// Whether a post may queue for credit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Credit {
-    /// Without a free credit the post fails with [`Error::Again`].
-    Now,
-    /// Without a free credit the operation waits for one, in the order of posting.
-    Wait,
-    /// The post uses up a permit, which holds a credit.
-    Held,
 }
 
 impl Domain {
@@ -508,91 +474,6 @@ impl Domain {
     /// A handle by which a task can drive this domain without keeping it open.
     #[must_use]
     pub fn driver(&self) -> DriverHandle {
-        DriverHandle {
-            set: self.engine.set.clone(),
-            engine: Arc::downgrade(&self.engine),
-            turns: Turns::new(),
-        }
-    }
-}
-
-/// Drives a domain from a task, for as long as the domain is open.
-pub struct DriverHandle {
-    set: Arc<PollSet>,
-    engine: std::sync::Weak<Engine>,
-    turns: Turns,
-}
-
-impl DriverHandle {
-    /// The descriptor that becomes readable when there may be news.
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.set.fd()
-    }
-
-    /// The descriptor was readable: silences the domain's own doorbell. The next turn looks at everything else.
-    pub fn woken(&self) {
-        self.set.drain();
-    }
-
-    /// One turn; `None` when the domain is gone. `waker` wakes the task out of its sleep.
-    pub fn turn(&mut self, waker: &Waker) -> Option<Next> {
-        let engine = self.engine.upgrade()?;
-        Some(self.turns.turn(&engine, Some(waker)))
-    }
-}
-
-impl Drop for DriverHandle {
-    /// The runtime goes away with tasks still waiting: from now on they keep themselves runnable.
-    fn drop(&mut self) {
-        if let Some(engine) = self.engine.upgrade() {
-            let mut locked = engine.lock();
-            locked.driver = Driver::Gone;
-            locked.hub.wake_everybody();
-        }
-    }
-}
-
-impl Hub {
-    pub(crate) fn take_done(&mut self, key: OpKey) -> Option<Ended> {
-        let op = self.ops.get_mut(key)?;
-        if op.phase != Phase::Done {
-            return None;
-        }
-        if let Some(waker) = op.waker.take() {
-            self.waiters -= 1;
-            self.later.discard_waker(waker);
-        }
-        let ended = Ended {
-            transfer: op.outcome.transfer,
-            error: op.outcome.error.take(),
-            buf: std::mem::take(&mut op.buf),
-        };
-        self.ops.free(key);
-        Some(ended)
-    }
-
-    fn register_cq(&mut self, cq: CqId, waker: &Waker) {
-        let Some(ring) = self.cq(cq) else { return };
-        match ring.waker.replace(waker.clone()) {
-            Some(old) => self.later.discard_waker(old),
-            None => self.waiters += 1,
-        }
-    }
-
-    fn wake_everybody(&mut self) {
-        for waker in self.ops.wakers() {
-            self.later.wake(waker);
-        }
-        for ring in self.cqs.iter_mut() {
-            ring.waker.take().into_iter().for_each(|waker| self.later.wake(waker));
-        }
-        for cell in self.counters.iter_mut() {
-            cell.wake_all(&mut self.later);
-        }
-        for waker in self.eqs.iter().filter_map(|eq| eq.take_waker()) {
-            self.later.wake(waker);
-        }
-        self.waiters = 0;
+        DriverHandle::new(&self.engine)
     }
 }

@@ -4,6 +4,7 @@
 //! that wakes makes passes until there has been no news for a while, arms the doorbells and sleeps.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -15,7 +16,7 @@ use fabric_core::provider::WaitSet;
 use fabric_core::{Error, Result};
 
 use crate::engine::{Driver, Engine};
-use crate::wait::{WaitPolicy, Window};
+use crate::wait::{PollSet, WaitPolicy, Window};
 
 /// How often the thread looks whether the application still polls.
 const WATCH: Duration = Duration::from_millis(1);
@@ -106,6 +107,47 @@ pub(crate) fn spawn(engine: &Arc<Engine>, name: String) -> Result<()> {
     };
     let spawned = thread::Builder::new().name(name).spawn(run);
     spawned.map(drop).map_err(|error: io::Error| Error::os("clone", error.raw_os_error().unwrap_or_default()))
+}
+
+/// Drives a domain from a task, for as long as the domain is open.
+pub struct DriverHandle {
+    set: Arc<PollSet>,
+    engine: std::sync::Weak<Engine>,
+    turns: Turns,
+}
+
+impl DriverHandle {
+    pub(crate) fn new(engine: &Arc<Engine>) -> Self {
+        Self { set: engine.set.clone(), engine: Arc::downgrade(engine), turns: Turns::new() }
+    }
+
+    /// The descriptor that becomes readable when there may be news.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.set.fd()
+    }
+
+    /// The descriptor was readable: silences the domain's own doorbell. The next turn looks at everything else.
+    pub fn woken(&self) {
+        self.set.drain();
+    }
+
+    /// One turn; `None` when the domain is gone. `waker` wakes the task out of its sleep.
+    pub fn turn(&mut self, waker: &Waker) -> Option<Next> {
+        let engine = self.engine.upgrade()?;
+        Some(self.turns.turn(&engine, Some(waker)))
+    }
+}
+
+impl Drop for DriverHandle {
+    /// The runtime goes away with tasks still waiting: from now on they keep themselves runnable.
+    fn drop(&mut self) {
+        if let Some(engine) = self.engine.upgrade() {
+            let mut locked = engine.lock();
+            locked.driver = Driver::Gone;
+            locked.hub.wake_everybody();
+        }
+    }
 }
 
 impl Drop for Engine {

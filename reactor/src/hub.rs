@@ -7,16 +7,14 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use fabric_core::av::AddressTable;
-use fabric_core::buf::{AnyBuf, Pool, PooledBuf, Source};
-use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
-use fabric_core::event::{Event, EventKind};
-use fabric_core::matching::Envelope;
-use fabric_core::provider::{EpId, Host, OpKey};
+use fabric_core::buf::{AnyBuf, Pool};
+use fabric_core::completion::{Completion, OpKind, Outcome};
+use fabric_core::provider::{EpId, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::later::Later;
-use crate::ops::{Op, OpTable, Phase, Route};
+use crate::ops::{Ended, Op, OpTable, Phase, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::table::Table;
 use crate::transmit::Transmit;
@@ -74,9 +72,9 @@ pub(crate) struct Ep {
 pub(crate) struct Vector {
     pub(crate) table: AddressTable,
     /// Takes in peers that connect, and forgets them when they go.
-    welcoming: bool,
+    pub(crate) welcoming: bool,
     /// Those it took in, with their connections.
-    guests: HashMap<Address, usize>,
+    pub(crate) guests: HashMap<Address, usize>,
 }
 
 /// The state of a domain apart from its provider.
@@ -242,7 +240,7 @@ impl Hub {
     }
 
     /// The provider is done with a send.
-    fn landed(&mut self, route: Route) {
+    pub(crate) fn landed(&mut self, route: Route) {
         self.sends -= 1;
         self.unattended -= usize::from(route != Route::Future);
     }
@@ -279,7 +277,7 @@ impl Hub {
     }
 
     /// An operation has ended whose future will look.
-    fn done(&mut self, key: OpKey) {
+    pub(crate) fn done(&mut self, key: OpKey) {
         let Some(op) = self.ops.get_mut(key) else { return };
         op.phase = Phase::Done;
         if let Some(waker) = op.waker.take() {
@@ -301,159 +299,52 @@ impl Hub {
         }
     }
 
-    fn vector_of(&mut self, ep: EpId) -> Option<(AvId, &mut Vector)> {
+    pub(crate) fn vector_of(&mut self, ep: EpId) -> Option<(AvId, &mut Vector)> {
         let av = self.eps.get(ep.0)?.bound.av;
         Some((av, self.vectors.get_mut(av.0)?))
     }
 }
 
-impl Host for Hub {
-    fn payload(&self, op: OpKey) -> &[u8] {
-        self.ops.get(op).map_or(&[], |op| op.buf.bytes())
-    }
-
-    fn expect(&mut self, op: OpKey, len: usize) -> usize {
-        let Some(op) = self.ops.get_mut(op) else { return 0 };
-        op.buf.expect(len);
-        op.buf.room()
-    }
-
-    fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize) {
-        if let Some(op) = self.ops.get_mut(op) {
-            op.buf.place(at, source, from, count);
-        }
-    }
-
-    fn deliver(&mut self, key: OpKey, envelope: &Envelope, source: &dyn Source) {
-        let Some(op) = self.ops.get_mut(key) else { return };
-        let placed = op.buf.receive(source);
-        if op.route != Route::Future || placed < envelope.len {
-            return self.complete(key, Outcome::received(envelope, placed));
-        }
-        op.outcome.transfer = Transfer::received(envelope, placed);
-        let (ep, credit) = (op.ep, std::mem::take(&mut op.credit));
-        if credit {
-            self.release(ep, OpKind::Recv, None);
-        }
-        self.count(ep, OpKind::Recv, true);
-        self.done(key);
-    }
-
-    fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
-        let Some(op) = self.ops.get_mut(op) else { return 0 };
-        let len = bytes.len();
-        if let AnyBuf::Pooled(own) = &mut op.buf {
-            *own = bytes;
-            return len;
-        }
-        let placed = op.buf.room().min(len);
-        op.buf.place(0, &&bytes[..], 0, placed);
-        placed
-    }
-
-    fn reclaim(&mut self, key: OpKey, filled: usize) -> PooledBuf {
-        let Some(op) = self.ops.get_mut(key) else { return PooledBuf::empty(&self.pool) };
-        op.buf.finish(filled);
-        match std::mem::take(&mut op.buf) {
-            AnyBuf::Pooled(buf) => buf,
-            other => {
-                let mut copy = self.pool.take(filled);
-                copy.extend_from_slice(&other.bytes()[..filled]);
-                self.later.discard(other);
-                copy
-            }
-        }
-    }
-
-    fn complete(&mut self, key: OpKey, outcome: Outcome) {
-        let Some(op) = self.ops.get_mut(key) else { return };
-        let (ep, kind, route, peer) = (op.ep, op.kind, op.route, op.spec.map(|spec| spec.peer));
-        let permit = op.permit;
-        if kind == OpKind::Recv {
-            op.buf.finish(outcome.transfer.len);
-        }
-        // The slot may stay until its future looks, but what it holds of the endpoint is free now.
-        if std::mem::take(&mut op.credit) {
-            if kind != OpKind::Recv {
-                self.landed(route);
-            }
-            self.release(ep, kind, peer);
-        }
-        if !permit {
-            self.count(ep, kind, outcome.error.is_none());
-        }
-        match route {
-            Route::Future => {
-                if let Some(op) = self.ops.get_mut(key) {
-                    op.outcome = outcome;
-                }
-                self.done(key);
-            }
-            Route::Queue(context) => {
-                if let Some(op) = self.ops.remove(key) {
-                    self.report(ep, kind, context, outcome, op.buf);
-                }
-            }
-            Route::Nobody => {
-                self.discard(key);
-                if let Some(error) =
-                    outcome.error.map(|error| *error).filter(|error| *error != Error::Canceled)
-                {
-                    self.event(ep, EventKind::OperationFailed { peer, error });
-                }
-            }
-        }
-    }
-
-    fn unsettled(&mut self) {
-        self.unsettled = true;
-    }
-
-    fn event(&mut self, ep: EpId, kind: EventKind) {
-        let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else { return };
-        if let Some(eq) = bound.eq.as_ref().or(self.eq.as_ref())
-            && let Some(waker) = eq.push(Event::new(bound.object, bound.context, kind))
-        {
-            self.later.wake(waker);
-        }
-    }
-
-    fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
-        let ep = self.eps.get(ep.0).ok_or(Error::Closed(Class::Endpoint))?;
-        let vector = self.vectors.get(ep.bound.av.0).ok_or(Error::Closed(Class::AddressVector))?;
-        vector.table.get(addr).cloned()
-    }
-
-    fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
-        let ep = self.eps.get(ep.0)?;
-        self.vectors.get(ep.bound.av.0)?.table.find(address)
-    }
-
-    fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr> {
-        let (av, vector) = self.vector_of(ep)?;
-        if let Some(addr) = vector.table.find(address) {
-            if let Some(connections) = vector.guests.get_mut(address) {
-                *connections += 1;
-            }
-            return Some(addr);
-        }
-        if !vector.welcoming {
+impl Hub {
+    pub(crate) fn take_done(&mut self, key: OpKey) -> Option<Ended> {
+        let op = self.ops.get_mut(key)?;
+        if op.phase != Phase::Done {
             return None;
         }
-        let addr = vector.table.insert(address.clone());
-        vector.guests.insert(address.clone(), 1);
-        self.follow_ups.push(FollowUp::Announce(av, addr));
-        Some(addr)
+        if let Some(waker) = op.waker.take() {
+            self.waiters -= 1;
+            self.later.discard_waker(waker);
+        }
+        let ended = Ended {
+            transfer: op.outcome.transfer,
+            error: op.outcome.error.take(),
+            buf: std::mem::take(&mut op.buf),
+        };
+        self.ops.free(key);
+        Some(ended)
     }
 
-    fn peer_disconnected(&mut self, ep: EpId, address: &Address) {
-        let Some((av, vector)) = self.vector_of(ep) else { return };
-        let Some(connections) = vector.guests.get_mut(address) else { return };
-        *connections = connections.saturating_sub(1);
-        if *connections == 0
-            && let Some(addr) = vector.table.find(address)
-        {
-            self.follow_ups.push(FollowUp::Dismiss(av, addr));
+    pub(crate) fn register_cq(&mut self, cq: CqId, waker: &Waker) {
+        let Some(ring) = self.cq(cq) else { return };
+        match ring.waker.replace(waker.clone()) {
+            Some(old) => self.later.discard_waker(old),
+            None => self.waiters += 1,
         }
+    }
+
+    pub(crate) fn wake_everybody(&mut self) {
+        for waker in self.ops.wakers() {
+            self.later.wake(waker);
+        }
+        for ring in self.cqs.iter_mut() {
+            ring.waker.take().into_iter().for_each(|waker| self.later.wake(waker));
+        }
+        for cell in self.counters.iter_mut() {
+            cell.wake_all(&mut self.later);
+        }
+        for waker in self.eqs.iter().filter_map(|eq| eq.take_waker()) {
+            self.later.wake(waker);
+        }
+        self.waiters = 0;
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`domain`] | a domain as the async face sees it: objects by name, posts, polls |
 //! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
-//! | `post`, `hub`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
+//! | `post`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | [`provider`] | the registry, and shared memory |
 
@@ -13,6 +13,7 @@
 pub mod domain;
 mod driver;
 mod engine;
+mod host;
 mod hub;
 mod later;
 #[cfg(all(test, loom))]
@@ -26,9 +27,9 @@ mod table;
 mod transmit;
 mod wait;
 
-pub use domain::{Credit, Domain, DriverHandle, Ended, Posted};
-pub use driver::Next;
+pub use domain::Domain;
+pub use driver::{DriverHandle, Next};
 pub use hub::{AvId, Bindings, CounterId, CqId};
-pub use ops::Route;
+pub use ops::{Credit, Ended, Posted, Route};
 pub use queue::EventRing;
 pub use wait::WaitPolicy;

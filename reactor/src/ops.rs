@@ -5,6 +5,7 @@
 
 use std::task::Waker;
 
+use fabric_core::Error;
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::provider::{EpId, OpKey, SendSpec};
@@ -18,6 +19,39 @@ pub enum Route {
     Queue(u64),
     /// Nobody; a failure becomes an event.
     Nobody,
+}
+
+/// Whether a post may queue for credit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Credit {
+    /// Without a free credit the post fails with [`Error::Again`].
+    Now,
+    /// Without a free credit the operation waits for one, in the order of posting.
+    Wait,
+    /// The post uses up a permit, which holds a credit.
+    Held,
+}
+
+/// What an operation became when it was posted.
+#[derive(Debug)]
+pub enum Posted<B> {
+    /// It has ended already.
+    Done(Transfer, B),
+    /// It is under way, or reports to a queue.
+    Pending(OpKey),
+    /// It has ended already, and its completion is in the queue.
+    Reported,
+}
+
+/// How an operation ended, with its buffer.
+#[derive(Debug)]
+pub struct Ended {
+    /// What was moved.
+    pub transfer: Transfer,
+    /// Why it failed, if it did.
+    pub error: Option<Box<Error>>,
+    /// The buffer it was given.
+    pub buf: AnyBuf,
 }
 
 /// How far an operation has come.

@@ -9,10 +9,9 @@ use fabric_core::matching::RecvSpec;
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec};
 use fabric_core::{Error, FiAddr, Result, Scarce};
 
-use crate::domain::{Credit, Posted};
 use crate::engine::Locked;
 use crate::hub::Hub;
-use crate::ops::{Op, Phase, Route};
+use crate::ops::{Credit, Op, Phase, Posted, Route};
 
 impl Locked<'_> {
     /// After a call that may have let others go on.

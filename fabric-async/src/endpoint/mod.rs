@@ -65,11 +65,14 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// A message to this peer, to be awaited, started or posted.
     ///
-    /// It has been sent when the peer's endpoint has it; the buffer comes back then. The message is longer than
-    /// [`Info::ep`]`.max_msg_size` at no time: that is [`Error::TooLong`].
+    /// It has been sent when the peer's endpoint has it; the buffer comes back then. A message above
+    /// [`Info::ep`]`.max_msg_size` is [`Error::TooLong`].
     ///
     /// # Cancel safety
     /// Dropping the future before there was credit sends nothing; afterwards the message is delivered nevertheless.
+    ///
+    /// The request is posted when it is *awaited*, which is before the first poll: in `select!`, also in a branch that
+    /// is switched off by `if`. To decide first, [reserve](Self::reserve) and send with the permit.
     #[doc(alias = "fi_send")]
     pub fn send<B: IoBuf>(&self, peer: FiAddr, buf: B) -> SendRequest<'_, B, M> {
         SendRequest::new(self, peer, buf)
@@ -129,6 +132,9 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit) holds.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`]; [`Error::Closed`]; [`Error::Canceled`] when the endpoint is closed meanwhile.
     ///
     /// # Cancel safety
     /// Dropping the future gives up the place in the queue.

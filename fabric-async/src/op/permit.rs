@@ -17,6 +17,9 @@ use crate::endpoint::{Endpoint, EndpointInner};
 use crate::model::{Shared, ThreadModel};
 
 /// A request for a transmit credit; awaiting it waits for one, in order with the sends that wait.
+///
+/// # Cancel safety
+/// Dropping the future gives up the place in the queue; a credit that was granted meanwhile is given back.
 #[must_use = "nothing is reserved before the request is awaited"]
 pub struct Reserve<'a, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
@@ -78,7 +81,8 @@ impl<M: ThreadModel> Future for Reserving<M> {
 impl<M: ThreadModel> Unpin for Reserving<M> {}
 
 impl<M: ThreadModel> Permit<M> {
-    /// Sends with this credit: to be awaited, started or posted like any send, to the peer it was reserved for.
+    /// Sends with this credit: to be awaited, started or posted like any send, to the peer it was reserved for. `ep` is
+    /// the endpoint that granted it, or a clone; on any other the permit is given back and the send has no credit.
     pub fn send<B: IoBuf>(self, ep: &Endpoint<M>, buf: B) -> SendRequest<'_, B, M> {
         let peer = self.peer;
         if Arc::ptr_eq(&ep.inner, &self.ep) {

@@ -43,7 +43,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
         self.tag_mask(tag, 0)
     }
 
-    /// Takes tagged messages whose tag equals `tag` in all bits but those set in `ignore`.
+    /// Takes tagged messages (`fi_trecv` with `ignore`) whose tag equals `tag` in all bits but those set in `ignore`.
     pub fn tag_mask(mut self, tag: u64, ignore: u64) -> Self {
         self.spec.tag = Some(TagMatch { tag, ignore });
         self

@@ -1,4 +1,5 @@
-//! The registry of providers. Adding one touches its folder and this list.
+//! The registry of providers. Adding one touches its folder, this list, and the names of schemes and protocols in
+//! `fabric-core` (`address.rs`, `info/level.rs`).
 
 pub mod shm;
 
