@@ -29,6 +29,8 @@ const BATCH: usize = 32;
 /// [`Error::Again`] when all are taken. A failed operation is an entry like any other. One consumer: the handle cannot
 /// be cloned.
 ///
+/// `next` and its like come from `futures_util::StreamExt`.
+///
 /// # Cancel safety
 /// Dropping a pending `next` or `next_batch` loses no completion.
 #[doc(alias = "fid_cq")]

@@ -40,7 +40,7 @@ pub(crate) fn spawn(domain: &Domain) -> Result<()> {
         }
         Err(_) => {
             return Err(Error::Runtime(
-                "the Tokio runtime has no I/O driver; build it with enable_io() or enable_all()",
+                "the Tokio runtime has no I/O driver; build it with enable_io() or enable_all(), or use automatic progress",
             ));
         }
     };

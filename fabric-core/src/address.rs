@@ -21,7 +21,7 @@ pub const MAX_NAME: usize = 80;
 /// assert_eq!(address.to_string(), "fi_shm://echo");
 /// # Ok::<(), fabric_core::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
     scheme: Scheme,
     name: Arc<str>,
@@ -96,6 +96,12 @@ impl FromStr for Address {
             Error::BadAddress { why, .. } => bad(why),
             other => Err(other),
         })
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

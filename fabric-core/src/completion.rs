@@ -194,7 +194,7 @@ impl<B> Failed<B> {
 
 impl<B> fmt::Debug for Failed<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failed").field("error", &self.error).field("transfer", &self.transfer).finish()
+        f.debug_tuple("Failed").field(&self.error).finish()
     }
 }
 

@@ -83,7 +83,9 @@ pub enum Error {
         what: String,
     },
     /// An address handle that names nobody (any more), or belongs to another address vector. `FI_EADDRNOTAVAIL`.
-    #[error("stale or foreign address handle {0}")]
+    #[error(
+        "address handle {0} names nobody: its peer has gone or was removed, or it is of another address vector"
+    )]
     StaleAddress(FiAddr),
     /// The sender of a message is in no address vector, so it cannot be answered by handle. `FI_EADDRNOTAVAIL`.
     #[error("the sender is not in the address vector")]

@@ -62,7 +62,7 @@ impl fmt::Display for Class {
 }
 
 /// How many children of each class an object has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Children([u32; Class::ALL.len()]);
 
 impl Children {
@@ -76,6 +76,12 @@ impl Children {
     #[must_use]
     pub fn total(&self) -> u32 {
         self.0.iter().sum()
+    }
+}
+
+impl fmt::Debug for Children {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{self}]")
     }
 }
 

@@ -65,7 +65,9 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// A message to this peer, to be awaited, started or posted.
     ///
-    /// It has been sent when the peer's endpoint has it; the buffer comes back then. A message above
+    /// It has been sent when the peer's endpoint has it, in its ring; the buffer comes back then. Only an answer proves
+    /// that somebody has received it. A message of up to about the ring's 128 KiB needs no receive to be sent; of a
+    /// longer one the rest waits until the peer receives, or buffers it within its budget. A message above
     /// [`Info::ep`]`.max_msg_size` is [`Error::TooLong`].
     ///
     /// # Cancel safety
@@ -121,8 +123,8 @@ impl<M: ThreadModel> Endpoint<M> {
         RecvRequest::new(self, PooledBuf::empty(self.inner.domain.core.pool()))
     }
 
-    /// Receives into this buffer. A message that is longer than its room is [`Error::Truncated`]: the buffer has its
-    /// first bytes.
+    /// Receives into this buffer. The room of a `Vec` or `BytesMut` is its capacity. A message that is longer is
+    /// [`Error::Truncated`]: the buffer has its first bytes, and the rest is lost.
     ///
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`]; the buffer is dropped. [`Operation::cancel`] gets it back instead.
@@ -144,6 +146,8 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// Gives a peer a number, and makes the connection: the first message finds it ready. When that fails, a number
     /// that was new is taken back.
+    ///
+    /// Waits until the peer makes progress and answers, however long that takes: `tokio::time::timeout` limits it.
     ///
     /// # Errors
     /// [`Error::NoSuchPeer`] when nobody is there, [`Error::OtherUser`], [`Error::Refused`]; and those of

@@ -66,7 +66,7 @@
 //!
 //! # Doorbells
 //!
-//! A peer that sleeps is woken through an eventfd, its doorbell. Ringing costs the sender a system call, so
+//! A peer that sleeps is woken by a message on the socket, its doorbell. Ringing costs the sender a system call, so
 //! it is done only when needed: before it sleeps, a receiver raises a flag in the ring and looks once more. A
 //! sender publishes its message and looks at the flag. Either the receiver sees the message, or the sender
 //! sees the flag. The sender that rings takes the flag down, so one sleep costs one ring, however many

@@ -50,6 +50,10 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     }
 
     /// Takes messages from this peer only (`FI_DIRECTED_RECV`).
+    ///
+    /// When a connected peer ends, the receives that are directed at it fail with
+    /// [`Error::PeerGone`](crate::Error::PeerGone), after what it had sent. One that is posted later waits for the peer
+    /// to come back: [`Endpoint::events`] tells of its end.
     #[doc(alias = "FI_DIRECTED_RECV")]
     pub fn from(mut self, peer: FiAddr) -> Self {
         self.spec.from = Some(peer);

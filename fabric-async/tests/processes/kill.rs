@@ -82,3 +82,45 @@ fn a_hundred_kills_each_noticed_and_none_contagious() {
     let left: Vec<_> = files.filter(|file| file.file_name().to_string_lossy().contains("fabric")).collect();
     assert!(left.is_empty(), "files left behind: {left:?}");
 }
+
+#[test]
+fn a_receive_directed_at_a_silent_peer_fails_with_it() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut events = ep.events().unwrap();
+        let name = format!("shm://silent-{}", std::process::id());
+        let mut silent = Peer::start("silent", &name);
+        let peer = loop {
+            match ep.lookup(&name).await {
+                Ok(peer) => break peer,
+                Err(Error::NoSuchPeer(_)) => tokio::time::sleep(Duration::from_millis(1)).await,
+                Err(error) => panic!("{error}"),
+            }
+        };
+        ep.send(peer, "hello").await.unwrap();
+        let answer = ep.recv().from(peer).start().unwrap();
+        silent.0.kill().unwrap();
+        let failed = answer.await.unwrap_err();
+        assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}");
+        let event = events.next().await.kind;
+        assert!(matches!(event, EventKind::PeerDown { reason: DownReason::Died, .. }), "{event:?}");
+    });
+}
+
+#[test]
+fn a_peer_that_leaves_in_good_order_has_not_died() {
+    run(async {
+        for _ in 0..50 {
+            let (watcher, leaver) =
+                (Endpoint::bind("shm://").await.unwrap(), Endpoint::bind("shm://").await.unwrap());
+            let mut events = watcher.events().unwrap();
+            let peer = watcher.lookup(leaver.name()).await.unwrap();
+            watcher.send(peer, "a word").await.unwrap();
+            leaver.recv().await.unwrap();
+            drop(leaver);
+            let event = events.next().await.kind;
+            assert!(matches!(event, EventKind::PeerDown { reason: DownReason::Closed, .. }), "{event:?}");
+            assert!(watcher.send(peer, "too late").await.is_err());
+        }
+    });
+}

@@ -43,6 +43,7 @@ pub(crate) fn play() {
         "chatter" => run(chatter(&name)),
         "echo" => run(echo(&name)),
         "numbers" => run(numbers(&name)),
+        "silent" => run(silent(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),
         other => panic!("unknown role {other}"),
     }
@@ -73,6 +74,12 @@ async fn echo(name: &str) {
             return;
         }
     }
+}
+
+/// Receives under this name and never says a word.
+async fn silent(name: &str) {
+    let ep = Endpoint::bind(name).await.expect("bind");
+    while ep.recv().await.is_ok() {}
 }
 
 /// Sends 100,000 numbered messages, some of them long.

@@ -23,6 +23,10 @@ mod sealed {
 /// `String`, [`PooledBuf`], or your own by way of [`CustomBuf`].
 ///
 /// Sealed, because its methods run while a domain is locked.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be lent to an operation",
+    note = "an operation owns its buffer until it ends: pass a `Vec<u8>`, `Bytes`, `String` or the like, or use `inject` for borrowed bytes"
+)]
 pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
     /// The bytes to send.
     fn bytes(&self) -> &[u8];
@@ -39,6 +43,10 @@ pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
 ///
 /// The room of a `Vec<u8>` or `BytesMut` is its capacity, and its length becomes that of the message. The room of a
 /// `Box<[u8]>` is its length, which stays. A [`PooledBuf`] grows to the message.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be received into",
+    note = "an operation owns its buffer until it ends: pass a `Vec<u8>`, `Box<[u8]>` or `BytesMut`, or use `recv()`"
+)]
 pub trait IoBufMut: IoBuf {}
 
 macro_rules! lend {

@@ -16,7 +16,7 @@ use slab::Slab;
 
 use super::handshake::{self, Answer};
 use super::incoming::{Incoming, Met, Stranger};
-use super::outgoing::Outgoing;
+use super::outgoing::{Ended, Outgoing};
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
 const UNEXPECTED_BYTES: usize = 16 << 20;
@@ -279,15 +279,7 @@ impl Endpoint {
                     self.pump_outgoing(host);
                     return;
                 };
-                let (peer, error) = (self.outgoing[at].peer.clone(), ended.error);
-                let reason = match error {
-                    Error::Protocol { .. } => DownReason::Protocol,
-                    _ => DownReason::Died,
-                };
-                self.outgoing[at].end(host, &*self.wait, &error);
-                if let Some(process) = ended.process {
-                    self.lose(host, &peer, process, reason);
-                }
+                self.outgoing_ended(host, at, ended);
             }
         }
     }
@@ -326,8 +318,7 @@ impl Endpoint {
         match self.callers.get_mut(at) {
             Some(Caller::Peer(peer)) => {
                 if let Some(reason) = peer.readable() {
-                    let (name, process) = (peer.peer.clone(), peer.process);
-                    self.lose(host, &name, process, reason);
+                    self.caller_ended(host, at, reason);
                     self.pump_callers(host);
                 }
             }
@@ -367,38 +358,51 @@ impl Endpoint {
         }
     }
 
-    /// A peer has ended: both directions do. The process counts too: anybody can say hello by somebody else's name.
-    fn lose(&mut self, host: &mut dyn Host, name: &Address, process: i32, reason: DownReason) {
-        let mut source = host.number_of(self.id, name);
-        let mut news = true;
-        for (_, caller) in &mut self.callers {
-            if let Caller::Peer(peer) = caller
-                && peer.peer == *name
-                && peer.process == process
-            {
-                news = peer.lost(reason);
-                source = peer.source;
-            }
+    /// A connection to a peer has ended. It is news unless a connection from the same peer tells, or has told, of it.
+    fn outgoing_ended(&mut self, host: &mut dyn Host, at: usize, ended: Ended) {
+        let outgoing = &mut self.outgoing[at];
+        let (name, addr, reported) = (outgoing.peer.clone(), outgoing.addr, outgoing.is_reported());
+        outgoing.end(host, &*self.wait, &ended.error);
+        let Some(process) = ended.process else { return };
+        let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        if !reported && !callers.any(|peer| peer.peer == name && peer.process == process) {
+            let (peer, reason) = (name.clone(), ended.reason);
+            host.event(self.id, EventKind::PeerDown { peer, source: Some(addr), reason });
         }
-        let error = Error::PeerGone(name.clone());
+        let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        if !callers.any(|peer| peer.peer == name) {
+            self.rx.fail_directed(host, addr, &Error::PeerGone(name));
+        }
+    }
+
+    /// A connection from a peer has ended; what it left in the ring is still taken. Names are only claimed, so that
+    /// nothing is concluded from a name without the process.
+    fn caller_ended(&mut self, host: &mut dyn Host, at: usize, reason: DownReason) {
+        let Some(Caller::Peer(peer)) = self.callers.get_mut(at) else { return };
+        // A socket that has hung up would keep everybody awake.
+        peer.unwatch(&*self.wait);
+        if !peer.lost(reason) {
+            return;
+        }
+        let (name, process, source) = (peer.peer.clone(), peer.process, peer.source);
+        let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        if callers.any(|peer| peer.peer == name && peer.process == process && peer.down().is_none()) {
+            return;
+        }
         for (_, outgoing) in &mut self.outgoing {
-            if outgoing.peer == *name && outgoing.process() == Some(process) {
-                outgoing.end(host, &*self.wait, &error);
+            if outgoing.peer == name && outgoing.process() == Some(process) {
+                outgoing.report();
             }
         }
-        if news {
-            host.event(self.id, EventKind::PeerDown { peer: name.clone(), source, reason });
-        }
+        let source = source.or_else(|| host.number_of(self.id, &name));
+        host.event(self.id, EventKind::PeerDown { peer: name, source, reason });
     }
 
     fn broken(&mut self, host: &mut dyn Host, at: usize, what: &'static str) {
         let Some(peer) = self.callers[at].peer() else { return };
-        let (name, process) = (peer.peer.clone(), peer.process);
-        host.event(
-            self.id,
-            EventKind::Rejected { error: Error::Protocol { peer: name.clone(), what: what.into() } },
-        );
-        self.lose(host, &name, process, DownReason::Protocol);
+        let error = Error::Protocol { peer: peer.peer.clone(), what: what.into() };
+        host.event(self.id, EventKind::Rejected { error });
+        self.caller_ended(host, at, DownReason::Protocol);
     }
 
     /// The connection has ended and all it left has been taken.

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::event::DownReason;
 use fabric_core::provider::{Host, OpKey, SendSpec, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -32,6 +33,8 @@ pub(crate) struct Outgoing {
     pub(crate) peer: Address,
     pub(crate) addr: FiAddr,
     link: Link,
+    /// The end of this connection will be no news.
+    reported: bool,
     queue: VecDeque<Queued>,
 }
 
@@ -63,13 +66,14 @@ struct Queued {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) error: Error,
+    pub(crate) reason: DownReason,
     /// The process at the other end, if it had welcomed this endpoint before.
     pub(crate) process: Option<i32>,
 }
 
 impl Outgoing {
     pub(crate) fn new(peer: Address, addr: FiAddr) -> Self {
-        Self { peer, addr, link: Link::Gone, queue: VecDeque::new() }
+        Self { peer, addr, link: Link::Gone, reported: false, queue: VecDeque::new() }
     }
 
     /// Puts a message into the ring if nothing stands in the way.
@@ -104,6 +108,7 @@ impl Outgoing {
         wait.watch(socket.as_fd(), token)
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
         let ring = Producer::new(segment);
+        self.reported = false;
         self.link = Link::Waiting(Wires { socket, process: peer.process, ring });
         Ok(())
     }
@@ -138,6 +143,7 @@ impl Outgoing {
             let (Link::Waiting(wires) | Link::Live(wires)) = &self.link else { return None };
             let was_live = matches!(self.link, Link::Live(_));
             let process = wires.process;
+            let mut reason = DownReason::Protocol;
             let error = match handshake::read_answer(&wires.socket) {
                 Read::Nothing => return None,
                 Read::Message(Answer::Ring) if was_live => continue,
@@ -148,14 +154,30 @@ impl Outgoing {
                     continue;
                 }
                 Read::Message(Answer::Refused(reason)) => Error::Refused { peer: self.peer.clone(), reason },
-                Read::Message(Answer::Goodbye) | Read::HungUp => Error::PeerGone(self.peer.clone()),
+                Read::Message(Answer::Goodbye) => {
+                    reason = DownReason::Closed;
+                    Error::PeerGone(self.peer.clone())
+                }
+                Read::HungUp => {
+                    reason = DownReason::Died;
+                    Error::PeerGone(self.peer.clone())
+                }
                 Read::Message(Answer::Welcome) => self.broke("a second welcome"),
                 Read::Message(Answer::Ring) => self.broke("a ring before the welcome"),
                 Read::Malformed(what) => self.broke(what),
             };
-            return Some(Ended { error, process: was_live.then_some(process) });
+            return Some(Ended { error, reason, process: was_live.then_some(process) });
         }
         None
+    }
+
+    /// Somebody has told of the peer's end already.
+    pub(crate) fn report(&mut self) {
+        self.reported = true;
+    }
+
+    pub(crate) fn is_reported(&self) -> bool {
+        self.reported
     }
 
     /// The process at the other end, while there is a connection.
