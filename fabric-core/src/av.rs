@@ -77,10 +77,14 @@ impl AddressTable {
     pub fn remove(&mut self, addr: FiAddr) -> Result<Address> {
         self.get(addr)?;
         let row = &mut self.rows[addr.index as usize];
-        row.generation = row.generation.wrapping_add(1);
+        // A position whose generations are used up is not used again.
+        let next = row.generation.checked_add(1);
+        row.generation = next.unwrap_or(row.generation);
         let address = row.address.take().ok_or(Error::StaleAddress(addr))?;
         self.by_address.remove(&address);
-        self.free.push(addr.index);
+        if next.is_some() {
+            self.free.push(addr.index);
+        }
         Ok(address)
     }
 

@@ -304,7 +304,7 @@ impl Domain {
         }
         let key = locked.hub.ops.insert(op);
         if !free {
-            locked.hub.ep(ep)?.transmit.wait(key, peer);
+            locked.hub.ep(ep)?.transmit.wait(key, peer, false);
         }
         Ok(key)
     }

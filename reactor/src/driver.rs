@@ -89,6 +89,7 @@ impl Turns {
 pub(crate) fn spawn(engine: &Arc<Engine>, name: String) -> Result<()> {
     let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
     let run = move || {
+        let _leave = Leave(engine.clone());
         let mut turns = Turns::new();
         loop {
             let Some(engine) = Weak::upgrade(&engine) else { return };
@@ -109,16 +110,32 @@ pub(crate) fn spawn(engine: &Arc<Engine>, name: String) -> Result<()> {
     spawned.map(drop).map_err(|error: io::Error| Error::os("clone", error.raw_os_error().unwrap_or_default()))
 }
 
+/// Whoever drove has gone, because its runtime went or because it panicked: from now on tasks keep themselves runnable.
+struct Leave(Weak<Engine>);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        if let Some(engine) = self.0.upgrade() {
+            let mut locked = engine.lock();
+            locked.driver = Driver::Gone;
+            locked.hub.wake_everybody();
+        }
+    }
+}
+
 /// Drives a domain from a task, for as long as the domain is open.
 pub struct DriverHandle {
     set: Arc<PollSet>,
-    engine: std::sync::Weak<Engine>,
+    engine: Weak<Engine>,
     turns: Turns,
+    _leave: Leave,
 }
 
 impl DriverHandle {
     pub(crate) fn new(engine: &Arc<Engine>) -> Self {
-        Self { set: engine.set.clone(), engine: Arc::downgrade(engine), turns: Turns::new() }
+        let engine_ref = Arc::downgrade(engine);
+        let leave = Leave(engine_ref.clone());
+        Self { set: engine.set.clone(), engine: engine_ref, turns: Turns::new(), _leave: leave }
     }
 
     /// The descriptor that becomes readable when there may be news.
@@ -136,17 +153,6 @@ impl DriverHandle {
     pub fn turn(&mut self, waker: &Waker) -> Option<Next> {
         let engine = self.engine.upgrade()?;
         Some(self.turns.turn(&engine, Some(waker)))
-    }
-}
-
-impl Drop for DriverHandle {
-    /// The runtime goes away with tasks still waiting: from now on they keep themselves runnable.
-    fn drop(&mut self) {
-        if let Some(engine) = self.engine.upgrade() {
-            let mut locked = engine.lock();
-            locked.driver = Driver::Gone;
-            locked.hub.wake_everybody();
-        }
     }
 }
 

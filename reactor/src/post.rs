@@ -106,7 +106,14 @@ impl Locked<'_> {
             Ok(ep) => &mut ep.transmit,
             Err(error) => return Err(Failed::new(error, buf)),
         };
-        let has_credit = credit == Credit::Held || transmit.take(spec.peer);
+        let mut has_credit = credit == Credit::Held;
+        if has_credit && transmit.is_behind_message(spec.peer) {
+            // Sends that were posted before this one wait for credit: it does not overtake them, but gives them its own.
+            has_credit = false;
+            state.hub.release(ep, spec.kind, Some(spec.peer));
+        } else if !has_credit {
+            has_credit = transmit.take(spec.peer);
+        }
         if !has_credit && credit == Credit::Now {
             return Err(Failed::new(Error::Again(Scarce::TransmitCredit), buf));
         }
@@ -129,7 +136,7 @@ impl Locked<'_> {
             op.phase = Phase::Waiting;
             let key = state.hub.ops.insert(op);
             if let Ok(ep) = state.hub.ep(ep) {
-                ep.transmit.wait(key, spec.peer);
+                ep.transmit.wait(key, spec.peer, true);
             }
             key
         };

@@ -76,8 +76,8 @@ struct Waiter {
 impl CounterCell {
     /// Adds; wakes whoever waited for the value reached, and everybody when an error is counted.
     pub(crate) fn add(&mut self, success: u64, errors: u64, later: &mut Later) -> usize {
-        self.value += success;
-        self.errors += errors;
+        self.value = self.value.wrapping_add(success);
+        self.errors = self.errors.wrapping_add(errors);
         let (value, seen) = (self.value, self.errors);
         let before = self.waiters.len();
         if before > 0 {

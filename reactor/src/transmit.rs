@@ -11,7 +11,16 @@ pub(crate) struct Transmit {
     free: usize,
     per_peer: usize,
     used: HashMap<FiAddr, usize>,
-    waiting: VecDeque<(OpKey, FiAddr)>,
+    waiting: VecDeque<Waiting>,
+}
+
+/// Somebody who waits for a credit.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    op: OpKey,
+    peer: FiAddr,
+    /// It has a message to send; otherwise it only reserves.
+    message: bool,
 }
 
 impl Transmit {
@@ -22,7 +31,12 @@ impl Transmit {
 
     /// Whether somebody already waits to send to this peer: whoever comes now is behind them.
     pub(crate) fn is_behind(&self, peer: FiAddr) -> bool {
-        !self.waiting.is_empty() && self.waiting.iter().any(|(_, waiting)| *waiting == peer)
+        !self.waiting.is_empty() && self.waiting.iter().any(|waiting| waiting.peer == peer)
+    }
+
+    /// Whether a message to this peer waits: one that is posted now must not overtake it.
+    pub(crate) fn is_behind_message(&self, peer: FiAddr) -> bool {
+        self.waiting.iter().any(|waiting| waiting.message && waiting.peer == peer)
     }
 
     /// Takes a credit, unless there is none or others wait for it.
@@ -48,13 +62,13 @@ impl Transmit {
     }
 
     /// Queues for a credit.
-    pub(crate) fn wait(&mut self, op: OpKey, peer: FiAddr) {
-        self.waiting.push_back((op, peer));
+    pub(crate) fn wait(&mut self, op: OpKey, peer: FiAddr, message: bool) {
+        self.waiting.push_back(Waiting { op, peer, message });
     }
 
     /// Leaves the queue.
     pub(crate) fn leave(&mut self, op: OpKey) {
-        self.waiting.retain(|(waiting, _)| *waiting != op);
+        self.waiting.retain(|waiting| waiting.op != op);
     }
 
     /// The next in the queue that can have a credit, which is taken for it. Order is kept per peer.
@@ -62,18 +76,16 @@ impl Transmit {
         if self.free == 0 {
             return None;
         }
-        let at = (0..self.waiting.len()).find(|&at| {
-            let (_, peer) = self.waiting[at];
-            self.used.get(&peer).copied().unwrap_or(0) < self.per_peer
-        })?;
-        let (op, peer) = self.waiting.remove(at)?;
-        self.grant(peer);
-        Some(op)
+        let at = (0..self.waiting.len())
+            .find(|&at| self.used.get(&self.waiting[at].peer).copied().unwrap_or(0) < self.per_peer)?;
+        let next = self.waiting.remove(at)?;
+        self.grant(next.peer);
+        Some(next.op)
     }
 
     /// Everybody who waits, when the endpoint closes.
     pub(crate) fn drain(&mut self) -> Vec<OpKey> {
-        self.waiting.drain(..).map(|(op, _)| op).collect()
+        self.waiting.drain(..).map(|waiting| waiting.op).collect()
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -103,9 +115,9 @@ mod tests {
         let mut transmit = Transmit::new(8);
         assert!(transmit.take(slow) && transmit.take(slow));
         assert!(!transmit.take(slow), "a quarter of eight");
-        transmit.wait(op(1), slow);
-        transmit.wait(op(2), slow);
-        transmit.wait(op(3), other);
+        transmit.wait(op(1), slow, true);
+        transmit.wait(op(2), slow, true);
+        transmit.wait(op(3), other, true);
         assert_eq!(transmit.next(), Some(op(3)), "the other peer goes ahead");
         assert_eq!(transmit.next(), None);
         transmit.give(slow);

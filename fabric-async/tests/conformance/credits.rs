@@ -144,3 +144,19 @@ pub(crate) async fn closing_ends_a_reservation(setup: Setup) {
     assert!(matches!(clone.reserve(to_b).await.map(drop), Err(Error::Closed(_))));
     drop(permits);
 }
+
+pub(crate) async fn a_permit_does_not_overtake_a_send(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
+    let mut permits = take_all(&a, to_b).await;
+    let permit = permits.pop().expect("one credit at least");
+    let mut first = a.ep.send(to_b, pattern(1_000_000, 1)).into_future();
+    assert!(poll_once(&mut first).await.is_pending(), "it waits for credit");
+    let second = permit.send(&a.ep, pattern(1_000_001, 2)).into_future();
+    let receive = async { (b.ep.recv().await.unwrap(), b.ep.recv().await.unwrap()) };
+    let (first, second, (one, two)) = tokio::join!(first, second, receive);
+    first.unwrap();
+    second.unwrap();
+    assert_bytes(&one, pattern(1_000_000, 1));
+    assert_bytes(&two, pattern(1_000_001, 2));
+    drop(permits);
+}

@@ -140,6 +140,7 @@ macro_rules! scenarios {
                 receive_entries_are_limited: MSG,
             }
             credits {
+                a_permit_does_not_overtake_a_send: MSG,
                 a_permit_is_a_credit: MSG,
                 a_dropped_permit_gives_its_credit_back: MSG,
                 a_reservation_that_is_given_up_gives_way: MSG,

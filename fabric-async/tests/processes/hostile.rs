@@ -77,7 +77,7 @@ fn a_malformed_hello_is_refused_with_the_reason() {
             (memory(SEGMENT, all), memory(SEGMENT, SealFlags::empty()), memory(4096, all));
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         let cases: [(&str, Vec<u8>, Vec<&OwnedFd>); 11] = [
-            ("cannot be sealed", hello("x", 1, LINES), vec![&file]),
+            ("no sealed memory", hello("x", 1, LINES), vec![&file]),
             ("not one descriptor", hello("x", 1, LINES), vec![]),
             ("short", b"hi".to_vec(), vec![]),
             ("something else", vec![7; 40], vec![]),

@@ -102,6 +102,7 @@ impl AnyBuf {
             }
             Self::BytesMut(buf) => {
                 buf.truncate(at);
+                assert_eq!(buf.len(), at, "bytes are placed in order");
                 let spare = &mut buf.spare_capacity_mut()[..count];
                 fill(source, from, spare);
                 // SAFETY: `fill` initialised the `count` bytes behind the current length `at`.

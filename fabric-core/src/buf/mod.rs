@@ -147,6 +147,17 @@ mod tests {
     }
 
     #[test]
+    fn bytes_are_never_placed_behind_a_gap() {
+        let source: &[u8] = b"abcd";
+        for any in [Vec::with_capacity(64).into_any(), BytesMut::with_capacity(64).into_any()] {
+            let mut any = any;
+            let placed =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| any.place(32, &source, 0, 4)));
+            assert!(placed.is_err());
+        }
+    }
+
+    #[test]
     fn pooled_buffers_grow_and_return() {
         let pool = Pool::new();
         let mut any = PooledBuf::empty(&pool).into_any();

@@ -285,6 +285,7 @@ impl Endpoint {
     }
 
     fn accept(&mut self, host: &mut dyn Host) {
+        self.spare = self.spare.take().or_else(|| handshake::spare().ok());
         for _ in 0..ACCEPTS_PER_LOOK {
             match handshake::accept(&self.listener) {
                 Ok(Some(socket)) => {

@@ -156,8 +156,16 @@ pub(crate) fn read_hello(socket: impl AsFd) -> Read<Hello> {
             fds.extend(rights);
         }
     }
+    let (memory, others): (Vec<_>, Vec<_>) =
+        fds.into_iter().partition(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
+    if !others.is_empty() {
+        // The last close of a socket that lingers, or of a file in user space, takes as long as the peer likes.
+        let close = std::thread::Builder::new().name("fab-close".into()).spawn(move || drop(others));
+        drop(close);
+        return Read::Malformed("a descriptor that is no sealed memory");
+    }
     let Read::Message(len) = read else { return read.without_message() };
-    parse_hello(&bytes[..len], fds)
+    parse_hello(&bytes[..len], memory)
 }
 
 fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> Read<Hello> {
@@ -276,8 +284,11 @@ mod tests {
     fn hello_and_answers_arrive_as_sent() {
         let (a, b) = pair();
         assert!(matches!(read_hello(&b), Read::Nothing));
-        let file = std::fs::File::open("/dev/null").unwrap();
-        send_hello(&a, &name("me"), 64, file.as_fd()).unwrap();
+        let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        send_hello(&a, &name("me"), 64, null.as_fd()).unwrap();
+        assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("no sealed memory")));
+        send_hello(&a, &name("me"), 64, memory.as_fd()).unwrap();
         let Read::Message(hello) = read_hello(&b) else { panic!("a hello") };
         assert_eq!((hello.from, hello.lines), (name("me"), 64));
         for answer in [

@@ -202,7 +202,7 @@ impl Incoming {
             match handshake::read_answer(&self.socket) {
                 Read::Nothing => return None,
                 Read::Message(Answer::Ring) => {}
-                Read::Message(Answer::Goodbye) => self.goodbye = true,
+                Read::Message(Answer::Goodbye) if !self.goodbye => self.goodbye = true,
                 Read::HungUp if self.goodbye => return Some(DownReason::Closed),
                 Read::HungUp => return Some(DownReason::Died),
                 Read::Message(_) | Read::Malformed(_) => return Some(DownReason::Protocol),

@@ -21,6 +21,7 @@ mod ring_stress;
 mod ring_tests;
 mod segment;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -90,21 +91,20 @@ impl Provider for ShmProvider {
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
-        Ok(Box::new(ShmDomain { wait, endpoints: Vec::new() }))
+        Ok(Box::new(ShmDomain { wait, endpoints: BTreeMap::new() }))
     }
 }
 
 /// The data path of a domain: its endpoints.
 struct ShmDomain {
     wait: Arc<dyn WaitSet>,
-    /// By number; numbers are not used again.
-    endpoints: Vec<Option<Box<Endpoint>>>,
+    endpoints: BTreeMap<EpId, Box<Endpoint>>,
 }
 
 impl ShmDomain {
     fn ep(&mut self, ep: EpId) -> Result<&mut Endpoint> {
-        let endpoint = self.endpoints.get_mut(ep.0 as usize).and_then(Option::as_deref_mut);
-        endpoint.ok_or(Error::Closed(Class::Endpoint))
+        let endpoint = self.endpoints.get_mut(&ep).ok_or(Error::Closed(Class::Endpoint))?;
+        Ok(endpoint)
     }
 }
 
@@ -133,16 +133,12 @@ impl ProviderDomain for ShmDomain {
             },
         };
         let name = opened.name().clone();
-        let index = ep.0 as usize;
-        if index >= self.endpoints.len() {
-            self.endpoints.resize_with(index + 1, || None);
-        }
-        self.endpoints[index] = Some(Box::new(opened));
+        self.endpoints.insert(ep, Box::new(opened));
         Ok(name)
     }
 
     fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
-        if let Some(endpoint) = self.endpoints.get_mut(ep.0 as usize).and_then(Option::take) {
+        if let Some(endpoint) = self.endpoints.remove(&ep) {
             endpoint.close(host);
         }
     }
@@ -197,7 +193,7 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
-        self.endpoints.iter_mut().flatten().fold(false, |moved, endpoint| moved | endpoint.progress(host))
+        self.endpoints.values_mut().fold(false, |moved, endpoint| moved | endpoint.progress(host))
     }
 
     fn ready(&mut self, host: &mut dyn Host, token: u64) {
@@ -208,7 +204,7 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn arm(&mut self) -> bool {
-        let quiet = self.endpoints.iter_mut().flatten().fold(true, |quiet, endpoint| quiet & endpoint.arm());
+        let quiet = self.endpoints.values_mut().fold(true, |quiet, endpoint| quiet & endpoint.arm());
         if !quiet {
             self.disarm();
         }
@@ -216,11 +212,11 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn disarm(&mut self) {
-        self.endpoints.iter_mut().flatten().for_each(|endpoint| endpoint.disarm());
+        self.endpoints.values_mut().for_each(|endpoint| endpoint.disarm());
     }
 
     fn describe(&self) -> String {
-        let endpoints: Vec<_> = self.endpoints.iter().flatten().map(|endpoint| endpoint.describe()).collect();
+        let endpoints: Vec<_> = self.endpoints.values().map(|endpoint| endpoint.describe()).collect();
         format!("shm [{}]", endpoints.join(", "))
     }
 }
