@@ -144,6 +144,13 @@ impl Hub {
         Vector { table: AddressTable::new(), welcoming, guests: HashMap::new() }
     }
 
+    /// Whether a number is one of the endpoint's vector.
+    pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
+        let ep = self.eps.get(ep.0).ok_or(Error::Closed(Class::Endpoint))?;
+        let vector = self.vectors.get(ep.bound.av.0).ok_or(Error::Closed(Class::AddressVector))?;
+        vector.table.get(addr).map(drop)
+    }
+
     /// The queue an operation of this kind reports to.
     pub(crate) fn queue_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
         let bound = &self.eps.get(ep.0)?.bound;

@@ -171,7 +171,7 @@ impl Locked<'_> {
             Ok(state) if credit == Credit::Now && state.posted_recvs >= state.bound.rx_size => {
                 Some(Error::Again(Scarce::ReceiveEntry))
             }
-            Ok(_) => spec.from.and_then(|from| state.hub.address_of(ep, from).err()),
+            Ok(_) => spec.from.and_then(|from| state.hub.check_address(ep, from).err()),
             Err(error) => Some(error),
         };
         let refused = refused.or_else(|| match route {
