@@ -63,7 +63,7 @@
 //! * The five levels of threading are accepted in hints. There is one model of handles yet,
 //!   [`Shared`](crate::Shared): every handle is `Send + Sync`, whatever was asked for.
 //! * `fi_av_insert` sends nothing; whether the peer exists shows with the first operation, or with
-//!   [`Endpoint::lookup`]. A number stays in the vector also when `lookup` fails.
+//!   [`Endpoint::lookup`]. A number that was new is taken back when `lookup` fails.
 //! * An [`Info`](crate::Info) may be changed before objects are opened from it, to less. Opening a domain
 //!   checks it again.
 //!
@@ -99,7 +99,7 @@
 //! | `FI_MULTI_RECV`, multicast, collectives, triggered and fenced operations, `FI_HMEM` | `caps` refused |
 //! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
 //! | vectors of buffers (`fi_sendv`, `fi_sendmsg`) | `tx_iov_limit`, `rx_iov_limit` above 1 refused |
-//! | default operation flags, completion levels (`FI_DELIVERY_COMPLETE`) | `tx_op_flags`, `rx_op_flags` refused by `shm` |
+//! | default operation flags beyond `FI_TRANSMIT_COMPLETE`, such as `FI_DELIVERY_COMPLETE` | `tx_op_flags` refused |
 //! | authentication keys | `auth_key`, `ep_auth_key` refused |
 //! | `FI_PEEK`, `FI_CLAIM`, `fi_injectdata`, `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |
 //!

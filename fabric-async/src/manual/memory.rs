@@ -93,7 +93,7 @@
 //!
 //! # Nothing left behind
 //!
-//! A name is a Unix socket in the abstract namespace, the memory has no name, doorbells are descriptors. The
+//! A name is a Unix socket in the abstract namespace, the memory has no name, the doorbell is that socket. The
 //! kernel removes them all with the last process that holds them, also after `kill -9`. There is no file to
 //! clean up, and the size of `/dev/shm` does not matter. A name in use cannot be taken by a second endpoint:
 //! [`Error::AddressInUse`]. Abstract names belong to a network namespace, so containers with separate
@@ -111,10 +111,8 @@
 //!
 //! * change the bytes of its own messages while they are copied;
 //! * use up the budget for unexpected messages, and descriptors, one connection after another;
-//! * give a false name when it connects. A source is what the peer says, not a proof of who it is. Peers are
-//!   told apart by name, so an impostor that hangs up also ends the connections with the endpoint it pretends
-//!   to be;
-//! * make a doorbell block: it shares the descriptor, and can change its mode.
+//! * give a false name when it connects. A source is what the peer says, not a proof of who it is. What ends
+//!   with an impostor is its own connection.
 //!
 //! Processes of one user can do worse to each other by other means. If they must not trust each other, give
 //! them different users; they cannot connect then.

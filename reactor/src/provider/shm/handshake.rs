@@ -124,9 +124,10 @@ pub(crate) fn credentials_of(socket: impl AsFd) -> Result<Credentials> {
     Ok(Credentials { user: peer.uid.as_raw(), process: peer.pid.as_raw_nonzero().get() })
 }
 
-/// Says hello, with the segment.
+/// Says hello to `to`, with the segment. The peer may have ended since the connection was made.
 pub(crate) fn send_hello(
     socket: impl AsFd,
+    to: &Address,
     from: &Address,
     lines: usize,
     segment: BorrowedFd<'_>,
@@ -141,7 +142,10 @@ pub(crate) fn send_hello(
     let fds = [segment];
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL);
-    sent.map(drop).map_err(|errno| Error::os("sendmsg", errno.raw_os_error()))
+    sent.map(drop).map_err(|errno| match errno {
+        Errno::PIPE | Errno::CONNRESET => Error::PeerGone(to.clone()),
+        errno => Error::os("sendmsg", errno.raw_os_error()),
+    })
 }
 
 /// Reads a hello.
@@ -286,9 +290,9 @@ mod tests {
         assert!(matches!(read_hello(&b), Read::Nothing));
         let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
-        send_hello(&a, &name("me"), 64, null.as_fd()).unwrap();
+        send_hello(&a, &name("you"), &name("me"), 64, null.as_fd()).unwrap();
         assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("no sealed memory")));
-        send_hello(&a, &name("me"), 64, memory.as_fd()).unwrap();
+        send_hello(&a, &name("you"), &name("me"), 64, memory.as_fd()).unwrap();
         let Read::Message(hello) = read_hello(&b) else { panic!("a hello") };
         assert_eq!((hello.from, hello.lines), (name("me"), 64));
         for answer in [
@@ -303,6 +307,8 @@ mod tests {
         }
         drop(b);
         assert!(matches!(read_answer(&a), Read::HungUp));
+        let late = send_hello(&a, &name("you"), &name("me"), 64, memory.as_fd());
+        assert_eq!(late, Err(Error::PeerGone(name("you"))), "it ended before the hello");
     }
 
     /// Every hello of the corpus, and many that differ from one of them in a byte or in length: read without a panic,

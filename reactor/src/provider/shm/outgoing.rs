@@ -104,7 +104,7 @@ impl Outgoing {
         }
         let (socket, peer) = handshake::connect(&self.peer)?;
         let (segment, memory) = Segment::create(LINES)?;
-        handshake::send_hello(&socket, from, LINES, memory.as_fd())?;
+        handshake::send_hello(&socket, &self.peer, from, LINES, memory.as_fd())?;
         wait.watch(socket.as_fd(), token)
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
         let ring = Producer::new(segment);
