@@ -215,7 +215,7 @@ impl Endpoint {
             let mut outgoing = self.outgoing.remove(at);
             self.routes[addr.index()] = None;
             self.busy.retain(|busy| *busy != at);
-            outgoing.farewell();
+            outgoing.farewell(Answer::Leave);
             outgoing.end(host, &*self.wait, &Error::StaleAddress(addr));
         }
     }
@@ -386,6 +386,7 @@ impl Endpoint {
             return;
         }
         let (name, process, source) = (peer.peer.clone(), peer.process, peer.source);
+        let is_over = !peer.has_left() && reason != DownReason::Protocol;
         let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
         if callers.any(|peer| peer.peer == name && peer.process == process && peer.down().is_none()) {
             return;
@@ -393,6 +394,10 @@ impl Endpoint {
         for (_, outgoing) in &mut self.outgoing {
             if outgoing.peer == name && outgoing.process() == Some(process) {
                 outgoing.report();
+                if is_over {
+                    // The endpoint there is gone: what is sent from now on must not seem to have arrived.
+                    outgoing.end(host, &*self.wait, &Error::PeerGone(name.clone()));
+                }
             }
         }
         let source = source.or_else(|| host.number_of(self.id, &name));
@@ -424,7 +429,7 @@ impl Endpoint {
     pub(crate) fn close(mut self, host: &mut dyn Host) {
         self.rx.close(host);
         for (_, outgoing) in &mut self.outgoing {
-            outgoing.farewell();
+            outgoing.farewell(Answer::Goodbye);
             outgoing.end(host, &*self.wait, &Error::Canceled);
         }
     }
@@ -476,7 +481,7 @@ impl Drop for Endpoint {
             }
         }
         for (_, outgoing) in &self.outgoing {
-            outgoing.farewell();
+            outgoing.farewell(Answer::Goodbye);
         }
     }
 }

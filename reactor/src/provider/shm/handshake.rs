@@ -33,6 +33,7 @@ const REFUSED_MALFORMED: u16 = 3;
 const REFUSED_RESOURCES: u16 = 4;
 const GOODBYE: u16 = 100;
 const RING: u16 = 101;
+const LEAVE: u16 = 102;
 
 /// What the connecting side says.
 #[derive(Debug)]
@@ -54,7 +55,10 @@ pub(crate) struct Credentials {
 pub(crate) enum Answer {
     Welcome,
     Refused(Refusal),
+    /// The endpoint closes.
     Goodbye,
+    /// The sender gives this connection up; its endpoint goes on.
+    Leave,
     /// There is news: records, or room for them.
     Ring,
 }
@@ -203,6 +207,7 @@ pub(crate) fn send_answer(socket: impl AsFd, answer: Answer) {
         Answer::Refused(_) => REFUSED_MALFORMED,
         Answer::Goodbye => GOODBYE,
         Answer::Ring => RING,
+        Answer::Leave => LEAVE,
     };
     let mut message = [0; 12];
     message[..8].copy_from_slice(&MAGIC);
@@ -225,6 +230,7 @@ pub(crate) fn read_answer(socket: impl AsFd) -> Read<Answer> {
         WELCOME => Answer::Welcome,
         GOODBYE => Answer::Goodbye,
         RING => Answer::Ring,
+        LEAVE => Answer::Leave,
         REFUSED_VERSION => Answer::Refused(Refusal::Version { theirs, ours: VERSION }),
         REFUSED_USER => Answer::Refused(Refusal::User),
         REFUSED_MALFORMED => Answer::Refused(Refusal::Malformed),
@@ -299,6 +305,7 @@ mod tests {
             Answer::Welcome,
             Answer::Goodbye,
             Answer::Ring,
+            Answer::Leave,
             Answer::Refused(Refusal::User),
             Answer::Refused(Refusal::Version { theirs: VERSION, ours: VERSION }),
         ] {

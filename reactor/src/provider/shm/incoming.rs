@@ -41,8 +41,9 @@ pub(crate) struct Incoming {
     landing: Option<LandingId>,
     /// The oldest record waits for a receive, or for room.
     held: bool,
-    /// The peer has said goodbye.
+    /// The peer has said goodbye, or that it gives up this connection only.
     goodbye: bool,
+    left: bool,
     /// The peer has ended; what it left in the ring is still delivered.
     down: Option<DownReason>,
 }
@@ -122,6 +123,7 @@ impl Incoming {
             landing: None,
             held: false,
             goodbye: false,
+            left: false,
             down: None,
         }
     }
@@ -203,12 +205,18 @@ impl Incoming {
                 Read::Nothing => return None,
                 Read::Message(Answer::Ring) => {}
                 Read::Message(Answer::Goodbye) if !self.goodbye => self.goodbye = true,
-                Read::HungUp if self.goodbye => return Some(DownReason::Closed),
+                Read::Message(Answer::Leave) if !self.left => self.left = true,
+                Read::HungUp if self.goodbye || self.left => return Some(DownReason::Closed),
                 Read::HungUp => return Some(DownReason::Died),
                 Read::Message(_) | Read::Malformed(_) => return Some(DownReason::Protocol),
             }
         }
         None
+    }
+
+    /// The peer gave up this connection, and goes on otherwise.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left
     }
 
     /// How the peer ended, if it has.

@@ -164,6 +164,7 @@ impl Outgoing {
                 }
                 Read::Message(Answer::Welcome) => self.broke("a second welcome"),
                 Read::Message(Answer::Ring) => self.broke("a ring before the welcome"),
+                Read::Message(Answer::Leave) => self.broke("a word only the sender may say"),
                 Read::Malformed(what) => self.broke(what),
             };
             return Some(Ended { error, reason, process: was_live.then_some(process) });
@@ -199,10 +200,10 @@ impl Outgoing {
         }
     }
 
-    /// Says goodbye; the endpoint closes.
-    pub(crate) fn farewell(&self) {
+    /// Says goodbye, because the endpoint closes, or that only this connection is given up.
+    pub(crate) fn farewell(&self, word: Answer) {
         if let Link::Waiting(wires) | Link::Live(wires) = &self.link {
-            handshake::send_answer(&wires.socket, Answer::Goodbye);
+            handshake::send_answer(&wires.socket, word);
         }
     }
 
