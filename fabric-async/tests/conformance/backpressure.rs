@@ -33,8 +33,17 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
         assert_eq!(failed.error, Error::Again(Scarce::TransmitCredit));
         assert_eq!(failed.error.errno(), 11);
         assert_eq!((failed.buf.as_ptr(), failed.buf.len()), (at, LEN), "the buffer comes back");
-        let again = a.ep.send(to_b, failed.buf).start().unwrap_err();
-        assert_eq!(again.error, Error::Again(Scarce::TransmitCredit));
+        // Under automatic progress a credit may have come back meanwhile.
+        let refused_again = match a.ep.send(to_b, failed.buf).start() {
+            Ok(op) => {
+                posted.push(op);
+                None
+            }
+            Err(again) => {
+                assert_eq!(again.error, Error::Again(Scarce::TransmitCredit));
+                Some(again.buf)
+            }
+        };
         let count = posted.len() as u64;
         let sends = async {
             for op in posted {
@@ -47,9 +56,11 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
             }
         };
         tokio::join!(sends, receives);
-        let (last, got) = tokio::join!(a.ep.try_send(to_b, again.buf).unwrap(), b.ep.recv());
-        last.unwrap();
-        assert_eq!(got.unwrap().len(), LEN, "what was refused was not sent");
+        if let Some(buf) = refused_again {
+            let (last, got) = tokio::join!(a.ep.try_send(to_b, buf).unwrap(), b.ep.recv());
+            last.unwrap();
+            assert_eq!(got.unwrap().len(), LEN, "what was refused was not sent");
+        }
     }
 }
 
