@@ -140,7 +140,7 @@ impl<M: ThreadModel> Domain<M> {
     }
 
     /// Opens an address vector that takes in peers which connect, so that they can be answered, and forgets them when
-    /// they go.
+    /// they have gone and the last message they sent was received.
     ///
     /// # Errors
     /// [`Error::Closed`].

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use crate::address::FiAddr;
+use crate::address::{Address, FiAddr};
 use crate::buf::{Pool, PooledBuf, Source};
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, WaitKey};
-use crate::provider::{Host, OpKey};
+use crate::provider::{EpId, Host, OpKey};
 
 /// What a buffered message costs beyond its bytes.
 const OVERHEAD: usize = 128;
@@ -23,12 +23,15 @@ const OVERHEAD: usize = 128;
 /// The receive side of one endpoint.
 #[derive(Debug)]
 pub struct RxContext {
+    ep: EpId,
     matcher: Matcher<OpKey, Unexpected>,
     /// Where each posted operation is queued, by its index.
     posted: Vec<Option<PostKey>>,
     landings: Slab<Landing>,
     /// Which landing fills an operation: few at a time, so a list.
     filling: Vec<(OpKey, usize)>,
+    /// Peers that are gone, and still have messages waiting here: those stay theirs until they are received.
+    departed: Vec<(FiAddr, Address)>,
     budget: usize,
     used: usize,
     pool: Arc<Pool>,
@@ -62,14 +65,16 @@ struct Unexpected {
 }
 
 impl RxContext {
-    /// A context that buffers at most `budget` bytes of unexpected messages.
+    /// The context of an endpoint, which buffers at most `budget` bytes of unexpected messages.
     #[must_use]
-    pub fn new(budget: usize, pool: Arc<Pool>) -> Self {
+    pub fn new(ep: EpId, budget: usize, pool: Arc<Pool>) -> Self {
         Self {
+            ep,
             matcher: Matcher::new(),
             posted: Vec::new(),
             landings: Slab::new(),
             filling: Vec::new(),
+            departed: Vec::new(),
             budget,
             used: 0,
             pool,
@@ -80,13 +85,23 @@ impl RxContext {
     pub fn post(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         match self.matcher.post(spec, op) {
             Posted::Queued(key) => {
+                if let Some(peer) = self.departed_peer(spec.from) {
+                    self.matcher.withdraw(key);
+                    return host.complete(op, Outcome::failed(Error::PeerGone(peer)));
+                }
                 let index = op.index as usize;
                 if index >= self.posted.len() {
                     self.posted.resize(index + 1, None);
                 }
                 self.posted[index] = Some(key);
             }
-            Posted::Matched(envelope, message) => self.give(host, op, envelope, message),
+            Posted::Matched(envelope, message) => {
+                let source = envelope.source;
+                self.give(host, op, envelope, message);
+                if self.departed_peer(source).is_some() {
+                    self.dismiss(host);
+                }
+            }
         }
     }
 
@@ -238,6 +253,7 @@ impl RxContext {
     /// A number is no longer valid: waiting messages that carry it become those of a stranger.
     pub fn forget(&mut self, source: FiAddr) {
         self.matcher.forget(source);
+        self.departed.retain(|(departed, _)| *departed != source);
         for (_, landing) in &mut self.landings {
             if landing.envelope.source == Some(source) {
                 landing.envelope.source = None;
@@ -250,6 +266,26 @@ impl RxContext {
         for op in self.matcher.take_directed(source) {
             self.posted[op.index as usize] = None;
             host.complete(op, Outcome::failed(error.clone()));
+        }
+    }
+
+    /// A peer has gone, and everything it sent has been taken in: receives directed at it fail. It is reported as
+    /// disconnected once none of its messages waits here, so that those who receive them learn whose they are.
+    pub fn depart(&mut self, host: &mut dyn Host, source: Option<FiAddr>, peer: Address) {
+        if let Some(source) = source {
+            self.fail_directed(host, source, &Error::PeerGone(peer.clone()));
+            if self.matcher.holds(source) {
+                self.departed.push((source, peer));
+                return;
+            }
+        }
+        host.peer_disconnected(self.ep, &peer);
+    }
+
+    /// A peer of this name has connected: if one had gone, it is back.
+    pub fn welcome_back(&mut self, host: &mut dyn Host, peer: &Address) {
+        for (_, back) in self.departed.extract_if(.., |(_, departed)| departed == peer) {
+            host.peer_disconnected(self.ep, &back);
         }
     }
 
@@ -271,12 +307,26 @@ impl RxContext {
         self.matcher.take_waiting();
         self.posted.clear();
         self.used = 0;
+        self.dismiss(host);
     }
 
     /// Messages that wait for a receive, and the bytes of the budget they use.
     #[must_use]
     pub fn unexpected(&self) -> (usize, usize) {
         (self.matcher.waiting_len(), self.used)
+    }
+
+    fn departed_peer(&self, source: Option<FiAddr>) -> Option<Address> {
+        let departed = self.departed.iter().find(|(departed, _)| Some(*departed) == source);
+        departed.map(|(_, peer)| peer.clone())
+    }
+
+    /// Reports those as disconnected whose last message has been received.
+    fn dismiss(&mut self, host: &mut dyn Host) {
+        let matcher = &self.matcher;
+        for (_, peer) in self.departed.extract_if(.., |(source, _)| !matcher.holds(*source)) {
+            host.peer_disconnected(self.ep, &peer);
+        }
     }
 
     fn admits(&self, len: usize) -> bool {

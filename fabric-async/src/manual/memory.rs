@@ -85,7 +85,7 @@
 //!   it;
 //! * fails the sends to the peer that had not ended, with their buffers, and receives directed at it;
 //! * gets [`EventKind::PeerDown`] with a [`DownReason`], and a welcoming address vector takes the number
-//!   back.
+//!   back, once the messages that arrived before were received.
 //!
 //! A receive from anybody goes on waiting. A send that had succeeded may have died unread, see
 //! [`ordering`](super::ordering). The next send to the same name makes a new connection, or is

@@ -103,8 +103,10 @@ pub(crate) async fn an_awaited_send_waits_for_the_receiver(setup: Setup) {
 pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
     let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
     let before = fill(&a, to_b);
-    // Long and short ones: none may slip past those that wait.
-    let waiting: Vec<_> = (before..before + 100)
+    // Long and short ones: none may slip past those that wait. They are more than the receiver keeps, so that some
+    // wait however far it has come.
+    let count = before + 800;
+    let waiting: Vec<_> = (before..count)
         .map(|number| {
             let len = if number % 2 == 0 { LEN } else { 8 };
             a.ep.send(to_b, numbered(number, len)).into_future()
@@ -119,7 +121,7 @@ pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
         }
     };
     let receives = async {
-        for number in 0..before + 100 {
+        for number in 0..count {
             assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
         }
     };

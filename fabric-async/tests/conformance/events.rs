@@ -1,6 +1,6 @@
 //! Event queues: peers that come and go, and failures nobody awaits.
 
-use fabric_async::{DownReason, Error, Event, EventKind, EventQueue};
+use fabric_async::{Address, DownReason, Error, Event, EventKind, EventQueue};
 
 use crate::payload::{poll_once, settled};
 use crate::setup::Setup;
@@ -150,4 +150,62 @@ pub(crate) async fn what_a_peer_sent_before_it_closed_arrives(setup: Setup) {
         assert_eq!(&b.ep.recv().await.unwrap()[..], number.to_le_bytes());
     }
     assert_eq!(&b.ep.recv().await.unwrap()[..], [5; 50_000]);
+}
+
+/// A guest's number lasts until its last message was received, so that these can be told apart and asked for.
+pub(crate) async fn what_a_peer_sent_stays_its_own(setup: Setup) {
+    let (a, mut b, to_b) = pair(&setup).await;
+    for tag in [1, 2, 3, 2] {
+        a.ep.send(to_b, vec![tag as u8; 10]).tag(tag).await.unwrap();
+    }
+    let first = b.ep.recv().tag(1).await.unwrap();
+    let guest = first.source().unwrap();
+    let name = a.ep.name().clone();
+    drop(a);
+    while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
+    settled(|| 0).await;
+    assert_eq!(b.av.lookup(guest).as_ref(), Ok(&name));
+    let second = b.ep.recv().tag(2).from(guest).await.unwrap();
+    assert_eq!((&second[..], second.source()), (&[2; 10][..], Ok(guest)));
+    let failed = b.ep.recv().tag(4).from(guest).await.unwrap_err();
+    assert_eq!(failed.error, Error::PeerGone(name), "nothing more will come");
+    assert_eq!(b.ep.recv().tag(2).await.unwrap().source(), Ok(guest));
+    assert_eq!(b.ep.recv().tag(3).from(guest).await.unwrap().source(), Ok(guest));
+    assert_eq!(b.av.lookup(guest), Err(Error::StaleAddress(guest)), "that was the last");
+    let failed = b.ep.recv().from(guest).await.unwrap_err();
+    assert_eq!(failed.error, Error::StaleAddress(guest));
+}
+
+/// The number of a guest that comes back under its name stays valid, whatever became of its first connection.
+pub(crate) async fn a_guest_that_comes_back_keeps_its_number(setup: Setup) {
+    let (mut b, host) = (setup.station().await, setup.station().await);
+    let name: Address = setup.name("guest").parse().unwrap();
+    let (at, to) = (name.clone(), b.ep.name().clone());
+    let open = async || {
+        let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
+        let ep = builder.bind_av(&host.av).unwrap().enable().await.unwrap();
+        let to_b = ep.lookup(&to).await.unwrap();
+        (ep, to_b)
+    };
+    let (first, to_b) = open().await;
+    first.send(to_b, "first").tag(1).await.unwrap();
+    first.send(to_b, "second").tag(2).await.unwrap();
+    let guest = b.ep.recv().tag(1).await.unwrap().source().unwrap();
+    assert_eq!(b.av.lookup(guest).as_ref(), Ok(&name));
+    first.close().unwrap();
+    while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
+    let (second, to_b) = open().await;
+    while !matches!(next(&mut b).await.kind, EventKind::PeerConnected { .. }) {}
+    second.send(to_b, "third").tag(3).await.unwrap();
+    for tag in [3, 2] {
+        assert_eq!(b.ep.recv().tag(tag).from(guest).await.unwrap().source(), Ok(guest));
+    }
+    settled(|| 0).await;
+    assert!(b.av.lookup(guest).is_ok(), "the second connection is still there");
+    second.close().unwrap();
+    while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
+    while b.av.lookup(guest).is_ok() {
+        b.domain.progress();
+        tokio::task::yield_now().await;
+    }
 }

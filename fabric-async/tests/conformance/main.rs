@@ -176,6 +176,8 @@ macro_rules! scenarios {
                 events_beyond_the_capacity_are_counted: MSG,
                 a_closed_peer_fails_sends_and_directed_receives: DIRECTED,
                 what_a_peer_sent_before_it_closed_arrives: MSG,
+                what_a_peer_sent_stays_its_own: DIRECTED,
+                a_guest_that_comes_back_keeps_its_number: DIRECTED,
             }
             objects {
                 a_busy_domain_names_its_children: MSG,

@@ -138,6 +138,12 @@ impl<R: Copy, M> Matcher<R, M> {
         self.waiting.forget(source);
     }
 
+    /// Whether a message from this source waits. Reads what waits in front of the first.
+    #[must_use]
+    pub fn holds(&self, source: FiAddr) -> bool {
+        self.waiting.holds(source)
+    }
+
     /// Takes every posted receive that names this source (its peer died), in posting order. Reads all receives.
     pub fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
         self.posted.take_directed(source)

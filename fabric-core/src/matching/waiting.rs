@@ -99,6 +99,11 @@ impl<M> WaitingQueue<M> {
         matched
     }
 
+    pub(super) fn holds(&self, source: FiAddr) -> bool {
+        let from = |entry: &Entry| entry.shown.source == Some(source);
+        Kind::BOTH.iter().any(|&kind| self.chains.search(kind, from).is_some())
+    }
+
     pub(super) fn forget(&mut self, source: FiAddr) {
         for kind in Kind::BOTH {
             let mut at = self.chains.first(kind);

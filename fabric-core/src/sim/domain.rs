@@ -69,10 +69,10 @@ impl ProviderDomain for SimDomain {
     }
 
     fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
-        let Some(mut endpoint) = self.endpoints.remove(&ep) else { return };
+        let Some(endpoint) = self.endpoints.remove(&ep) else { return };
         net::close(endpoint.node);
         endpoint.outbound.close(host);
-        endpoint.inbound.rx.close(host);
+        endpoint.inbound.close(host);
     }
 
     fn send_now(

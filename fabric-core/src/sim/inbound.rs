@@ -70,7 +70,7 @@ impl Inbound {
         Self {
             ep,
             node,
-            rx: RxContext::new(BUDGET, pool.clone()),
+            rx: RxContext::new(ep, BUDGET, pool.clone()),
             peers: BTreeMap::new(),
             gone: VecDeque::new(),
             next_key: 0,
@@ -146,10 +146,18 @@ impl Inbound {
         self.rx.forget(addr);
     }
 
+    pub(super) fn close(mut self, host: &mut dyn Host) {
+        self.rx.close(host);
+        for peer in self.peers.values() {
+            host.peer_disconnected(self.ep, &peer.address);
+        }
+    }
+
     fn welcome(&mut self, host: &mut dyn Host, node: Node, address: Address) {
         let key = PeerKey(self.next_key);
         self.next_key = self.next_key.saturating_add(1);
         let source = host.peer_connected(self.ep, &address);
+        self.rx.welcome_back(host, &address);
         host.event(self.ep, EventKind::PeerConnected { peer: address.clone() });
         self.peers.insert(node, Peer { key, address, source, landing: None, held: None });
     }
@@ -176,20 +184,17 @@ impl Inbound {
     /// The peer is gone, and everything it sent was taken in.
     fn depart(&mut self, host: &mut dyn Host, node: Node, address: Address) {
         let peer = self.peers.remove(&node);
-        let error = Error::PeerGone(address.clone());
         let source = host.number_of(self.ep, &address);
         if let Some(landing) = peer.as_ref().and_then(|peer| peer.landing) {
-            self.rx.fail(host, landing, error.clone());
-        }
-        // The name may be in use again by somebody who made contact already: then the number is theirs.
-        let replaced = self.peers.values().any(|other| other.address == address);
-        if let Some(source) = source.filter(|_| !replaced) {
-            self.rx.fail_directed(host, source, &error);
+            self.rx.fail(host, landing, Error::PeerGone(address.clone()));
         }
         let down = EventKind::PeerDown { peer: address.clone(), source, reason: DownReason::Closed };
         host.event(self.ep, down);
-        if !replaced {
+        // The name may be in use again by somebody who made contact already: then the number is theirs.
+        if self.peers.values().any(|other| other.address == address) {
             host.peer_disconnected(self.ep, &address);
+        } else {
+            self.rx.depart(host, source, address.clone());
         }
         if let Some(peer) = peer {
             self.remember(peer.key, address);

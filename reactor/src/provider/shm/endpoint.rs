@@ -94,7 +94,7 @@ impl Endpoint {
             name: at,
             listener,
             wait,
-            rx: RxContext::new(UNEXPECTED_BYTES, pool.clone()),
+            rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
             callers: Slab::new(),
             next_key: 0,
             strangers: VecDeque::new(),
@@ -337,6 +337,7 @@ impl Endpoint {
                     Met::Peer(mut peer) => {
                         peer.source = host.peer_connected(self.id, &peer.peer);
                         let name = peer.peer.clone();
+                        self.rx.welcome_back(host, &name);
                         let again = self.callers.insert(Caller::Peer(peer));
                         debug_assert_eq!(again, at);
                         host.event(self.id, EventKind::PeerConnected { peer: name });
@@ -414,20 +415,22 @@ impl Endpoint {
     /// The connection has ended and all it left has been taken.
     fn end_caller(&mut self, host: &mut dyn Host, at: usize) {
         let Some(Caller::Peer(mut peer)) = self.callers.try_remove(at) else { return };
-        let error = Error::PeerGone(peer.peer.clone());
-        peer.end(&mut self.rx, host, error.clone());
+        peer.end(&mut self.rx, host, Error::PeerGone(peer.peer.clone()));
         peer.unwatch(&*self.wait);
         let others = self.callers.iter().filter_map(|(_, caller)| caller.peer());
-        if { others }.all(|other| other.peer != peer.peer) {
-            if let Some(source) = peer.source {
-                self.rx.fail_directed(host, source, &error);
-            }
+        if { others }.any(|other| other.peer == peer.peer) {
+            // The number is that of the other connection now.
             host.peer_disconnected(self.id, &peer.peer);
+        } else {
+            self.rx.depart(host, peer.source, peer.peer);
         }
     }
 
     pub(crate) fn close(mut self, host: &mut dyn Host) {
         self.rx.close(host);
+        for peer in self.callers.iter().filter_map(|(_, caller)| caller.peer()) {
+            host.peer_disconnected(self.id, &peer.peer);
+        }
         for (_, outgoing) in &mut self.outgoing {
             outgoing.farewell(Answer::Goodbye);
             outgoing.end(host, &*self.wait, &Error::Canceled);
