@@ -61,7 +61,7 @@ impl AddressTable {
             .rows
             .get(addr.index as usize)
             .filter(|row| addr.vector == self.vector && row.generation == addr.generation);
-        row.and_then(|row| row.address.as_ref()).ok_or(Error::StaleAddress(addr))
+        row.and_then(|row| row.address.as_ref()).ok_or_else(|| Error::StaleAddress(addr))
     }
 
     /// The number of an address, if it is in the table.
@@ -80,7 +80,7 @@ impl AddressTable {
         // A position whose generations are used up is not used again.
         let next = row.generation.checked_add(1);
         row.generation = next.unwrap_or(row.generation);
-        let address = row.address.take().ok_or(Error::StaleAddress(addr))?;
+        let address = row.address.take().ok_or_else(|| Error::StaleAddress(addr))?;
         self.by_address.remove(&address);
         if next.is_some() {
             self.free.push(addr.index);

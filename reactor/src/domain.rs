@@ -187,7 +187,7 @@ impl Domain {
     /// [`Error::Closed`].
     pub fn insert_address(&self, av: AvId, address: &Address) -> Result<FiAddr> {
         let mut locked = self.engine.lock();
-        let vector = locked.hub.vectors.get_mut(av.0).ok_or(Error::Closed(Class::AddressVector))?;
+        let vector = locked.hub.vectors.get_mut(av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
         let addr = vector.table.insert(address.clone());
         locked.hub.forget_guest(av, address);
         locked.announce(av, addr);
@@ -212,7 +212,7 @@ impl Domain {
     /// [`Error::StaleAddress`].
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
         let locked = self.engine.lock();
-        let vector = locked.hub.vectors.get(av.0).ok_or(Error::Closed(Class::AddressVector))?;
+        let vector = locked.hub.vectors.get(av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
         vector.table.get(addr).cloned()
     }
 

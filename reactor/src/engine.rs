@@ -124,7 +124,7 @@ impl Engine {
                 if looks > 0 {
                     locked.spinner.hit();
                 }
-                self.polls.fetch_add(1, Ordering::Relaxed);
+                self.polled();
                 locked.settle();
                 return Poll::Ready(value);
             }
@@ -132,7 +132,7 @@ impl Engine {
                 if looks > 0 {
                     locked.spinner.miss();
                 }
-                self.polls.fetch_add(1, Ordering::Relaxed);
+                self.polled();
                 register(&mut locked.hub, waker);
                 let stay_runnable = locked.settle_waiting();
                 drop(locked);
@@ -141,10 +141,16 @@ impl Engine {
                 }
                 return Poll::Pending;
             }
+            // No pause in between: letting go of the lock and taking it again is one, and a message that comes during
+            // the pause instruction is noticed that much later.
             drop(locked);
             looks += 1;
-            std::hint::spin_loop();
         }
+    }
+
+    /// Counts a poll of the application. Under the lock, so that nobody else does now.
+    fn polled(&self) {
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Moves what can be moved, once, without waiting. Returns whether anything moved.

@@ -123,8 +123,8 @@ impl Host for Hub {
     }
 
     fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
-        let ep = self.eps.get(ep.0).ok_or(Error::Closed(Class::Endpoint))?;
-        let vector = self.vectors.get(ep.bound.av.0).ok_or(Error::Closed(Class::AddressVector))?;
+        let ep = self.eps.get(ep.0).ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        let vector = self.vectors.get(ep.bound.av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
         vector.table.get(addr).cloned()
     }
 

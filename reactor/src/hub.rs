@@ -133,7 +133,7 @@ impl Hub {
     }
 
     pub(crate) fn ep(&mut self, ep: EpId) -> Result<&mut Ep> {
-        self.eps.get_mut(ep.0).ok_or(Error::Closed(Class::Endpoint))
+        self.eps.get_mut(ep.0).ok_or_else(|| Error::Closed(Class::Endpoint))
     }
 
     pub(crate) fn new_ep(bound: Bindings) -> Ep {
@@ -146,8 +146,8 @@ impl Hub {
 
     /// Whether a number is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
-        let ep = self.eps.get(ep.0).ok_or(Error::Closed(Class::Endpoint))?;
-        let vector = self.vectors.get(ep.bound.av.0).ok_or(Error::Closed(Class::AddressVector))?;
+        let ep = self.eps.get(ep.0).ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        let vector = self.vectors.get(ep.bound.av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
         vector.table.get(addr).map(drop)
     }
 
@@ -163,8 +163,8 @@ impl Hub {
 
     /// Reserves the entry an operation will report to.
     pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<()> {
-        let id = self.queue_of(ep, kind).ok_or(Error::Unbound(Class::CompletionQueue))?;
-        let ring = self.cq(id).ok_or(Error::Closed(Class::CompletionQueue))?;
+        let id = self.queue_of(ep, kind).ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
+        let ring = self.cq(id).ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
         if ring.reserve() { Ok(()) } else { Err(Error::Again(fabric_core::Scarce::CompletionEntry)) }
     }
 

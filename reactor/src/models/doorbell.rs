@@ -38,8 +38,12 @@ fn send(ring: &mut Producer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
 }
 
 /// `before` messages lie in the ring; two threads send and receive up to `total`, each asleep when it can do nothing.
+///
+/// Three preemptions: one between a look at a flag and its taking down, one on either side of it.
 fn both_sleep(lines: usize, before: u8, total: u8) {
-    loom::model(move || {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
         let memory = Lines::new(lines);
         let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
         let (to_sender, to_receiver) = (Bell::new(), Bell::new());

@@ -19,7 +19,7 @@ fn message(number: u8, len: usize) -> Vec<u8> {
 }
 
 pub(super) fn try_push(ring: &mut Producer<Lines>, number: u8, len: usize) -> bool {
-    ring.push(KIND, number, HEADER + len, &[(HEADER, &message(number, len))])
+    ring.push(KIND, number, HEADER + len, |record| record.put(HEADER, &message(number, len)))
 }
 
 /// Takes the next message if there is one, and checks it. The flag says whether the producer has to be woken.

@@ -106,6 +106,10 @@ impl Endpoint {
         })
     }
 
+    pub(crate) fn id(&self) -> EpId {
+        self.id
+    }
+
     pub(crate) fn name(&self) -> &Address {
         &self.name
     }

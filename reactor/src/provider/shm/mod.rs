@@ -21,7 +21,6 @@ mod ring_stress;
 mod ring_tests;
 mod segment;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -91,20 +90,41 @@ impl Provider for ShmProvider {
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
-        Ok(Box::new(ShmDomain { wait, endpoints: BTreeMap::new() }))
+        Ok(Box::new(ShmDomain { wait, endpoints: Vec::new(), places: Vec::new() }))
     }
 }
 
 /// The data path of a domain: its endpoints.
 struct ShmDomain {
     wait: Arc<dyn WaitSet>,
-    endpoints: BTreeMap<EpId, Box<Endpoint>>,
+    endpoints: Vec<Endpoint>,
+    /// Where each endpoint is in `endpoints`, by its number.
+    places: Vec<Option<u32>>,
 }
 
 impl ShmDomain {
     fn ep(&mut self, ep: EpId) -> Result<&mut Endpoint> {
-        let endpoint = self.endpoints.get_mut(&ep).ok_or(Error::Closed(Class::Endpoint))?;
-        Ok(endpoint)
+        let place = self.places.get(ep.0 as usize).copied().flatten();
+        let endpoint = place.and_then(|place| self.endpoints.get_mut(place as usize));
+        endpoint.ok_or_else(|| Error::Closed(Class::Endpoint))
+    }
+
+    fn insert(&mut self, ep: EpId, endpoint: Endpoint) {
+        let number = ep.0 as usize;
+        if number >= self.places.len() {
+            self.places.resize(number + 1, None);
+        }
+        self.places[number] = Some(self.endpoints.len() as u32);
+        self.endpoints.push(endpoint);
+    }
+
+    fn remove(&mut self, ep: EpId) -> Option<Endpoint> {
+        let place = self.places.get_mut(ep.0 as usize)?.take()?;
+        let endpoint = self.endpoints.swap_remove(place as usize);
+        if let Some(moved) = self.endpoints.get(place as usize) {
+            self.places[moved.id().0 as usize] = Some(place);
+        }
+        Some(endpoint)
     }
 }
 
@@ -133,12 +153,12 @@ impl ProviderDomain for ShmDomain {
             },
         };
         let name = opened.name().clone();
-        self.endpoints.insert(ep, Box::new(opened));
+        self.insert(ep, opened);
         Ok(name)
     }
 
     fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
-        if let Some(endpoint) = self.endpoints.remove(&ep) {
+        if let Some(endpoint) = self.remove(ep) {
             endpoint.close(host);
         }
     }
@@ -193,7 +213,7 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
-        self.endpoints.values_mut().fold(false, |moved, endpoint| moved | endpoint.progress(host))
+        self.endpoints.iter_mut().fold(false, |moved, endpoint| moved | endpoint.progress(host))
     }
 
     fn ready(&mut self, host: &mut dyn Host, token: u64) {
@@ -204,7 +224,7 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn arm(&mut self) -> bool {
-        let quiet = self.endpoints.values_mut().fold(true, |quiet, endpoint| quiet & endpoint.arm());
+        let quiet = self.endpoints.iter_mut().fold(true, |quiet, endpoint| quiet & endpoint.arm());
         if !quiet {
             self.disarm();
         }
@@ -212,11 +232,11 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn disarm(&mut self) {
-        self.endpoints.values_mut().for_each(|endpoint| endpoint.disarm());
+        self.endpoints.iter_mut().for_each(|endpoint| endpoint.disarm());
     }
 
     fn describe(&self) -> String {
-        let endpoints: Vec<_> = self.endpoints.values().map(|endpoint| endpoint.describe()).collect();
+        let endpoints: Vec<_> = self.endpoints.iter().map(|endpoint| endpoint.describe()).collect();
         format!("shm [{}]", endpoints.join(", "))
     }
 }

@@ -237,10 +237,7 @@ impl Outgoing {
 impl Wires {
     /// Sends a message in one record; false when it is too long for one, or there is no room.
     fn whole(&mut self, spec: &SendSpec, payload: &[u8]) -> bool {
-        let flags = flags_of(spec);
-        let layout = Layout::for_payload(WHOLE, flags, payload.len());
-        let len = layout.payload + payload.len();
-        if payload.len() > PIECE_BYTES || !self.push(WHOLE, flags, len, &layout, spec, 0, payload) {
+        if payload.len() > PIECE_BYTES || !self.push(WHOLE, spec, 0, payload) {
             return false;
         }
         self.ring_bell();
@@ -261,11 +258,9 @@ impl Wires {
             }
             return (done, done);
         }
-        let (kind, flags) = if front.begun { (PIECE, 0) } else { (BEGIN, flags_of(&front.spec)) };
+        let kind = if front.begun { PIECE } else { BEGIN };
         let piece = &payload[front.sent..total.min(front.sent + PIECE_BYTES)];
-        let layout = Layout::for_payload(kind, flags, piece.len());
-        let len = layout.payload + piece.len();
-        if !self.push(kind, flags, len, &layout, &front.spec, total as u64, piece) {
+        if !self.push(kind, &front.spec, total as u64, piece) {
             return (false, false);
         }
         self.ring_bell();
@@ -274,28 +269,23 @@ impl Wires {
         (true, front.sent == total)
     }
 
-    #[allow(clippy::too_many_arguments)] // the parts of one record
-    fn push(
-        &mut self,
-        kind: u8,
-        flags: u8,
-        len: usize,
-        layout: &Layout,
-        spec: &SendSpec,
-        total: u64,
-        payload: &[u8],
-    ) -> bool {
-        let (tag, data, total) =
-            (spec.tag.unwrap_or(0).to_le_bytes(), spec.data.unwrap_or(0).to_le_bytes(), total.to_le_bytes());
-        let mut parts: [(usize, &[u8]); 4] = [(layout.payload, payload); 4];
-        let mut count = 1;
-        for (at, bytes) in [(layout.tag, &tag), (layout.data, &data), (layout.total, &total)] {
-            if let Some(at) = at {
-                parts[count] = (at, bytes);
-                count += 1;
+    /// Publishes a record of this kind; `total` is the length of the whole message, for its beginning.
+    #[inline]
+    fn push(&mut self, kind: u8, spec: &SendSpec, total: u64, payload: &[u8]) -> bool {
+        let flags = if kind == PIECE { 0 } else { flags_of(spec) };
+        let layout = Layout::for_payload(kind, flags, payload.len());
+        self.ring.push(kind, flags, layout.payload + payload.len(), |record| {
+            if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
+                record.put(at, &tag.to_le_bytes());
             }
-        }
-        self.ring.push(kind, flags, len, &parts[..count])
+            if let (Some(at), Some(data)) = (layout.data, spec.data) {
+                record.put(at, &data.to_le_bytes());
+            }
+            if let Some(at) = layout.total {
+                record.put(at, &total.to_le_bytes());
+            }
+            record.put(layout.payload, payload);
+        })
     }
 
     fn ring_bell(&self) {

@@ -20,7 +20,8 @@
 //! Both ends may sleep. The consumer raises `armed`, the producer `starved`; each then makes a full fence and looks
 //! once more. The other end publishes, makes a full fence and looks at the flag. So either the sleeper sees the news,
 //! or the other end sees the flag and rings (the classic store-fence-load on both sides). Whoever rings takes the flag
-//! down with a swap, so that one sleep costs one ring.
+//! down with a swap, so that one sleep costs one ring. All writes of a flag are swaps: their order is then one that a
+//! model can see, and they are rare.
 //!
 //! # Trust
 //!
@@ -139,9 +140,10 @@ impl<M: Memory> Producer<M> {
         self.shape
     }
 
-    /// Publishes a record: the parts, one behind the other at the byte positions given. Position 0 is the header's.
-    /// False when there is no room now.
-    pub(crate) fn push(&mut self, kind: u8, flags: u8, len: usize, parts: &[(usize, &[u8])]) -> bool {
+    /// Publishes a record of `len` bytes, header included; `fill` puts its parts where they belong. False when there
+    /// is no room now.
+    #[inline]
+    pub(crate) fn push(&mut self, kind: u8, flags: u8, len: usize, fill: impl FnOnce(Draft<'_, M>)) -> bool {
         debug_assert!(kind != 0 && kind != PAD && len >= HEADER && len <= self.shape.longest());
         let lines = Shape::lines_for(len);
         let index = self.shape.index(self.position);
@@ -153,13 +155,7 @@ impl<M: Memory> Producer<M> {
         if pad > 0 {
             self.publish(Header { kind: PAD, flags: 0, len: (pad * LINE) as u32 }, pad);
         }
-        let start = self.shape.index(self.position) * LINE;
-        for (at, bytes) in parts {
-            debug_assert!(*at >= HEADER && at + bytes.len() <= len);
-            // SAFETY: the record does not wrap and lies in lines that the consumer has given back (invariant 3);
-            // position 0 to 8 of its first line is left out.
-            unsafe { self.memory.write(start + at, bytes) };
-        }
+        fill(Draft { memory: &self.memory, start: self.shape.index(self.position) * LINE, len });
         self.publish(Header { kind, flags, len: len as u32 }, lines);
         true
     }
@@ -181,7 +177,7 @@ impl<M: Memory> Producer<M> {
 
     /// Before sleeping for room for a record of this many bytes: true when it is safe to sleep.
     pub(crate) fn arm(&mut self, len: usize) -> bool {
-        self.memory.starved().store(1, Ordering::Relaxed);
+        self.memory.starved().swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `Consumer::give_back`.
         full_fence();
         let room = self.fits(len);
@@ -193,7 +189,7 @@ impl<M: Memory> Producer<M> {
 
     /// No longer waits for room.
     pub(crate) fn disarm(&self) {
-        self.memory.starved().store(0, Ordering::Relaxed);
+        self.memory.starved().swap(0, Ordering::Relaxed);
     }
 
     fn has_room(&mut self, lines: usize) -> bool {
@@ -227,6 +223,27 @@ impl<M: Memory> Producer<M> {
         // SYNC: pairs with the acquire in `Consumer::peek`.
         self.memory.header(here).store(header.pack(self.shape.lap(self.position)), Ordering::Release);
         self.position += lines as u64;
+    }
+}
+
+/// A record that is being written: its lines are the producer's until it is published.
+pub(crate) struct Draft<'a, M> {
+    memory: &'a M,
+    start: usize,
+    len: usize,
+}
+
+impl<M: Memory> Draft<'_, M> {
+    /// Puts a part at this byte of the record. The first eight bytes are the header's.
+    #[inline]
+    pub(crate) fn put(&self, at: usize, bytes: &[u8]) {
+        assert!(
+            at >= HEADER && at <= self.len && bytes.len() <= self.len - at,
+            "a part outside of its record"
+        );
+        // SAFETY: the record does not wrap and lies in lines that the consumer has given back (invariant 3);
+        // position 0 to 8 of its first line is left out.
+        unsafe { self.memory.write(self.start + at, bytes) };
     }
 }
 
@@ -316,7 +333,7 @@ impl<M: Memory> Consumer<M> {
     /// Before sleeping: true when there is nothing new.
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = true;
-        self.memory.armed().store(1, Ordering::Relaxed);
+        self.memory.armed().swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `Producer::must_ring`.
         full_fence();
         let word = self.memory.header(self.shape.index(self.position)).load(Ordering::Relaxed);
@@ -326,7 +343,7 @@ impl<M: Memory> Consumer<M> {
     /// Polls again.
     pub(crate) fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
-            self.memory.armed().store(0, Ordering::Relaxed);
+            self.memory.armed().swap(0, Ordering::Relaxed);
         }
     }
 

@@ -41,7 +41,7 @@ fn two_threads_lose_nothing() {
         for number in 0..MESSAGES {
             let len = len_of(number, longest);
             bytes[..len - HEADER].iter_mut().enumerate().for_each(|(at, byte)| *byte = byte_of(number, at));
-            while !producer.push(1, number as u8, len, &[(HEADER, &bytes[..len - HEADER])]) {
+            while !producer.push(1, number as u8, len, |record| record.put(HEADER, &bytes[..len - HEADER])) {
                 if producer.arm(len) {
                     sleep("sender");
                 }

@@ -182,7 +182,7 @@ impl Pair {
         self.number = self.number.wrapping_add(1);
         let bytes = content(self.number, len);
         assert_eq!(
-            self.producer.push(1, self.number, len, &[(HEADER, &bytes)]),
+            self.producer.push(1, self.number, len, |record| record.put(HEADER, &bytes)),
             room,
             "exactly when it fits"
         );
@@ -266,7 +266,7 @@ fn suffer(pair: &mut Pair, call: Call) -> Result<(), Broken> {
     match call {
         Call::Push(len) | Call::Fill(len) => {
             let len = pair.cut(len);
-            let _ = pair.producer.push(1, 0, len, &[(HEADER, &content(0, len))]);
+            let _ = pair.producer.push(1, 0, len, |record| record.put(HEADER, &content(0, len)));
             let _ = pair.producer.must_ring();
         }
         Call::Pop => {
