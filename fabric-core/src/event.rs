@@ -32,6 +32,8 @@ pub enum EventKind {
     PeerConnected {
         /// The name it gave.
         peer: Address,
+        /// Its number in the address vector, if it has one.
+        source: Option<FiAddr>,
     },
     /// A peer that was connected is not any more.
     PeerDown {
@@ -42,7 +44,7 @@ pub enum EventKind {
         /// How it ended.
         reason: DownReason,
     },
-    /// A connection attempt of a stranger was refused.
+    /// An attempt to connect was refused.
     Rejected {
         /// Why.
         error: Error,
@@ -69,6 +71,6 @@ pub enum DownReason {
     Closed,
     /// Its process died, or was killed.
     Died,
-    /// It broke the protocol, and this side ended the connection.
-    Protocol,
+    /// It broke the protocol, as the text says, and this side ended the connection.
+    Protocol(&'static str),
 }

@@ -116,6 +116,9 @@ pub trait ProviderDomain: Send {
     /// A number of the endpoint's vector is no longer valid.
     fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr);
 
+    /// Whether a message with this source waits at the endpoint.
+    fn holds(&self, ep: EpId, source: FiAddr) -> bool;
+
     /// Moves what can be moved, within a bound. Returns whether anything moved.
     fn progress(&mut self, host: &mut dyn Host) -> bool;
 
@@ -180,8 +183,12 @@ pub trait Host {
     /// A peer connected: its number, given on the spot if the vector takes in strangers.
     fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr>;
 
-    /// A peer that connected is gone; a number that was given on the spot is taken back.
-    fn peer_disconnected(&mut self, ep: EpId, address: &Address);
+    /// A connection has ended that had this number when it was made. A number that was given on the spot is taken back
+    /// with the last of them, once none of the peer's messages waits.
+    fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>);
+
+    /// The address of a number that is about to be taken back: nothing more will come from there.
+    fn leaving(&self, number: FiAddr) -> Option<Address>;
 }
 
 /// What a provider waits on: a set of descriptors, and a doorbell inside the process.

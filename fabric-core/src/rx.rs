@@ -6,6 +6,7 @@
 //!
 //! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use slab::Slab;
@@ -16,6 +17,9 @@ use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, WaitKey};
 use crate::provider::{EpId, Host, OpKey};
+
+/// Departed peers whose messages can still be told apart.
+const REMEMBERED: usize = 256;
 
 /// What a buffered message costs beyond its bytes.
 const OVERHEAD: usize = 128;
@@ -30,8 +34,8 @@ pub struct RxContext {
     landings: Slab<Landing>,
     /// Which landing fills an operation: few at a time, so a list.
     filling: Vec<(OpKey, usize)>,
-    /// Peers that are gone, and still have messages waiting here: those stay theirs until they are received.
-    departed: Vec<(FiAddr, Address)>,
+    /// Peers that are gone: messages of theirs may still wait, or come back.
+    gone: VecDeque<(PeerKey, Address)>,
     budget: usize,
     used: usize,
     pool: Arc<Pool>,
@@ -74,7 +78,7 @@ impl RxContext {
             posted: Vec::new(),
             landings: Slab::new(),
             filling: Vec::new(),
-            departed: Vec::new(),
+            gone: VecDeque::new(),
             budget,
             used: 0,
             pool,
@@ -85,7 +89,9 @@ impl RxContext {
     pub fn post(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         match self.matcher.post(spec, op) {
             Posted::Queued(key) => {
-                if let Some(peer) = self.departed_peer(spec.from) {
+                if let Some(from) = spec.from
+                    && let Some(peer) = host.leaving(from)
+                {
                     self.matcher.withdraw(key);
                     return host.complete(op, Outcome::failed(Error::PeerGone(peer)));
                 }
@@ -95,13 +101,7 @@ impl RxContext {
                 }
                 self.posted[index] = Some(key);
             }
-            Posted::Matched(envelope, message) => {
-                let source = envelope.source;
-                self.give(host, op, envelope, message);
-                if self.departed_peer(source).is_some() {
-                    self.dismiss(host);
-                }
-            }
+            Posted::Matched(envelope, message) => self.give(host, op, envelope, message),
         }
     }
 
@@ -232,9 +232,26 @@ impl RxContext {
         self.settle(host, envelope, bytes, Some(id));
     }
 
-    /// A message was received and not looked at.
-    pub fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
+    /// A message was received and not looked at. `source` is the number of its sender now; of one that is gone it is
+    /// found here.
+    pub fn put_back(
+        &mut self,
+        host: &mut dyn Host,
+        mut envelope: Envelope,
+        source: Option<FiAddr>,
+        bytes: PooledBuf,
+    ) {
+        let gone = self.gone.iter().find(|(key, _)| *key == envelope.peer);
+        envelope.source = source.or_else(|| host.number_of(self.ep, &gone?.1));
         self.settle(host, envelope, bytes, None);
+    }
+
+    /// A peer has a number now: what waits of those that have gone under this name becomes its.
+    pub fn inserted(&mut self, host: &mut dyn Host, source: FiAddr, peer: &Address) {
+        let keys: Vec<_> = self.gone.iter().filter(|(_, gone)| gone == peer).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.resolve(host, key, source);
+        }
     }
 
     /// Waiting messages of this peer now have a number.
@@ -250,15 +267,16 @@ impl RxContext {
         }
     }
 
-    /// A number is no longer valid: waiting messages that carry it become those of a stranger.
-    pub fn forget(&mut self, source: FiAddr) {
+    /// A number is no longer valid: waiting messages that carry it become those of a stranger, and receives directed at
+    /// it fail.
+    pub fn forget(&mut self, host: &mut dyn Host, source: FiAddr) {
         self.matcher.forget(source);
-        self.departed.retain(|(departed, _)| *departed != source);
         for (_, landing) in &mut self.landings {
             if landing.envelope.source == Some(source) {
                 landing.envelope.source = None;
             }
         }
+        self.fail_directed(host, source, &Error::StaleAddress(source));
     }
 
     /// Receives directed at this peer will get nothing: it is gone.
@@ -269,24 +287,18 @@ impl RxContext {
         }
     }
 
-    /// A peer has gone, and everything it sent has been taken in: receives directed at it fail. It is reported as
-    /// disconnected once none of its messages waits here, so that those who receive them learn whose they are.
-    pub fn depart(&mut self, host: &mut dyn Host, source: Option<FiAddr>, peer: Address) {
-        if let Some(source) = source {
-            self.fail_directed(host, source, &Error::PeerGone(peer.clone()));
-            if self.matcher.holds(source) {
-                self.departed.push((source, peer));
-                return;
-            }
+    /// A peer has gone, and everything it sent has been taken in. What waits of it is still told apart.
+    pub fn depart(&mut self, peer: PeerKey, name: Address) {
+        if self.gone.len() == REMEMBERED {
+            self.gone.pop_front();
         }
-        host.peer_disconnected(self.ep, &peer);
+        self.gone.push_back((peer, name));
     }
 
-    /// A peer of this name has connected: if one had gone, it is back.
-    pub fn welcome_back(&mut self, host: &mut dyn Host, peer: &Address) {
-        for (_, back) in self.departed.extract_if(.., |(_, departed)| departed == peer) {
-            host.peer_disconnected(self.ep, &back);
-        }
+    /// Whether a message of this source waits.
+    #[must_use]
+    pub fn holds(&self, source: FiAddr) -> bool {
+        self.matcher.holds(source)
     }
 
     /// Whether some receive would take this message now, or there is room to buffer it.
@@ -307,26 +319,12 @@ impl RxContext {
         self.matcher.take_waiting();
         self.posted.clear();
         self.used = 0;
-        self.dismiss(host);
     }
 
     /// Messages that wait for a receive, and the bytes of the budget they use.
     #[must_use]
     pub fn unexpected(&self) -> (usize, usize) {
         (self.matcher.waiting_len(), self.used)
-    }
-
-    fn departed_peer(&self, source: Option<FiAddr>) -> Option<Address> {
-        let departed = self.departed.iter().find(|(departed, _)| Some(*departed) == source);
-        departed.map(|(_, peer)| peer.clone())
-    }
-
-    /// Reports those as disconnected whose last message has been received.
-    fn dismiss(&mut self, host: &mut dyn Host) {
-        let matcher = &self.matcher;
-        for (_, peer) in self.departed.extract_if(.., |(source, _)| !matcher.holds(*source)) {
-            host.peer_disconnected(self.ep, &peer);
-        }
     }
 
     fn admits(&self, len: usize) -> bool {

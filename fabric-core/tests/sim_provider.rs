@@ -78,7 +78,11 @@ impl Host for Maps {
     fn peer_connected(&mut self, _: EpId, address: &Address) -> Option<FiAddr> {
         self.av.find(address)
     }
-    fn peer_disconnected(&mut self, _: EpId, _: &Address) {}
+    fn peer_disconnected(&mut self, _: EpId, _: Option<FiAddr>) {}
+
+    fn leaving(&self, _: FiAddr) -> Option<Address> {
+        None
+    }
 }
 
 /// A domain with one endpoint.
@@ -187,7 +191,8 @@ fn a_message_arrives_with_all_it_carries() {
     assert_eq!(b.got(op), b"hello");
     let Transfer { tag, source, data, .. } = b.end(op).unwrap().transfer;
     assert_eq!((tag, source, data), (Some(7), Some(from_a), Some(99)));
-    assert_eq!(b.maps.events, [EventKind::PeerConnected { peer: a.address.clone() }]);
+    let source = b.maps.av.find(&a.address);
+    assert_eq!(b.maps.events, [EventKind::PeerConnected { peer: a.address.clone(), source }]);
     assert_eq!(b.domain.describe(), "sim: 1 endpoints, 1 peers, 0 sends waiting");
 }
 
@@ -390,7 +395,7 @@ fn a_name_nobody_has_is_an_error_for_sends_and_connects() {
     assert_eq!(a.domain.queue_send(&mut a.maps, EP, op, &connect), Ok(()));
     assert_eq!(a.end(op), Some(&Outcome::ok(Transfer::default())));
     assert!(there.pass());
-    assert_eq!(there.maps.events, [EventKind::PeerConnected { peer: a.address.clone() }]);
+    assert_eq!(there.maps.events, [EventKind::PeerConnected { peer: a.address.clone(), source: None }]);
     a.maps.av.remove(peer).unwrap();
     assert_eq!(a.send(peer, None, b"x"), Err(Error::StaleAddress(peer)));
     assert!(matches!(there.domain.send_now(&mut there.maps, EpId(9), &connect, b""), Err(Error::Closed(_))));

@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::hub::{AvId, Bindings, CounterId, CqId, Hub};
 use crate::ops::{Credit, Ended, Op, Phase, Posted, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
+use crate::vectors::Vector;
 use crate::wait::{PollSet, WaitPolicy};
 
 /// An open domain: a provider's data path, the objects on it, and what makes them move.
@@ -118,11 +119,13 @@ impl Domain {
         let mut locked = self.engine.lock();
         let state = &mut *locked;
         let Ok(ep) = state.hub.ep(id) else { return };
+        let av = ep.bound.av;
         for key in ep.transmit.drain() {
             state.hub.complete(key, Outcome::failed(Error::Canceled));
         }
         state.provider.close_endpoint(&mut state.hub, id);
         state.hub.eps.remove(id.0);
+        state.hub.seen_all(av);
         locked.finish();
     }
 
@@ -166,7 +169,7 @@ impl Domain {
     /// Opens an address vector; a welcoming one takes in peers that connect, and forgets them when they go.
     #[must_use]
     pub fn open_av(&self, welcoming: bool) -> AvId {
-        AvId(self.engine.lock().hub.vectors.insert(Hub::new_vector(welcoming)))
+        AvId(self.engine.lock().hub.vectors.insert(Vector::new(welcoming)))
     }
 
     /// Closes an address vector.
@@ -187,9 +190,8 @@ impl Domain {
     /// [`Error::Closed`].
     pub fn insert_address(&self, av: AvId, address: &Address) -> Result<FiAddr> {
         let mut locked = self.engine.lock();
-        let vector = locked.hub.vectors.get_mut(av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
-        let addr = vector.table.insert(address.clone());
-        locked.hub.forget_guest(av, address);
+        let addr = locked.hub.vector(av)?.table.insert(address.clone());
+        locked.hub.forget_guest(av, addr);
         locked.announce(av, addr);
         locked.finish();
         Ok(addr)

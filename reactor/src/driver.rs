@@ -78,6 +78,10 @@ impl Turns {
                 locked.driver = Driver::Awake;
                 return Next::Again;
             }
+        } else if locked.look() {
+            // More was ready than one look takes, and what wakes the driver is only told of changes.
+            locked.driver = Driver::Awake;
+            return Next::Again;
         }
         self.window.close();
         locked.driver = Driver::Asleep(waker.cloned());

@@ -25,9 +25,8 @@ use std::task::{Poll, Waker};
 use fabric_core::completion::Outcome;
 use fabric_core::info::Progress;
 use fabric_core::provider::{EpId, Host, OpKey, ProviderDomain, WaitSet};
-use fabric_core::{Address, FiAddr};
 
-use crate::hub::{AvId, FollowUp, Hub};
+use crate::hub::{FollowUp, Hub};
 use crate::later::Later;
 use crate::ops::Phase;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
@@ -115,6 +114,7 @@ impl Engine {
         loop {
             let mut locked = self.lock();
             if let Some(value) = ready(&mut locked.hub) {
+                locked.follow_up();
                 locked.settle();
                 return Poll::Ready(value);
             }
@@ -125,6 +125,7 @@ impl Engine {
                     locked.spinner.hit();
                 }
                 self.polled();
+                locked.follow_up();
                 locked.settle();
                 return Poll::Ready(value);
             }
@@ -264,11 +265,7 @@ impl Locked<'_> {
             match what {
                 FollowUp::Grant(ep) => state.grant(ep),
                 FollowUp::Announce(av, addr) => state.announce(av, addr),
-                // A number that the user took back meanwhile is gone already.
-                FollowUp::Dismiss(av, addr) if state.hub.has_left(av, addr) => {
-                    drop(state.remove_address(av, addr));
-                }
-                FollowUp::Dismiss(..) => {}
+                FollowUp::Dismiss(av, addr) => state.dismiss(av, addr),
             }
         }
     }
@@ -347,36 +344,5 @@ impl State {
         if let Err(error) = self.provider.queue_send(&mut self.hub, ep, key, &spec) {
             self.hub.complete(key, Outcome::failed(error));
         }
-    }
-
-    /// Tells the endpoints of a vector that an address has a number now.
-    pub(crate) fn announce(&mut self, av: AvId, addr: FiAddr) {
-        let Some(address) =
-            self.hub.vectors.get(av.0).and_then(|vector| vector.table.get(addr).ok().cloned())
-        else {
-            return;
-        };
-        for ep in self.endpoints_of(av) {
-            self.provider.address_inserted(&mut self.hub, ep, addr, &address);
-        }
-    }
-
-    pub(crate) fn remove_address(&mut self, av: AvId, addr: FiAddr) -> fabric_core::Result<Address> {
-        let vector = self
-            .hub
-            .vectors
-            .get_mut(av.0)
-            .ok_or(fabric_core::Error::Closed(fabric_core::tree::Class::AddressVector))?;
-        let address = vector.table.remove(addr)?;
-        self.hub.forget_guest(av, &address);
-        for ep in self.endpoints_of(av) {
-            self.provider.address_removed(&mut self.hub, ep, addr);
-        }
-        Ok(address)
-    }
-
-    fn endpoints_of(&self, av: AvId) -> Vec<EpId> {
-        let bound = self.hub.eps.iter().filter(|(_, ep)| ep.bound.av == av);
-        bound.map(|(index, _)| EpId(index)).collect()
     }
 }

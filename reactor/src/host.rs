@@ -8,7 +8,7 @@ use fabric_core::provider::{EpId, Host, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use crate::hub::{FollowUp, Hub};
+use crate::hub::Hub;
 use crate::ops::Route;
 
 impl Host for Hub {
@@ -134,30 +134,17 @@ impl Host for Hub {
     }
 
     fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr> {
-        let (av, vector) = self.vector_of(ep)?;
-        if let Some(addr) = vector.table.find(address) {
-            if let Some(connections) = vector.guests.get_mut(address) {
-                *connections += 1;
-            }
-            return Some(addr);
-        }
-        if !vector.welcoming {
-            return None;
-        }
-        let addr = vector.table.insert(address.clone());
-        vector.guests.insert(address.clone(), 1);
-        self.follow_ups.push(FollowUp::Announce(av, addr));
-        Some(addr)
+        self.arrive(ep, address)
     }
 
-    fn peer_disconnected(&mut self, ep: EpId, address: &Address) {
-        let Some((av, vector)) = self.vector_of(ep) else { return };
-        let Some(connections) = vector.guests.get_mut(address) else { return };
-        *connections = connections.saturating_sub(1);
-        if *connections == 0
-            && let Some(addr) = vector.table.find(address)
-        {
-            self.follow_ups.push(FollowUp::Dismiss(av, addr));
+    fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>) {
+        if let Some(number) = number {
+            self.leave(ep, number);
         }
+    }
+
+    fn leaving(&self, number: FiAddr) -> Option<Address> {
+        let av = self.leaving.get(&number)?;
+        self.vectors.get(av.0)?.table.get(number).ok().cloned()
     }
 }

@@ -6,18 +6,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
 
-use fabric_core::av::AddressTable;
 use fabric_core::buf::{AnyBuf, Pool};
 use fabric_core::completion::{Completion, OpKind, Outcome};
 use fabric_core::provider::{EpId, OpKey};
 use fabric_core::tree::Class;
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Error, FiAddr, Result};
 
 use crate::later::Later;
 use crate::ops::{Ended, Op, OpTable, Phase, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::table::Table;
 use crate::transmit::Transmit;
+use crate::vectors::Vector;
 use crate::wait::WaitPolicy;
 
 /// The name of a completion queue within its domain.
@@ -68,15 +68,6 @@ pub(crate) struct Ep {
     pub(crate) posted_recvs: usize,
 }
 
-#[derive(Debug)]
-pub(crate) struct Vector {
-    pub(crate) table: AddressTable,
-    /// Takes in peers that connect, and forgets them when they go.
-    pub(crate) welcoming: bool,
-    /// Those it took in, with their connections.
-    pub(crate) guests: HashMap<Address, usize>,
-}
-
 /// The state of a domain apart from its provider.
 #[derive(Debug)]
 pub(crate) struct Hub {
@@ -99,6 +90,8 @@ pub(crate) struct Hub {
     pub(crate) unsettled: bool,
     /// What calls of the provider made necessary, and needs the provider again.
     pub(crate) follow_ups: Vec<FollowUp>,
+    /// Guests without a connection whose messages are still to be looked at, with their vectors.
+    pub(crate) leaving: HashMap<FiAddr, AvId>,
 }
 
 /// What a call of the provider made necessary.
@@ -108,7 +101,7 @@ pub(crate) enum FollowUp {
     Grant(EpId),
     /// A welcoming vector gave a number out: its other endpoints have to hear of it.
     Announce(AvId, FiAddr),
-    /// A guest has left: its number is taken back.
+    /// A guest has left, or a message of it was looked at: its number may be taken back.
     Dismiss(AvId, FiAddr),
 }
 
@@ -129,6 +122,7 @@ impl Hub {
             eqs: Vec::new(),
             unsettled: false,
             follow_ups: Vec::new(),
+            leaving: HashMap::new(),
         }
     }
 
@@ -138,10 +132,6 @@ impl Hub {
 
     pub(crate) fn new_ep(bound: Bindings) -> Ep {
         Ep { transmit: Transmit::new(bound.tx_size), posted_recvs: 0, bound }
-    }
-
-    pub(crate) fn new_vector(welcoming: bool) -> Vector {
-        Vector { table: AddressTable::new(), welcoming, guests: HashMap::new() }
     }
 
     /// Whether a number is one of the endpoint's vector.
@@ -176,6 +166,7 @@ impl Hub {
 
     /// Reports an operation to the queue where it reserved an entry.
     pub(crate) fn report(&mut self, ep: EpId, kind: OpKind, context: u64, outcome: Outcome, buf: AnyBuf) {
+        self.seen(outcome.transfer.source);
         let Some(ring) = self.queue_of(ep, kind).and_then(|id| self.cq(id)) else {
             return self.later.discard(buf);
         };
@@ -293,26 +284,6 @@ impl Hub {
         }
     }
 
-    /// Whether this is the number of a guest without a connection.
-    pub(crate) fn has_left(&self, av: AvId, addr: FiAddr) -> bool {
-        let Some(vector) = self.vectors.get(av.0) else { return false };
-        vector.table.get(addr).is_ok_and(|address| vector.guests.get(address) == Some(&0))
-    }
-
-    /// From now on this address is the user's own business: inserted by hand, or removed.
-    pub(crate) fn forget_guest(&mut self, av: AvId, address: &Address) {
-        if let Some(vector) = self.vectors.get_mut(av.0) {
-            vector.guests.remove(address);
-        }
-    }
-
-    pub(crate) fn vector_of(&mut self, ep: EpId) -> Option<(AvId, &mut Vector)> {
-        let av = self.eps.get(ep.0)?.bound.av;
-        Some((av, self.vectors.get_mut(av.0)?))
-    }
-}
-
-impl Hub {
     pub(crate) fn take_done(&mut self, key: OpKey) -> Option<Ended> {
         let op = self.ops.get_mut(key)?;
         if op.phase != Phase::Done {
@@ -322,12 +293,14 @@ impl Hub {
             self.waiters -= 1;
             self.later.discard_waker(waker);
         }
+        let source = op.outcome.transfer.source;
         let ended = Ended {
             transfer: op.outcome.transfer,
             error: op.outcome.error.take(),
             buf: std::mem::take(&mut op.buf),
         };
         self.ops.free(key);
+        self.seen(source);
         Some(ended)
     }
 

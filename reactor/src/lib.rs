@@ -5,6 +5,7 @@
 //! | [`domain`] | a domain as the async face sees it: objects by name, posts, polls |
 //! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
 //! | `post`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
+//! | `vectors` | address vectors and their guests |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | [`provider`] | the registry, and shared memory |
 
@@ -25,6 +26,7 @@ mod queue;
 mod sync;
 mod table;
 mod transmit;
+mod vectors;
 mod wait;
 
 pub use domain::Domain;

@@ -5,10 +5,10 @@
 
 use std::task::Waker;
 
-use fabric_core::Error;
 use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::provider::{EpId, OpKey, SendSpec};
+use fabric_core::{Error, FiAddr};
 
 /// Who hears of the completion. Exactly one of these does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +181,16 @@ impl OpTable {
     /// Takes every waker out.
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
         self.slots.iter_mut().filter_map(|op| op.waker.take())
+    }
+
+    /// Whether a message of this source lies in a receive that nobody has looked at.
+    pub(crate) fn has_unseen(&self, endpoints: &[EpId], source: FiAddr) -> bool {
+        self.slots.iter().any(|op| {
+            op.generation != FREE
+                && op.phase == Phase::Done
+                && op.outcome.transfer.source == Some(source)
+                && endpoints.contains(&op.ep)
+        })
     }
 
     pub(crate) fn len(&self) -> usize {

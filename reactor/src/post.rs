@@ -240,8 +240,9 @@ impl Locked<'_> {
                     Some(_) => None,
                 };
                 if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
-                    let bytes = state.hub.reclaim(key, placed);
+                    let (source, bytes) = (envelope.source, state.hub.reclaim(key, placed));
                     state.provider.put_back(&mut state.hub, ep, envelope, bytes);
+                    state.hub.seen(source);
                 }
                 let failed = state.hub.ops.get(key).filter(|op| op.kind != OpKind::Recv && !op.permit);
                 let failed = failed.and_then(|op| {

@@ -1,11 +1,11 @@
 //! Numbers of peers: strangers, guests, stale numbers, and peers that do not exist.
 
-use fabric_async::{Address, Error, Scheme};
+use fabric_async::{Address, Error, FiAddr, Scheme};
+use futures_util::StreamExt;
 
 use crate::payload::{poll_once, settled};
 use crate::setup::Setup;
 use crate::station::{Plan, Station, fence, pair};
-use fabric_async::FiAddr;
 
 /// A sender, and a receiver that gives nobody a number on its own.
 async fn strangers(setup: &Setup) -> (Station, Station, FiAddr) {
@@ -187,4 +187,64 @@ pub(crate) async fn guests_are_welcomed_and_forgotten(setup: Setup) {
     watch.await;
     settled(|| b.av.peers().len() as u64).await;
     assert!(b.av.lookup(kept).is_ok(), "who was inserted by hand stays");
+}
+
+/// The same when the sender is gone by then.
+pub(crate) async fn waiting_messages_of_the_gone_are_matched_by_the_insertion(setup: Setup) {
+    let b = setup.planned(Plan { welcoming: false, ..Plan::default() }).await;
+    let a = setup.station().await;
+    let (name, to_b) = (a.ep.name().clone(), a.meet(&b).await);
+    for tag in [1, 2] {
+        a.ep.send(to_b, "from one that is gone").tag(tag).await.unwrap();
+    }
+    assert_eq!(b.ep.recv().tag(1).await.unwrap().source(), Err(Error::UnknownSource));
+    let moving = b.keep_moving();
+    drop(a);
+    settled(|| 0).await;
+    moving.abort();
+    let number = b.av.insert(&name).unwrap();
+    assert_eq!(b.ep.recv().tag(2).from(number).await.unwrap().source(), Ok(number));
+}
+
+/// A receive that is directed at a number ends with the number.
+pub(crate) async fn directed_receives_end_with_their_number(setup: Setup) {
+    let (a, mut b, _) = pair(&setup).await;
+    let number = b.av.insert(a.ep.name()).unwrap();
+    let directed = b.ep.recv_into(vec![0; 8]).from(number).start().unwrap();
+    b.ep.recv().from(number).context(3).post().unwrap();
+    b.av.remove(number).unwrap();
+    let failed = directed.await.unwrap_err();
+    assert_eq!((failed.error, failed.buf.capacity()), (Error::StaleAddress(number), 8));
+    let posted = b.cq.next().await.unwrap();
+    assert_eq!((posted.context, posted.error), (3, Some(Error::StaleAddress(number))));
+}
+
+/// Two endpoints share a vector, and a guest of one is known to the other only by its number.
+pub(crate) async fn a_guest_that_leaves_ends_directed_receives_everywhere(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let other = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap().enable().await.unwrap();
+    a.ep.send(to_b, "hello").await.unwrap();
+    let guest = b.ep.recv().await.unwrap().source().unwrap();
+    let directed = other.recv().from(guest).start().unwrap();
+    drop(a);
+    assert_eq!(directed.await.unwrap_err().error, Error::StaleAddress(guest));
+}
+
+/// A number that was taken back and given again by the same guest is not counted down by its old connection.
+pub(crate) async fn a_number_given_again_is_not_taken_back_for_the_old(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let other = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap().enable().await.unwrap();
+    a.ep.send(to_b, "one").await.unwrap();
+    let first = b.ep.recv().await.unwrap().source().unwrap();
+    b.av.remove(first).unwrap();
+    let to_other = a.ep.lookup(other.name()).await.unwrap();
+    a.ep.send(to_other, "two").await.unwrap();
+    let second = other.recv().await.unwrap().source().unwrap();
+    assert_ne!(first, second);
+    let moving = b.keep_moving();
+    b.ep.close().unwrap();
+    settled(|| 0).await;
+    moving.abort();
+    a.ep.send(to_other, "three").await.unwrap();
+    assert_eq!(other.recv().await.unwrap().source(), Ok(second), "still connected");
 }

@@ -90,6 +90,10 @@ macro_rules! scenarios {
                 a_stranger_has_no_source_until_inserted: DIRECTED,
                 a_directed_receive_gets_a_stranger_once_inserted: DIRECTED,
                 waiting_messages_are_matched_by_the_insertion: DIRECTED,
+                waiting_messages_of_the_gone_are_matched_by_the_insertion: DIRECTED,
+                directed_receives_end_with_their_number: DIRECTED,
+                a_guest_that_leaves_ends_directed_receives_everywhere: DIRECTED,
+                a_number_given_again_is_not_taken_back_for_the_old: DIRECTED,
                 a_removed_number_is_stale: DIRECTED,
                 a_removed_peer_still_arrives_as_a_stranger: DIRECTED,
                 a_number_of_another_vector_is_stale: MSG,
@@ -234,3 +238,24 @@ macro_rules! combinations {
 }
 
 combinations! { shm, sim, }
+
+/// The policies of waiting that are not the default, which concern the engine and not the provider.
+macro_rules! policies {
+    ($($name:ident: $policy:ident,)*) => {$(
+        mod $name {
+            mod manual {
+                scenarios!(crate::setup::Setup::new("shm").policy(fabric_async::WaitPolicy::$policy));
+            }
+            mod auto {
+                scenarios!(
+                    crate::setup::Setup::new("shm")
+                        .policy(fabric_async::WaitPolicy::$policy)
+                        .auto()
+                        .multi_thread()
+                );
+            }
+        }
+    )*};
+}
+
+policies! { spin: Spin, park: Park, }

@@ -65,6 +65,10 @@ impl Setup {
         Self { progress: Progress::Auto, ..self }
     }
 
+    pub(crate) fn policy(self, policy: WaitPolicy) -> Self {
+        Self { policy, ..self }
+    }
+
     pub(crate) fn multi_thread(self) -> Self {
         Self { workers: Some(2), ..self }
     }

@@ -121,10 +121,14 @@ impl ProviderDomain for SimDomain {
         self.look_at_held(ep);
     }
 
-    fn address_removed(&mut self, _host: &mut dyn Host, ep: EpId, addr: FiAddr) {
+    fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.removed(addr);
+            endpoint.inbound.removed(host, addr);
         }
+    }
+
+    fn holds(&self, ep: EpId, source: FiAddr) -> bool {
+        self.endpoints.get(&ep).is_some_and(|endpoint| endpoint.inbound.rx.holds(source))
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {

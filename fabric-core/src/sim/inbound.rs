@@ -19,9 +19,6 @@ const PER_PASS: usize = 64;
 /// Bytes of messages that no receive has taken yet.
 pub(super) const BUDGET: usize = 4 << 20;
 
-/// Departed peers whose messages can still be told apart.
-const REMEMBERED: usize = 256;
-
 /// What an endpoint receives, and from whom.
 #[derive(Debug)]
 pub(super) struct Inbound {
@@ -29,8 +26,6 @@ pub(super) struct Inbound {
     node: Node,
     pub(super) rx: RxContext,
     peers: BTreeMap<Node, Peer>,
-    /// Peers that are gone: messages of theirs may still wait, or come back.
-    gone: VecDeque<(PeerKey, Address)>,
     /// Counts up; no key is used twice.
     next_key: u32,
     /// Who was served last.
@@ -42,6 +37,8 @@ struct Peer {
     key: PeerKey,
     address: Address,
     source: Option<FiAddr>,
+    /// Its number when it connected.
+    number: Option<FiAddr>,
     /// The message that is arriving in pieces.
     landing: Option<LandingId>,
     /// The first packet of a message that was declined. The rest of the pair waits behind it.
@@ -72,7 +69,6 @@ impl Inbound {
             node,
             rx: RxContext::new(ep, BUDGET, pool.clone()),
             peers: BTreeMap::new(),
-            gone: VecDeque::new(),
             next_key: 0,
             last: None,
         }
@@ -121,12 +117,10 @@ impl Inbound {
     }
 
     /// A message that was received comes back. Its sender may have got a number meanwhile, or lost it.
-    pub(super) fn put_back(&mut self, host: &mut dyn Host, mut envelope: Envelope, bytes: PooledBuf) {
-        envelope.source = match self.address_of(envelope.peer) {
-            Some(address) => host.number_of(self.ep, address),
-            None => envelope.source.filter(|&source| host.address_of(self.ep, source).is_ok()),
-        };
-        self.rx.put_back(host, envelope, bytes);
+    pub(super) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
+        let peer = self.peers.values().find(|peer| peer.key == envelope.peer);
+        let source = peer.and_then(|peer| peer.source);
+        self.rx.put_back(host, envelope, source, bytes);
     }
 
     pub(super) fn inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
@@ -134,32 +128,29 @@ impl Inbound {
             peer.source = Some(addr);
             self.rx.resolve(host, peer.key, addr);
         }
-        for (key, _) in self.gone.iter().filter(|(_, gone)| gone == address) {
-            self.rx.resolve(host, *key, addr);
-        }
+        self.rx.inserted(host, addr, address);
     }
 
-    pub(super) fn removed(&mut self, addr: FiAddr) {
+    pub(super) fn removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
         for peer in self.peers.values_mut().filter(|peer| peer.source == Some(addr)) {
             peer.source = None;
         }
-        self.rx.forget(addr);
+        self.rx.forget(host, addr);
     }
 
     pub(super) fn close(mut self, host: &mut dyn Host) {
         self.rx.close(host);
         for peer in self.peers.values() {
-            host.peer_disconnected(self.ep, &peer.address);
+            host.peer_disconnected(self.ep, peer.number);
         }
     }
 
     fn welcome(&mut self, host: &mut dyn Host, node: Node, address: Address) {
         let key = PeerKey(self.next_key);
         self.next_key = self.next_key.saturating_add(1);
-        let source = host.peer_connected(self.ep, &address);
-        self.rx.welcome_back(host, &address);
-        host.event(self.ep, EventKind::PeerConnected { peer: address.clone() });
-        self.peers.insert(node, Peer { key, address, source, landing: None, held: None });
+        let number = host.peer_connected(self.ep, &address);
+        host.event(self.ep, EventKind::PeerConnected { peer: address.clone(), source: number });
+        self.peers.insert(node, Peer { key, address, source: number, number, landing: None, held: None });
     }
 
     fn step(&mut self, host: &mut dyn Host, node: Node) -> Step {
@@ -185,33 +176,21 @@ impl Inbound {
     fn depart(&mut self, host: &mut dyn Host, node: Node, address: Address) {
         let peer = self.peers.remove(&node);
         let source = host.number_of(self.ep, &address);
+        let gone = Error::PeerGone(address.clone());
         if let Some(landing) = peer.as_ref().and_then(|peer| peer.landing) {
-            self.rx.fail(host, landing, Error::PeerGone(address.clone()));
+            self.rx.fail(host, landing, gone.clone());
         }
         let down = EventKind::PeerDown { peer: address.clone(), source, reason: DownReason::Closed };
         host.event(self.ep, down);
         // The name may be in use again by somebody who made contact already: then the number is theirs.
-        if self.peers.values().any(|other| other.address == address) {
-            host.peer_disconnected(self.ep, &address);
-        } else {
-            self.rx.depart(host, source, address.clone());
+        let replaced = self.peers.values().any(|other| other.address == address);
+        if let Some(source) = source.filter(|_| !replaced) {
+            self.rx.fail_directed(host, source, &gone);
         }
         if let Some(peer) = peer {
-            self.remember(peer.key, address);
+            self.rx.depart(peer.key, address);
+            host.peer_disconnected(self.ep, peer.number);
         }
-    }
-
-    fn remember(&mut self, key: PeerKey, address: Address) {
-        if self.gone.len() == REMEMBERED {
-            self.gone.pop_front();
-        }
-        self.gone.push_back((key, address));
-    }
-
-    fn address_of(&self, key: PeerKey) -> Option<&Address> {
-        let here = self.peers.values().map(|peer| (peer.key, &peer.address));
-        let gone = self.gone.iter().map(|(key, address)| (*key, address));
-        here.chain(gone).find(|(known, _)| *known == key).map(|(_, address)| address)
     }
 }
 

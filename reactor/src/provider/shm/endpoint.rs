@@ -187,14 +187,16 @@ impl Endpoint {
         self.rx.abandon(host, op);
     }
 
-    pub(crate) fn put_back(&mut self, host: &mut dyn Host, mut envelope: Envelope, bytes: PooledBuf) {
+    pub(crate) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
         // The sender may have got a number since, or lost it.
-        let peers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
-        envelope.source = match { peers }.find(|peer| peer.key == envelope.peer) {
-            Some(peer) => peer.source,
-            None => envelope.source.filter(|source| host.address_of(self.id, *source).is_ok()),
-        };
-        self.rx.put_back(host, envelope, bytes);
+        let mut peers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        let peer = peers.find(|peer| peer.key == envelope.peer);
+        let source = peer.and_then(|peer| peer.source);
+        self.rx.put_back(host, envelope, source, bytes);
+    }
+
+    pub(crate) fn holds(&self, source: FiAddr) -> bool {
+        self.rx.holds(source)
     }
 
     pub(crate) fn address_inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
@@ -206,10 +208,11 @@ impl Endpoint {
                 self.rx.resolve(host, peer.key, addr);
             }
         }
+        self.rx.inserted(host, addr, address);
     }
 
     pub(crate) fn address_removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
-        self.rx.forget(addr);
+        self.rx.forget(host, addr);
         for (_, caller) in &mut self.callers {
             if let Caller::Peer(peer) = caller {
                 peer.source = peer.source.filter(|source| *source != addr);
@@ -250,7 +253,7 @@ impl Endpoint {
         for (at, broken) in over {
             moved = true;
             if let Some(what) = broken {
-                self.broken(host, at, what);
+                self.caller_ended(host, at, DownReason::Protocol(what));
             }
             self.end_caller(host, at);
         }
@@ -339,12 +342,12 @@ impl Endpoint {
                         self.strangers.push_back(again);
                     }
                     Met::Peer(mut peer) => {
-                        peer.source = host.peer_connected(self.id, &peer.peer);
-                        let name = peer.peer.clone();
-                        self.rx.welcome_back(host, &name);
+                        peer.number = host.peer_connected(self.id, &peer.peer);
+                        peer.source = peer.number;
+                        let (name, source) = (peer.peer.clone(), peer.source);
                         let again = self.callers.insert(Caller::Peer(peer));
                         debug_assert_eq!(again, at);
-                        host.event(self.id, EventKind::PeerConnected { peer: name });
+                        host.event(self.id, EventKind::PeerConnected { peer: name, source });
                         self.pump_callers(host);
                     }
                     Met::Refused(error) => host.event(self.id, EventKind::Rejected { error }),
@@ -391,7 +394,7 @@ impl Endpoint {
             return;
         }
         let (name, process, source) = (peer.peer.clone(), peer.process, peer.source);
-        let is_over = !peer.has_left() && reason != DownReason::Protocol;
+        let is_over = !peer.has_left() && !matches!(reason, DownReason::Protocol(_));
         let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
         if callers.any(|peer| peer.peer == name && peer.process == process && peer.down().is_none()) {
             return;
@@ -409,31 +412,25 @@ impl Endpoint {
         host.event(self.id, EventKind::PeerDown { peer: name, source, reason });
     }
 
-    fn broken(&mut self, host: &mut dyn Host, at: usize, what: &'static str) {
-        let Some(peer) = self.callers[at].peer() else { return };
-        let error = Error::Protocol { peer: peer.peer.clone(), what: what.into() };
-        host.event(self.id, EventKind::Rejected { error });
-        self.caller_ended(host, at, DownReason::Protocol);
-    }
-
     /// The connection has ended and all it left has been taken.
     fn end_caller(&mut self, host: &mut dyn Host, at: usize) {
         let Some(Caller::Peer(mut peer)) = self.callers.try_remove(at) else { return };
-        peer.end(&mut self.rx, host, Error::PeerGone(peer.peer.clone()));
+        let gone = Error::PeerGone(peer.peer.clone());
+        peer.end(&mut self.rx, host, gone.clone());
         peer.unwatch(&*self.wait);
+        // With another connection from there the number is that one's.
         let others = self.callers.iter().filter_map(|(_, caller)| caller.peer());
-        if { others }.any(|other| other.peer == peer.peer) {
-            // The number is that of the other connection now.
-            host.peer_disconnected(self.id, &peer.peer);
-        } else {
-            self.rx.depart(host, peer.source, peer.peer);
+        if let Some(source) = peer.source.filter(|_| { others }.all(|other| other.peer != peer.peer)) {
+            self.rx.fail_directed(host, source, &gone);
         }
+        self.rx.depart(peer.key, peer.peer);
+        host.peer_disconnected(self.id, peer.number);
     }
 
     pub(crate) fn close(mut self, host: &mut dyn Host) {
         self.rx.close(host);
         for peer in self.callers.iter().filter_map(|(_, caller)| caller.peer()) {
-            host.peer_disconnected(self.id, &peer.peer);
+            host.peer_disconnected(self.id, peer.number);
         }
         for (_, outgoing) in &mut self.outgoing {
             outgoing.farewell(Answer::Goodbye);

@@ -33,6 +33,8 @@ pub(crate) struct Incoming {
     pub(crate) peer: Address,
     pub(crate) key: PeerKey,
     pub(crate) source: Option<FiAddr>,
+    /// Its number when it connected.
+    pub(crate) number: Option<FiAddr>,
     /// The process at the other end.
     pub(crate) process: i32,
     socket: OwnedFd,
@@ -117,6 +119,7 @@ impl Incoming {
             peer,
             key,
             source: None,
+            number: None,
             process,
             socket,
             ring: Consumer::new(segment),
@@ -208,7 +211,8 @@ impl Incoming {
                 Read::Message(Answer::Leave) if !self.left => self.left = true,
                 Read::HungUp if self.goodbye || self.left => return Some(DownReason::Closed),
                 Read::HungUp => return Some(DownReason::Died),
-                Read::Message(_) | Read::Malformed(_) => return Some(DownReason::Protocol),
+                Read::Message(_) => return Some(DownReason::Protocol("a word only the receiver may say")),
+                Read::Malformed(what) => return Some(DownReason::Protocol(what)),
             }
         }
         None
@@ -226,7 +230,7 @@ impl Incoming {
 
     /// Whether everything the peer left has been taken.
     pub(crate) fn is_drained(&mut self) -> bool {
-        matches!(self.ring.peek(), Ok(None) | Err(_)) || self.down == Some(DownReason::Protocol)
+        matches!(self.ring.peek(), Ok(None) | Err(_)) || matches!(self.down, Some(DownReason::Protocol(_)))
     }
 
     /// The oldest record waits for a receive, or for room.

@@ -104,9 +104,12 @@ struct ShmDomain {
 
 impl ShmDomain {
     fn ep(&mut self, ep: EpId) -> Result<&mut Endpoint> {
-        let place = self.places.get(ep.0 as usize).copied().flatten();
-        let endpoint = place.and_then(|place| self.endpoints.get_mut(place as usize));
+        let endpoint = self.place(ep).and_then(|place| self.endpoints.get_mut(place));
         endpoint.ok_or_else(|| Error::Closed(Class::Endpoint))
+    }
+
+    fn place(&self, ep: EpId) -> Option<usize> {
+        self.places.get(ep.0 as usize).copied().flatten().map(|place| place as usize)
     }
 
     fn insert(&mut self, ep: EpId, endpoint: Endpoint) {
@@ -210,6 +213,10 @@ impl ProviderDomain for ShmDomain {
         if let Ok(endpoint) = self.ep(ep) {
             endpoint.address_removed(host, addr);
         }
+    }
+
+    fn holds(&self, ep: EpId, source: FiAddr) -> bool {
+        self.place(ep).is_some_and(|place| self.endpoints[place].holds(source))
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {

@@ -143,8 +143,12 @@ impl Outgoing {
             let (Link::Waiting(wires) | Link::Live(wires)) = &self.link else { return None };
             let was_live = matches!(self.link, Link::Live(_));
             let process = wires.process;
-            let mut reason = DownReason::Protocol;
-            let error = match handshake::read_answer(&wires.socket) {
+            let gone = |reason| (Error::PeerGone(self.peer.clone()), reason);
+            let broke = |what: &'static str| {
+                let peer = self.peer.clone();
+                (Error::Protocol { peer, what: what.into() }, DownReason::Protocol(what))
+            };
+            let (error, reason) = match handshake::read_answer(&wires.socket) {
                 Read::Nothing => return None,
                 Read::Message(Answer::Ring) if was_live => continue,
                 Read::Message(Answer::Welcome) if !was_live => {
@@ -153,19 +157,15 @@ impl Outgoing {
                     }
                     continue;
                 }
-                Read::Message(Answer::Refused(reason)) => Error::Refused { peer: self.peer.clone(), reason },
-                Read::Message(Answer::Goodbye) => {
-                    reason = DownReason::Closed;
-                    Error::PeerGone(self.peer.clone())
+                Read::Message(Answer::Refused(reason)) => {
+                    (Error::Refused { peer: self.peer.clone(), reason }, DownReason::Closed)
                 }
-                Read::HungUp => {
-                    reason = DownReason::Died;
-                    Error::PeerGone(self.peer.clone())
-                }
-                Read::Message(Answer::Welcome) => self.broke("a second welcome"),
-                Read::Message(Answer::Ring) => self.broke("a ring before the welcome"),
-                Read::Message(Answer::Leave) => self.broke("a word only the sender may say"),
-                Read::Malformed(what) => self.broke(what),
+                Read::Message(Answer::Goodbye) => gone(DownReason::Closed),
+                Read::HungUp => gone(DownReason::Died),
+                Read::Message(Answer::Welcome) => broke("a second welcome"),
+                Read::Message(Answer::Ring) => broke("a ring before the welcome"),
+                Read::Message(Answer::Leave) => broke("a word only the sender may say"),
+                Read::Malformed(what) => broke(what),
             };
             return Some(Ended { error, reason, process: was_live.then_some(process) });
         }
@@ -227,10 +227,6 @@ impl Outgoing {
         {
             wires.ring.disarm();
         }
-    }
-
-    fn broke(&self, what: &str) -> Error {
-        Error::Protocol { peer: self.peer.clone(), what: what.into() }
     }
 }
 

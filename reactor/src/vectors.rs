@@ -1,0 +1,134 @@
+//! Address vectors: numbers, the guests of a welcoming vector, and who has to hear of a change.
+//!
+//! A guest is a peer that got its number by connecting. It is *leaving* when its last connection has ended; the number
+//! is taken back as soon as no message of it waits at an endpoint, and none lies in a receive nobody has looked at. So
+//! whoever receives a message learns whose it is, also from a peer that is gone.
+
+use std::collections::HashMap;
+
+use fabric_core::av::AddressTable;
+use fabric_core::provider::EpId;
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result};
+
+use crate::engine::State;
+use crate::hub::{AvId, FollowUp, Hub};
+
+#[derive(Debug)]
+pub(crate) struct Vector {
+    pub(crate) table: AddressTable,
+    /// Takes in peers that connect, and forgets them when they go.
+    welcoming: bool,
+    /// Those it took in, with their connections.
+    guests: HashMap<FiAddr, usize>,
+}
+
+impl Vector {
+    pub(crate) fn new(welcoming: bool) -> Self {
+        Self { table: AddressTable::new(), welcoming, guests: HashMap::new() }
+    }
+}
+
+impl Hub {
+    pub(crate) fn vector(&mut self, av: AvId) -> Result<&mut Vector> {
+        self.vectors.get_mut(av.0).ok_or_else(|| Error::Closed(Class::AddressVector))
+    }
+
+    fn vector_of(&mut self, ep: EpId) -> Option<(AvId, &mut Vector)> {
+        let av = self.eps.get(ep.0)?.bound.av;
+        Some((av, self.vectors.get_mut(av.0)?))
+    }
+
+    /// A peer connected to an endpoint: its number, if it has or gets one.
+    pub(crate) fn arrive(&mut self, ep: EpId, address: &Address) -> Option<FiAddr> {
+        let (av, vector) = self.vector_of(ep)?;
+        if let Some(addr) = vector.table.find(address) {
+            if let Some(connections) = vector.guests.get_mut(&addr) {
+                *connections += 1;
+                self.leaving.remove(&addr);
+            }
+            return Some(addr);
+        }
+        if !vector.welcoming {
+            return None;
+        }
+        let addr = vector.table.insert(address.clone());
+        vector.guests.insert(addr, 1);
+        self.follow_ups.push(FollowUp::Announce(av, addr));
+        Some(addr)
+    }
+
+    /// A connection has ended that was made under this number. Numbers never come again, so that one which has become
+    /// the user's own since, or was taken back, is not counted down.
+    pub(crate) fn leave(&mut self, ep: EpId, addr: FiAddr) {
+        let Some((av, vector)) = self.vector_of(ep) else { return };
+        let Some(connections) = vector.guests.get_mut(&addr) else { return };
+        *connections = connections.saturating_sub(1);
+        if *connections == 0 {
+            self.leaving.insert(addr, av);
+            self.follow_ups.push(FollowUp::Dismiss(av, addr));
+        }
+    }
+
+    /// From now on this number is the user's own business: inserted by hand, or removed.
+    pub(crate) fn forget_guest(&mut self, av: AvId, addr: FiAddr) {
+        self.leaving.remove(&addr);
+        if let Some(vector) = self.vectors.get_mut(av.0) {
+            vector.guests.remove(&addr);
+        }
+    }
+
+    /// Somebody has looked at a message of this source, or given it back: it may have been the last of a leaving guest.
+    pub(crate) fn seen(&mut self, source: Option<FiAddr>) {
+        if !self.leaving.is_empty()
+            && let Some(addr) = source
+            && let Some(&av) = self.leaving.get(&addr)
+        {
+            self.follow_ups.push(FollowUp::Dismiss(av, addr));
+        }
+    }
+
+    /// An endpoint of this vector has closed: messages that waited there wait no more.
+    pub(crate) fn seen_all(&mut self, av: AvId) {
+        let leaving = self.leaving.iter().filter(|(_, of)| **of == av);
+        self.follow_ups.extend(leaving.map(|(&addr, _)| FollowUp::Dismiss(av, addr)));
+    }
+}
+
+impl State {
+    /// Tells the endpoints of a vector that an address has a number now.
+    pub(crate) fn announce(&mut self, av: AvId, addr: FiAddr) {
+        let address = self.hub.vector(av).and_then(|vector| vector.table.get(addr).cloned());
+        let Ok(address) = address else { return };
+        for ep in self.endpoints_of(av) {
+            self.provider.address_inserted(&mut self.hub, ep, addr, &address);
+        }
+    }
+
+    /// Takes a number out of use.
+    pub(crate) fn remove_address(&mut self, av: AvId, addr: FiAddr) -> Result<Address> {
+        let address = self.hub.vector(av)?.table.remove(addr)?;
+        self.hub.forget_guest(av, addr);
+        for ep in self.endpoints_of(av) {
+            self.provider.address_removed(&mut self.hub, ep, addr);
+        }
+        Ok(address)
+    }
+
+    /// Takes the number of a leaving guest back, unless a message of it is still to be looked at.
+    pub(crate) fn dismiss(&mut self, av: AvId, addr: FiAddr) {
+        let endpoints = self.endpoints_of(av);
+        let is_due = self.hub.leaving.contains_key(&addr)
+            && !self.hub.ops.has_unseen(&endpoints, addr)
+            && !endpoints.iter().any(|&ep| self.provider.holds(ep, addr));
+        if is_due {
+            // Nobody else can have removed it: it would not be leaving any more.
+            let _ = self.remove_address(av, addr);
+        }
+    }
+
+    fn endpoints_of(&self, av: AvId) -> Vec<EpId> {
+        let bound = self.hub.eps.iter().filter(|(_, ep)| ep.bound.av == av);
+        bound.map(|(index, _)| EpId(index)).collect()
+    }
+}
