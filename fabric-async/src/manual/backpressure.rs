@@ -64,7 +64,8 @@
 //! A [`Permit`] is a credit in hand, for one peer. It separates waiting from building the message, and it is
 //! what to put into `select!`, see [`cancellation`](super::cancellation). Dropping it gives the credit back.
 //! It stands for the transmit credit alone: a `.post()` with it can still be refused for want of a queue
-//! entry.
+//! entry. And it is a credit, not a place in the order: a send with it goes behind the sends to the same peer
+//! that waited when it was posted.
 //!
 //! # Queue entries
 //!

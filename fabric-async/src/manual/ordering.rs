@@ -13,8 +13,8 @@
 //! ones. A short message does not overtake a long one that is still being copied, and a send with a credit
 //! does not overtake one to the same peer that waits for credit.
 //!
-//! The only way around the order is to reserve: a [`Permit`](crate::Permit) has its credit already, so its
-//! send goes in front of those to the same peer that still wait for theirs.
+//! Reserving is no way around the order. A [`Permit`](crate::Permit) holds a credit, but not a place: a send
+//! with it that finds sends to the same peer waiting gives them its credit, and waits behind them.
 //!
 //! # Matching
 //!
