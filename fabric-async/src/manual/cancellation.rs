@@ -125,8 +125,9 @@
 //!
 //! It needs its endpoint, and under manual progress the runtime of the domain, see
 //! [`progress`](super::progress). When the endpoint closes first, with its last clone or by
-//! [`Endpoint::close`](crate::Endpoint::close), what is not yet in the peer's ring is not sent. A send that
-//! had failed already when its future was dropped is not reported.
+//! [`Endpoint::close`](crate::Endpoint::close), what is not yet in the peer's ring is not sent, and not
+//! reported. A send that had failed already when its future was dropped is reported as any other that failed: as an
+//! [event].
 //!
 //! [event]: crate::EventKind::OperationFailed
 //! [`SendRequest`]: crate::SendRequest
