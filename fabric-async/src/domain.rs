@@ -71,8 +71,9 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// Opens the domain, in four phases: the arguments are validated, the fabric's provider is asked, it checks the
-    /// attributes and allocates, and only then is the domain counted and published.
+    /// Opens the domain, in four phases: `info` is held against this fabric and against what its provider offers, in
+    /// the same way as [`discover`](crate::discover()) does; the provider allocates; the driver is started; and only
+    /// then is the domain counted and published. A failure in any of them leaves nothing behind.
     ///
     /// Under manual progress this starts a task on the current Tokio runtime, under automatic progress a thread; both
     /// sleep unless there is something to do, and end with the domain.

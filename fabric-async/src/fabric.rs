@@ -85,7 +85,7 @@ impl Fabric {
         self.inner.node.close().map_err(|error| CloseError { error, handle: self })
     }
 
-    /// Phase two of creating a domain or an endpoint: is this fabric open, is the info its own, and is all of it
+    /// Phase one of creating a domain or an endpoint: is this fabric open, is the info its own, and is all of it
     /// something the provider offers?
     pub(crate) fn check(&self, info: &Info) -> Result<()> {
         self.inner.node.check_open()?;

@@ -57,10 +57,12 @@ pub trait Provider: Send + Sync + 'static {
     /// The short name, as in `shm`.
     fn name(&self) -> &'static str;
 
-    /// What it offers, best first.
+    /// What it offers, best first. Hints are held against these, and so is every info that a domain or an endpoint is
+    /// opened from: a provider is not asked for more than one of its offers has.
     fn offers(&self) -> Vec<Info>;
 
-    /// Opens a domain: checks the attributes against what the provider can do, and allocates.
+    /// Opens a domain: allocates. The attributes were held against [`Provider::offers`] before; what no offer can
+    /// express is checked here.
     ///
     /// # Errors
     /// Whatever prevents it; nothing is left behind.
