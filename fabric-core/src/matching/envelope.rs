@@ -68,7 +68,7 @@ impl Wanted {
     /// Whether this receive takes this message, given that both are of one kind.
     #[inline]
     pub(super) fn accepts(&self, shown: Shown) -> bool {
-        // A message of unknown source equals no `Some`, which keeps it from directed receives (DRS-02).
+        // A message of unknown source equals no `Some`, which keeps it from directed receives.
         (shown.tag ^ self.tag) & !self.ignore == 0 && (self.from.is_none() || self.from == shown.source)
     }
 }

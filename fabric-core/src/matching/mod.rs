@@ -10,12 +10,14 @@
 //!
 //! # Rules
 //!
-//! * A message goes to the *earliest posted* receive that accepts it; a late receive takes the *earliest arrived*
-//!   message it accepts (catalogue TAG-01). Posting order decides, never the order in which anything is polled.
-//! * Tagged and untagged traffic never meet (TAG-02). Tags match when `(sent ^ wanted) & !ignore == 0`.
-//! * Receives from one source and receives from anybody compete by posting time, in one queue (DRS-01).
+//! * A message goes to the *earliest posted* receive that accepts it (`fi_recv` in `fi_msg(3)`, `fi_trecv` in
+//!   `fi_tagged(3)`); a late receive takes the *earliest arrived* message it accepts. Posting order decides, never the
+//!   order in which anything is polled.
+//! * Tagged and untagged traffic never meet. Tags match when `(sent ^ wanted) & !ignore == 0` (`fi_tagged(3)`).
+//! * Receives from one source (`FI_DIRECTED_RECV` in `fi_getinfo(3)`) and receives from anybody compete by posting
+//!   time, in one queue.
 //! * A message from a sender without an address reaches only receives from anybody. When the address is inserted, what
-//!   waits is looked at again (DRS-02): [`Matcher::resolve`].
+//!   waits is looked at again, as libfabric's own providers do: [`Matcher::resolve`].
 //! * A message that was matched and then not delivered returns to its old place, by its arrival number.
 //!
 //! # Cost
