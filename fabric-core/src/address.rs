@@ -15,11 +15,12 @@ pub const MAX_NAME: usize = 80;
 /// empty name asks for a fresh one where it is bound, and names nobody as a peer.
 ///
 /// ```
-/// use fabric_core::{Address, Scheme};
+/// # use fabric_core as fabric_async;
+/// use fabric_async::{Address, Scheme};
 /// let address: Address = "shm://echo".parse()?;
 /// assert_eq!((address.scheme(), address.name()), (Scheme::Shm, "echo"));
 /// assert_eq!(address.to_string(), "fi_shm://echo");
-/// # Ok::<(), fabric_core::Error>(())
+/// # Ok::<(), fabric_async::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {

@@ -146,7 +146,8 @@ impl Caps {
     /// any.
     ///
     /// ```
-    /// use fabric_core::flags::Caps;
+    /// # use fabric_core::flags as fabric_async;
+    /// use fabric_async::Caps;
     /// assert_eq!(Caps::MSG.with_directions(), Caps::MSG | Caps::SEND | Caps::RECV);
     /// assert_eq!((Caps::MSG | Caps::SEND).with_directions(), Caps::MSG | Caps::SEND);
     /// ```

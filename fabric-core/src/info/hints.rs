@@ -16,8 +16,8 @@ macro_rules! hints {
         /// application agrees to no duty.
         ///
         /// ```
-        /// use fabric_core::flags::Caps;
-        /// use fabric_core::info::{EpType, Hints, Progress};
+        /// # mod fabric_async { pub use fabric_core::{flags::Caps, info::{EpType, Hints, Progress}}; }
+        /// use fabric_async::{Caps, EpType, Hints, Progress};
         ///
         /// let hints = Hints::new()
         ///     .provider("shm")
