@@ -55,7 +55,7 @@ impl Address {
     /// An address of this kind and name.
     ///
     /// # Errors
-    /// [`Error::BadAddress`] when the name is longer than [`MAX_NAME`] bytes, or holds anything but ASCII letters,
+    /// [`Error::BadAddress`] when the name is longer than 80 bytes, or holds anything but ASCII letters,
     /// digits and `._-:@+`.
     pub fn new(scheme: Scheme, name: &str) -> Result<Self> {
         let bad = |why| Err(Error::BadAddress { text: format!("fi_{}://{name}", scheme.provider()), why });

@@ -8,7 +8,7 @@ use crate::error::Error;
 #[non_exhaustive]
 #[doc(alias = "fi_eq_entry")]
 pub struct Event {
-    /// The number of the endpoint it happened on ([`Node::id`](crate::tree::Node::id)); 0 for the queue itself.
+    /// The number of the endpoint it happened on, which `Endpoint::id` tells; 0 for the queue itself.
     pub object: u64,
     /// The context that object was opened with.
     pub context: u64,

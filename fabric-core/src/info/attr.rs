@@ -188,9 +188,9 @@ pub struct EpAttr {
     pub max_order_waw_size: usize,
     /// Which bits of a tag can be used: all below and including the highest one set here.
     pub mem_tag_format: u64,
-    /// Transmit contexts, or [`SHARED_CONTEXT`].
+    /// Transmit contexts; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
     pub tx_ctx_cnt: usize,
-    /// Receive contexts, or [`SHARED_CONTEXT`].
+    /// Receive contexts; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
     pub rx_ctx_cnt: usize,
     /// The key of this endpoint; `None` for that of the domain.
     pub auth_key: Option<Vec<u8>>,

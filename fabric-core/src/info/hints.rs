@@ -130,9 +130,9 @@ hints! {
     protocol_version: u32,
     /// The largest single transfer, in bytes.
     max_msg_size: usize,
-    /// Transmit contexts of the endpoint, or [`SHARED_CONTEXT`](super::SHARED_CONTEXT).
+    /// Transmit contexts of the endpoint; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
     ep_tx_ctx_cnt: usize,
-    /// Receive contexts of the endpoint, or [`SHARED_CONTEXT`](super::SHARED_CONTEXT).
+    /// Receive contexts of the endpoint; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
     ep_rx_ctx_cnt: usize,
     /// Bytes of data that must be in order, reads behind writes. Looked at only with one-sided or atomic
     /// capabilities.
