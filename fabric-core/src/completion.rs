@@ -40,12 +40,14 @@ pub struct Transfer {
 
 impl Transfer {
     /// A finished send of `len` bytes.
+    #[doc(hidden)]
     #[must_use]
     pub fn sent(len: usize, tag: Option<u64>) -> Self {
         Self { len, tag, ..Self::default() }
     }
 
     /// A received message, of which `placed` bytes are in the buffer.
+    #[doc(hidden)]
     #[must_use]
     pub fn received(envelope: &Envelope, placed: usize) -> Self {
         Self {
@@ -59,6 +61,7 @@ impl Transfer {
     }
 
     /// The message this was, `lost` bytes of it missing, so that a matching engine can take it back.
+    #[doc(hidden)]
     #[must_use]
     pub fn envelope(&self, lost: usize) -> Envelope {
         Envelope {
@@ -230,6 +233,7 @@ pub struct Completion {
 
 impl Completion {
     /// An entry; for the progress engine.
+    #[doc(hidden)]
     #[must_use]
     pub fn new(context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) -> Self {
         Self { context, kind, transfer: outcome.transfer, error: outcome.error.map(|error| *error), buf }

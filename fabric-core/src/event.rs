@@ -18,6 +18,7 @@ pub struct Event {
 
 impl Event {
     /// An event; for the progress engine.
+    #[doc(hidden)]
     #[must_use]
     pub fn new(object: u64, context: u64, kind: EventKind) -> Self {
         Self { object, context, kind }

@@ -70,6 +70,7 @@ impl AnyBuf {
     }
 
     /// How many bytes can be received; `usize::MAX` when the buffer grows to the message, 0 when it cannot receive.
+    #[doc(hidden)]
     pub fn room(&mut self) -> usize {
         match self {
             Self::Vec(buf) => buf.capacity(),
@@ -82,6 +83,7 @@ impl AnyBuf {
     }
 
     /// A message of `len` bytes is about to come; lets a growing buffer take memory for it.
+    #[doc(hidden)]
     pub fn expect(&mut self, len: usize) {
         if let Self::Pooled(buf) = self {
             buf.expect(len);
@@ -93,6 +95,7 @@ impl AnyBuf {
     ///
     /// # Panics
     /// When the bytes do not fit into the room or lie outside of the source.
+    #[doc(hidden)]
     pub fn place(&mut self, at: usize, source: &dyn Source, from: usize, count: usize) {
         match self {
             Self::Vec(buf) => append(buf, at, source, from, count),
@@ -119,6 +122,7 @@ impl AnyBuf {
     }
 
     /// Receives a whole message, or as much of it as there is room for; returns how much that was.
+    #[doc(hidden)]
     pub fn receive(&mut self, source: &dyn Source) -> usize {
         let len = source.len();
         if let Self::Vec(buf) = self {
@@ -134,6 +138,7 @@ impl AnyBuf {
     }
 
     /// The message is complete: `len` bytes lie at the start of the room.
+    #[doc(hidden)]
     pub fn finish(&mut self, len: usize) {
         match self {
             Self::Vec(buf) => buf.truncate(len),

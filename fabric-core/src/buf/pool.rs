@@ -71,6 +71,7 @@ pub struct PooledBuf {
 
 impl PooledBuf {
     /// A buffer without memory yet; it takes some when a message arrives.
+    #[doc(hidden)]
     #[must_use]
     pub fn empty(pool: &Arc<Pool>) -> Self {
         Self { data: Vec::new(), pool: Some(pool.clone()) }

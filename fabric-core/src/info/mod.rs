@@ -82,7 +82,8 @@ pub struct Info {
 impl Info {
     /// An offer of this provider, fabric and domain that promises next to nothing, for the provider to fill in.
     ///
-    /// See the `Default` of each attribute struct for what it says. The API version is [`API_VERSION`].
+    /// See the `Default` of each attribute struct for what it says. The API version is 2.5,
+    /// the newest whose vocabulary is known in full.
     #[must_use]
     pub fn template(provider: &str, fabric: &str, domain: &str) -> Self {
         Self {
