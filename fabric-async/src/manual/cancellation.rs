@@ -121,6 +121,51 @@
 //! peer's ring: a send that is queued behind a full ring can still be cancelled, but is delivered when it is
 //! merely dropped. Dropping the future that `cancel` returns is dropping the operation.
 //!
+//! # Timeouts and tags
+//!
+//! A receive for the answer to one request has that request's tag. When a timeout drops it, the answer may
+//! still come, and then no receive has its tag any more. Nothing is lost, so the late answer waits, among the
+//! unexpected messages, for as long as the endpoint lives. There is room for 16 MiB of these, see
+//! [`memory`](super::memory). When late answers have used it up, the next message that no posted receive
+//! accepts stays in the ring, and holds its sender back with everything behind it: also with answers that
+//! somebody waits for, since a receive sees only the front of the ring.
+//!
+//! Two remedies, one for each kind of client:
+//!
+//! * **Receive whatever comes, and look at its tag.** One receive for any tag, `tag_mask(0, !0)`, hands the
+//!   message to whoever waits for it, and drops it if nobody does. It should be the only receive for tagged
+//!   messages: the earliest posted one gets the message, not the one that asks most exactly.
+//! * **Drain after a timeout.** Start a receive for any tag, and cancel it at once: what it had found is a
+//!   late answer. A program with other receives outstanding can do so too, as those have taken already what
+//!   they accept. A mask that spares the tags of other conversations does the same for some of them.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Canceled, Endpoint, Error};
+//! use std::time::Duration;
+//! let (client, server) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let to_server = client.lookup(server.name()).await?;
+//!
+//! client.send(to_server, "a question").tag(1).await?;
+//! let answer = tokio::time::timeout(Duration::from_millis(1), client.recv().tag(1)).await;
+//! assert!(answer.is_err());                                   // too late; the receive is gone
+//!
+//! let question = server.recv().tag_mask(0, !0).await?;        // any tag
+//! server.send(question.source()?, "late").tag(1).await?;
+//! server.send(question.source()?, "done").await?;
+//! client.recv().await?;                                       // untagged, and sent after it
+//!
+//! let mut late = 0;
+//! while let Canceled::Completed(answer) = client.recv().tag_mask(0, !0).start()?.cancel().await {
+//!     assert_eq!(&answer?[..], b"late");
+//!     late += 1;
+//! }
+//! assert_eq!(late, 1);
+//! # Ok::<_, Error>(()) }
+//! ```
+//!
+//! Never use a tag again while its answer may still come: a number that counts up does.
+//!
 //! # What a dropped send needs
 //!
 //! It needs its endpoint, and under manual progress the runtime of the domain, see

@@ -62,6 +62,7 @@
 //!   take. A program that waits for tag 2 while a sender pours out tag 1 beyond the budget waits for ever.
 //!   Post receives for what peers are allowed to send, or agree on limits.
 //! * Posting a receive that accepts the message releases it.
+//! * Answers that came after their timeout are such messages: see [`cancellation`](super::cancellation).
 //!
 //! A message longer than the budget is not buffered when it arrives. It waits for its receive and goes
 //! directly into the buffer.
