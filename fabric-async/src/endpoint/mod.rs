@@ -83,6 +83,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Sends now or not at all: [`Error::Again`] with the buffer when there is no credit (`FI_EAGAIN`). The same as
     /// `send(peer, buf).start()`.
     ///
+    /// `Ok` means that the message was accepted. It may still wait on this side: for the connection, or for room in the
+    /// peer's ring. What waits there when this process ends, or the endpoint is closed, is lost. To be sure, await the
+    /// operation.
+    ///
     /// # Errors
     /// As [`SendRequest::start`].
     pub fn try_send<B: IoBuf>(&self, peer: FiAddr, buf: B) -> Result<Operation<B>, Failed<B>> {
@@ -91,6 +95,11 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// Sends a copy of borrowed bytes (`fi_inject`): nothing comes back, and a later failure is an
     /// [event](crate::EventKind::OperationFailed). The verb with the least overhead.
+    ///
+    /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or without room there, on
+    /// this side, to go on from here. What waits on this side when this process ends, or the endpoint is closed, is
+    /// lost. To be sure, use [`send`](Self::send) and await it, or await a later send to the same peer: it ends after
+    /// those that were accepted before.
     ///
     /// # Errors
     /// [`Error::TooLong`] above [`Info::tx`]`.inject_size`; [`Error::Again`] without credit; [`Error::StaleAddress`],

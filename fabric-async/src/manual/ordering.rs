@@ -83,5 +83,10 @@
 //!   [`PeerDown`](crate::EventKind::PeerDown).
 //! * If *this* process ends afterwards, the message is still delivered: the ring outlives its sender.
 //!
+//! This is said of sends that have ended. [`try_send`](crate::Endpoint::try_send), `.start()`, `.post()` and
+//! [`inject`](crate::Endpoint::inject) return when a message was *accepted*, which may be before: it waits on
+//! this side if there is no connection yet, or no room in the ring. A process that ends then takes it along.
+//! Await the operation, or take its completion out of the queue, before the program returns from `main`.
+//!
 //! Whoever needs to know that a message was processed lets the peer answer. There is no delivery-complete
 //! level yet: asking for it in the hints is [`Error::NoMatch`](crate::Error::NoMatch).

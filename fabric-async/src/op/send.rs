@@ -65,7 +65,8 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
         self
     }
 
-    /// Posts now; the result is awaited later, or never.
+    /// Posts now; the result is awaited later, or never. Under every wait policy the send goes on by itself; but what
+    /// has not reached the peer when this process ends, or the endpoint is closed, is lost.
     ///
     /// # Errors
     /// With the buffer: [`Error::Again`](crate::Error::Again) without credit, [`Error::TooLong`](crate::Error::TooLong), [`Error::StaleAddress`](crate::Error::StaleAddress),
