@@ -70,6 +70,9 @@ impl<M: ThreadModel> Endpoint<M> {
     /// longer one the rest waits until the peer receives, or buffers it within its budget. A message above
     /// [`Info::ep`]`.max_msg_size` is [`Error::TooLong`].
     ///
+    /// The first message to a peer also waits for the connection, and so for the peer to make progress and welcome it.
+    /// After [`lookup`](Self::lookup) that is done.
+    ///
     /// # Cancel safety
     /// Dropping the future before there was credit sends nothing; afterwards the message is delivered nevertheless.
     ///
