@@ -11,11 +11,13 @@
 //! | [`memory`] | Who owns a buffer, how much is buffered, and what can a peer do to it? |
 //! | [`ordering`] | What comes before what? What does "sent" mean? |
 //! | [`backpressure`] | What happens when the receiver is slower than the sender? |
+//! | [`serving`] | How do a server and its clients find each other, and what if one is gone? |
 //! | [`errors`] | Where do failures go, and what are their numbers in libfabric? |
 //! | [`libfabric`] | Which call is which, for those who come from C? |
 //! | [`defaults`] | Which values are chosen when none is given, and why? |
 //!
-//! Read [`cancellation`] before using `select!` or timeouts, and [`progress`] before blocking a thread.
+//! Read [`cancellation`] before using `select!` or timeouts, [`progress`] before blocking a thread, and
+//! [`serving`] before writing a server.
 
 pub mod backpressure;
 pub mod cancellation;
@@ -25,4 +27,5 @@ pub mod libfabric;
 pub mod memory;
 pub mod ordering;
 pub mod progress;
+pub mod serving;
 pub mod waiting;
