@@ -74,8 +74,8 @@ impl<M: ThreadModel> AddressVector<M> {
         Self { inner, model: PhantomData }
     }
 
-    /// Gives a peer a number (`fi_av_insert`). A peer that has one keeps it. Nothing is sent: whether the peer exists
-    /// shows with the first operation.
+    /// Gives a peer a number (`fi_av_insert`). A peer that has one keeps it; that of a guest becomes permanent. Nothing
+    /// is sent: whether the peer exists shows with the first operation.
     ///
     /// # Errors
     /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider; [`Error::Invalid`] for
@@ -94,11 +94,12 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.domain.core.insert_address(self.inner.id, &address)
     }
 
-    /// Takes a number out of use (`fi_av_remove`): it becomes an error, also when the position is used again. Messages
-    /// from the peer still arrive, from a stranger.
+    /// Takes a number out of use (`fi_av_remove`): it becomes an error, also when the position is used again. Operations
+    /// to it that wait, and receives directed at it, end with [`Error::StaleAddress`]. Messages from the peer still
+    /// arrive, from a stranger.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`].
+    /// [`Error::StaleAddress`], [`Error::Closed`].
     #[doc(alias = "fi_av_remove")]
     pub fn remove(&self, peer: FiAddr) -> Result<Address> {
         self.inner.domain.core.remove_address(self.inner.id, peer)

@@ -159,6 +159,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Gives a peer a number, and makes the connection: the first message finds it ready. When that fails, a number
     /// that was new is taken back.
     ///
+    /// The number is your own until you [remove](AddressVector::remove) it. It stands for the name, and survives the
+    /// death and the restart of the peer. A peer that has a number keeps it; that of a guest, which a welcoming address
+    /// vector would take back, becomes permanent. See [`manual::serving`](crate::manual::serving).
+    ///
     /// Waits until the peer makes progress and answers, however long that takes: `tokio::time::timeout` limits it.
     ///
     /// # Errors

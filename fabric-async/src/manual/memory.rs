@@ -85,12 +85,16 @@
 //! * fails the receive a message was arriving in with [`Error::PeerGone`], or discards the part if nobody had
 //!   it;
 //! * fails the sends to the peer that had not ended, with their buffers, and receives directed at it;
-//! * gets [`EventKind::PeerDown`] with a [`DownReason`], and a welcoming address vector takes the number
-//!   back, once the messages that arrived before were received.
+//! * gets [`EventKind::PeerDown`] with a [`DownReason`].
 //!
 //! A receive from anybody goes on waiting. A send that had succeeded may have died unread, see
 //! [`ordering`](super::ordering). The next send to the same name makes a new connection, or is
 //! [`Error::NoSuchPeer`].
+//!
+//! What becomes of the peer's number? One that was looked up or inserted is the user's own. It survives the
+//! death of the peer, and its restart, and costs a row of the table until it is removed. The number of a guest
+//! is taken back by the welcoming address vector that gave it, once the last message that had arrived before
+//! was received and looked at. [`serving`](super::serving) has the whole table.
 //!
 //! # Nothing left behind
 //!

@@ -58,8 +58,8 @@
 //! [`remove`](crate::AddressVector::remove), messages still arrive, as from a stranger.
 //!
 //! The address vector of [`Endpoint::bind`](crate::Endpoint::bind) is *welcoming*: it gives every peer that
-//! connects a number, and takes it back when the peer is gone and its last message was received. So every message
-//! has a source, and can be answered while its sender lives.
+//! connects a number, and takes it back when the peer is gone and its last message was received and looked at. So
+//! every message has a source, and can be answered while its sender lives. See [`serving`](super::serving).
 //!
 //! # What is not ordered
 //!
