@@ -41,6 +41,12 @@
 //!
 //! With `sim` there are 256 credits and messages up to 2^30 bytes.
 //!
+//! Hints for the first, the third and the inject size become the value, and the endpoint has no more than that; a
+//! hint for more than is offered is refused. A hint for the longest message only asks that so much is possible.
+//! To lower that limit, set `info.ep.max_msg_size` before the endpoint is opened. It holds in both directions: a longer
+//! message is [`Error::TooLong`](crate::Error::TooLong) where it is sent, and
+//! [`Error::Truncated`](crate::Error::Truncated) where it arrives.
+//!
 //! # Inside `shm`
 //!
 //! These cannot be changed. They are here because they explain what is measured.

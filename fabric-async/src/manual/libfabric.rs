@@ -65,7 +65,7 @@
 //! * `fi_av_insert` sends nothing; whether the peer exists shows with the first operation, or with
 //!   [`Endpoint::lookup`]. A number that was new is taken back when `lookup` fails.
 //! * An [`Info`](crate::Info) may be changed before objects are opened from it, to less. Opening a domain
-//!   checks it again.
+//!   checks it again. A capability is taken out of `caps`, `tx.caps` and `rx.caps`.
 //!
 //! # What is not there yet
 //!

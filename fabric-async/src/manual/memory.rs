@@ -71,7 +71,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | longest message | `info.ep.max_msg_size`: 2^40 bytes in `shm`, 2^30 in `sim`; more is [`Error::TooLong`] |
+//! | longest message | `info.ep.max_msg_size`: 2^40 bytes in `shm`, 2^30 in `sim`; more is [`Error::TooLong`] to send, and [`Error::Truncated`] to receive |
 //! | longest [inject](crate::Endpoint::inject) | `info.tx.inject_size`: 4096 bytes, or what was asked for |
 //! | ring | 128 KiB of shared memory per direction and peer, made with the first operation for the peer |
 //! | name | 80 bytes of ASCII letters, digits and `._-:@+` |

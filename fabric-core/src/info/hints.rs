@@ -11,9 +11,14 @@ macro_rules! hints {
     ($($(#[$text:meta])* $name:ident: $kind:ty,)*) => {
         /// What an application needs of a fabric: the least that will do, attribute by attribute.
         ///
-        /// What is not set is a wildcard. Numbers are minimums, so 0 asks for nothing either. The duties are the
-        /// exception, as in libfabric: `mode`, `domain_mode` and `mr_mode` start empty, and empty means that the
-        /// application agrees to no duty.
+        /// What is not set is a wildcard. The duties are the exception, as in libfabric: `mode`, `domain_mode` and
+        /// `mr_mode` start empty, and empty means that the application agrees to no duty.
+        ///
+        /// A number is what a provider must at least be able to do: an offer of less is refused, and 0 asks for
+        /// nothing. What the result says is another matter. `tx_size`, `rx_size`, `inject_size`, the `iov` limits and
+        /// the counts of an endpoint's contexts become what was asked, and the endpoint has no more than that: with
+        /// `tx_size(8)` it has eight credits. All other numbers stay those of the offer: `max_msg_size(1000)` accepts
+        /// whoever can send 1000 bytes, and limits nothing. To have less, change the [`Info`].
         ///
         /// ```
         /// # mod fabric_async { pub use fabric_core::{flags::Caps, info::{EpType, Hints, Progress}}; }
@@ -128,7 +133,7 @@ hints! {
     protocol: Protocol,
     /// The version of the protocol it must speak at least.
     protocol_version: u32,
-    /// The largest single transfer, in bytes.
+    /// The largest single transfer, in bytes, that must be possible. The result has the limit of the offer.
     max_msg_size: usize,
     /// Transmit contexts of the endpoint; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
     ep_tx_ctx_cnt: usize,
@@ -151,9 +156,9 @@ hints! {
     tx_op_flags: OpFlags,
     /// Transmissions that must keep their order.
     tx_msg_order: MsgOrder,
-    /// The largest message whose buffer must be free when the call returns, in bytes.
+    /// The largest message whose buffer must be free when the call returns, in bytes. The result has this limit.
     inject_size: usize,
-    /// Transmissions that will be outstanding.
+    /// Transmissions that will be outstanding. The result has this many credits.
     tx_size: usize,
     /// Pieces of memory one transmission gathers.
     tx_iov_limit: usize,
@@ -169,7 +174,7 @@ hints! {
     rx_op_flags: OpFlags,
     /// Arriving operations that must keep their order.
     rx_msg_order: MsgOrder,
-    /// Receives that will be posted.
+    /// Receives that will be posted. The result has this many entries.
     rx_size: usize,
     /// Pieces of memory one receive scatters to.
     rx_iov_limit: usize,
