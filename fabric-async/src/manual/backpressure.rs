@@ -67,6 +67,21 @@
 //! entry. And it is a credit, not a place in the order: a send with it goes behind the sends to the same peer
 //! that waited when it was posted.
 //!
+//! With `.post()` there is no future that could wait for a credit. Reserve first:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! # use fabric_async::Endpoint;
+//! # use futures_util::StreamExt;
+//! # let ep = Endpoint::bind("shm://").await?;
+//! # let peer = ep.lookup(ep.name()).await?;
+//! # let mut queue = ep.completions().expect("the first to ask gets it");
+//! let permit = ep.reserve(peer).await?;                        // waits its turn
+//! permit.send(&ep, vec![7; 100]).context(1).post()?;           // not refused for want of credit
+//! assert_eq!(queue.next().await.expect("open").context, 1);
+//! # Ok(()) }
+//! ```
+//!
 //! # Queue entries
 //!
 //! A [`CompletionQueue`] of `n` entries never overruns. Every `.post()` reserves an entry, which is free
