@@ -114,7 +114,8 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.domain.core.address_of(self.inner.id, peer)
     }
 
-    /// Every peer with its number.
+    /// Every peer with its number: those that were inserted or looked up, there or not, and the guests. Where to begin
+    /// again after [`EventKind::Overrun`](crate::EventKind::Overrun).
     #[must_use]
     pub fn peers(&self) -> Vec<(FiAddr, Address)> {
         self.inner.domain.core.addresses(self.inner.id)

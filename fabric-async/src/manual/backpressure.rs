@@ -91,7 +91,13 @@
 //! awaited or started do not use the queue.
 //!
 //! An [`EventQueue`](crate::EventQueue) cannot refuse what happens. Events beyond its capacity are counted,
-//! and reported as one [`Overrun`](crate::EventKind::Overrun).
+//! and reported as one [`Overrun`](crate::EventKind::Overrun), after those that were kept. Whoever follows peers
+//! by [`PeerConnected`](crate::EventKind::PeerConnected) and [`PeerDown`](crate::EventKind::PeerDown) then looks
+//! at what is, instead of what happened: [`AddressVector::peers`](crate::AddressVector::peers) lists everybody
+//! with a number. Forget the guests that are not in it, and take in those that are new. A guest whose number is
+//! still there may have left and come back. A number that was looked up or inserted is listed in any case;
+//! [`Endpoint::lookup`](crate::Endpoint::lookup) of its name tells whether the peer is there. Do not look guests
+//! up for this: it makes their numbers permanent.
 //!
 //! # Receives
 //!
