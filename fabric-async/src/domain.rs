@@ -81,7 +81,8 @@ impl<'a> DomainBuilder<'a> {
     /// # Errors
     /// [`Error::Invalid`] when `info` describes another provider or fabric; [`Error::NoMatch`] when it asks for more
     /// than the provider offers; [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is
-    /// manual and no Tokio runtime with I/O is running here; [`Error::Os`].
+    /// manual and no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O ends the
+    /// process instead); [`Error::Os`].
     pub fn open(self) -> Result<Domain> {
         self.fabric.check(self.info)?;
         let provider = self.fabric.inner.provider;

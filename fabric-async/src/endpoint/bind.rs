@@ -50,6 +50,9 @@ impl Endpoint {
     /// [`Error::Runtime`](crate::Error::Runtime) outside of a Tokio runtime with I/O,
     /// [`Error::Os`](crate::Error::Os).
     ///
+    /// Tokio panics when a runtime has no I/O, and that panic is caught here to become the error. In a program that is
+    /// built with `panic = "abort"` it cannot be caught: there, manual progress on such a runtime ends the process.
+    ///
     /// # Cancel safety
     /// Nothing is held across an await.
     pub async fn bind(at: impl ToAddress) -> Result<Self> {
