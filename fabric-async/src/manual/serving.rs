@@ -82,8 +82,8 @@
 //! | somebody comes by that name | the number is good again | a guest again, with a new number |
 //! | the event queue | [`PeerDown`] | [`PeerDown`] |
 //!
-//! A send that has ended well says nothing of this: the message was in the ring, and may have died there
-//! unread.
+//! A send that still waits for a credit is not under way: for it the second row holds. A send that has ended
+//! well says nothing of all this: the message was in the ring, and may have died there unread.
 //!
 //! How soon is it known? An endpoint that is closed or dropped says goodbye, and sends to it fail at once. A
 //! process that was killed says nothing. The kernel hangs up its sockets, and this side notices with the next
