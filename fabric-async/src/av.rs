@@ -108,7 +108,7 @@ impl<M: ThreadModel> AddressVector<M> {
     /// The address behind a number (`fi_av_lookup`).
     ///
     /// # Errors
-    /// [`Error::StaleAddress`].
+    /// [`Error::StaleAddress`], [`Error::Closed`].
     #[doc(alias = "fi_av_lookup")]
     pub fn lookup(&self, peer: FiAddr) -> Result<Address> {
         self.inner.domain.core.address_of(self.inner.id, peer)
@@ -121,7 +121,7 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.domain.core.addresses(self.inner.id)
     }
 
-    /// Closes the vector.
+    /// Closes the vector, for all its clones: their calls are refused with [`Error::Closed`].
     ///
     /// # Errors
     /// [`Error::Busy`] while endpoints are bound to it.

@@ -69,7 +69,8 @@ impl<M: ThreadModel> Counter<M> {
     /// Waits until the value is at least `threshold`, and returns it (`fi_cntr_wait`).
     ///
     /// # Errors
-    /// [`Error::Invalid`] as soon as an operation fails meanwhile, with both counts in the text; [`Error::Closed`].
+    /// [`Error::Invalid`] as soon as an operation fails meanwhile, with both counts in the text; [`Error::Closed`] when
+    /// the counter is closed, before or meanwhile.
     ///
     /// # Cancel safety
     /// Safe.
@@ -95,7 +96,7 @@ impl<M: ThreadModel> Counter<M> {
         }
     }
 
-    /// Closes the counter.
+    /// Closes the counter, for all its clones: whoever waits for it is woken with [`Error::Closed`].
     ///
     /// # Errors
     /// [`Error::Busy`] while endpoints are bound to it.

@@ -58,7 +58,8 @@
 //! ```
 //!
 //! [`Endpoint::close`] closes the endpoint for all its clones. Operations that are under way end with
-//! [`Error::Canceled`] and their buffers. A call on a closed object is [`Error::Closed`].
+//! [`Error::Canceled`] and their buffers. A counter and an address vector are closed for all their clones too.
+//! A call on a closed object is [`Error::Closed`], and whoever waits for it is woken with that.
 //!
 //! # Numbers
 //!
