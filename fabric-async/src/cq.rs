@@ -27,7 +27,8 @@ const BATCH: usize = 32;
 ///
 /// It cannot overrun: an operation reserves its entry when it is posted, and is refused with
 /// [`Error::Again`] when all are taken. A failed operation is an entry like any other. One consumer: the handle cannot
-/// be cloned.
+/// be cloned. A queue whose handle is dropped while endpoints are bound to it stays open with them: nobody takes
+/// completions out, so posts are refused once its entries are taken.
 ///
 /// `next` and its like come from `futures_util::StreamExt`.
 ///
