@@ -28,8 +28,9 @@
 //! [`Domain`] opens with a *driver task*, spawned on the runtime that is current at that moment. It is there
 //! for the time between polls. While any task waits for something of the domain, or a send is under way, the
 //! driver looks for news, then asks the peers to ring, and sleeps until one does. It belongs to no operation.
-//! It does not matter which task polled last, nor whether that task was dropped or is busy. A send that you
-//! posted to a queue, or started and dropped, therefore goes on by itself, for as long as the runtime runs.
+//! It does not matter which task polled last, nor whether that task was dropped or is busy. A send that was
+//! started, posted to a queue, or dropped therefore goes on by itself, under every wait policy, for as long as
+//! the runtime runs.
 //!
 //! With no send under way and nobody waiting, the driver sleeps, and peers are not asked to ring. Connections
 //! are still accepted and dead peers still noticed, because those wake the driver through the kernel. But a

@@ -43,6 +43,8 @@
 //!
 //! On a machine with one core nobody looks more than once per poll, whatever the policy.
 //!
+//! A send that was started and is not polled goes on by itself under this policy too: the driver sees to it.
+//!
 //! # Adaptive
 //!
 //! There are two places to look in, each with its own limit.
