@@ -102,7 +102,8 @@
 //! kernel removes them all with the last process that holds them, also after `kill -9`. There is no file to
 //! clean up, and the size of `/dev/shm` does not matter. A name in use cannot be taken by a second endpoint:
 //! [`Error::AddressInUse`]. Abstract names belong to a network namespace, so containers with separate
-//! networks do not see each other.
+//! networks do not see each other. Containers that share a network do, also if each has process numbers of its
+//! own.
 //!
 //! # Trust
 //!
