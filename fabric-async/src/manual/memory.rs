@@ -111,7 +111,8 @@
 //! of one user the rule is: what a peer writes is never believed. Lengths, tags and kinds are copied out of
 //! the shared memory once and checked. The memory is sealed, so that it cannot shrink under the reader.
 //! Memory for a long message is taken as its bytes arrive, beyond the first MiB. A peer that breaks the
-//! protocol loses its connection, and [`EventKind::Rejected`] says why.
+//! protocol loses its connection, and the [`DownReason`] of its [`EventKind::PeerDown`] says what it broke. A
+//! connection attempt that is refused is an [`EventKind::Rejected`], with the error.
 //!
 //! What a hostile process of the same user *can* do:
 //!
