@@ -126,7 +126,8 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inner.domain.core.inject(self.inner.id, spec, bytes)
     }
 
-    /// Receives a message of any length into memory of the domain's pool.
+    /// Receives a message of any length into memory of the domain's pool. A message above the endpoint's own
+    /// [`Info::ep`]`.max_msg_size` is [`Error::Truncated`]: what is beyond that is lost.
     ///
     /// # Cancel safety
     /// Safe: a message whose receive is dropped goes to the next one.
