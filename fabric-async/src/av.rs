@@ -94,9 +94,9 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.domain.core.insert_address(self.inner.id, &address)
     }
 
-    /// Takes a number out of use (`fi_av_remove`): it becomes an error, also when the position is used again. Operations
-    /// to it that wait, and receives directed at it, end with [`Error::StaleAddress`]. Messages from the peer still
-    /// arrive, from a stranger.
+    /// Takes a number out of use (`fi_av_remove`): it becomes an error, also when the position is used again.
+    /// Operations to it that wait, and receives directed at it, end with [`Error::StaleAddress`]. Messages from the
+    /// peer still arrive, from a stranger.
     ///
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`].

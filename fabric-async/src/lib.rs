@@ -35,8 +35,8 @@
 //!
 //! # Where to read on
 //!
-//! [`manual`] has the chapters: progress, waiting, cancellation, memory, ordering, backpressure, serving, errors, coming
-//! from libfabric, defaults.
+//! [`manual`] has the chapters: progress, waiting, cancellation, memory, ordering, backpressure, serving, errors,
+//! coming from libfabric, defaults.
 
 #![deny(unsafe_code)]
 

@@ -52,9 +52,9 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// Takes messages from this peer only (`FI_DIRECTED_RECV`).
     ///
     /// When a connected peer ends, the receives that are directed at it fail with
-    /// [`Error::PeerGone`](crate::Error::PeerGone), after what it had sent. One that is posted later waits for the peer
-    /// to come back, if the number was looked up or inserted: [`Endpoint::events`] tells of its end. If it is a guest's,
-    /// the receive fails: with `PeerGone` as long as other messages of the guest wait, with
+    /// [`Error::PeerGone`](crate::Error::PeerGone), after what it had sent. One that is posted later waits for the
+    /// peer to come back, if the number was looked up or inserted: [`Endpoint::events`] tells of its end. If it is a
+    /// guest's, the receive fails: with `PeerGone` as long as other messages of the guest wait, with
     /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A receive whose number is removed or taken back
     /// while it waits ends with `StaleAddress`.
     #[doc(alias = "FI_DIRECTED_RECV")]

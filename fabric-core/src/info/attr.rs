@@ -175,8 +175,8 @@ pub struct EpAttr {
     pub protocol: Option<Protocol>,
     /// The newest version of the protocol it speaks.
     pub protocol_version: u32,
-    /// The largest single transfer, in bytes: a longer message is not sent, and of a longer one that arrives the rest is
-    /// lost.
+    /// The largest single transfer, in bytes: a longer message is not sent, and of a longer one that arrives the rest
+    /// is lost.
     pub max_msg_size: usize,
     /// Bytes in front of every message buffer that belong to the provider; 0 without [`Mode::MSG_PREFIX`].
     pub msg_prefix_size: usize,

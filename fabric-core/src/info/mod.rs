@@ -52,8 +52,8 @@ pub use refusal::{Mismatch, NoMatch};
 ///
 /// A complete snapshot that owns all it says. Objects are opened from the result of a negotiation. An application may
 /// change it before, to anything that the provider offers too: lower a limit, or take a capability out, of `caps` and
-/// of the `caps` of both contexts. More than is offered is refused. There is no `handle` (a connection request carries its own) and
-/// no `nic` (no provider has one).
+/// of the `caps` of both contexts. More than is offered is refused. There is no `handle` (a connection request carries
+/// its own) and no `nic` (no provider has one).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_info")]

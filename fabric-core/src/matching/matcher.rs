@@ -132,8 +132,8 @@ impl<R: Copy, M> Matcher<R, M> {
 
     /// An address was removed: messages that wait with this source are from an unknown sender again.
     ///
-    /// They stay in place, for receives from anybody: removing an address does not stop its traffic (`fi_av(3)`). Posted
-    /// receives are left alone; see [`take_directed`](Self::take_directed). Reads all that waits.
+    /// They stay in place, for receives from anybody: removing an address does not stop its traffic (`fi_av(3)`).
+    /// Posted receives are left alone; see [`take_directed`](Self::take_directed). Reads all that waits.
     pub fn forget(&mut self, source: FiAddr) {
         self.waiting.forget(source);
     }
