@@ -129,7 +129,8 @@ impl Engine {
                 locked.settle();
                 return Poll::Ready(value);
             }
-            if looks >= locked.spinner.looks() {
+            // Those who wait share the time: a round of all their polls takes no longer than that of one.
+            if looks >= locked.spinner.looks() / locked.hub.waiters.max(1) as u32 {
                 if looks > 0 {
                     locked.spinner.miss();
                 }

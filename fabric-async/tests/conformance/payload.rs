@@ -67,7 +67,7 @@ pub(crate) async fn yields(count: u64) {
 pub(crate) async fn settled(value: impl Fn() -> u64) -> u64 {
     let (mut last, mut same) = (value(), 0);
     while same < 20 {
-        yields(200).await;
+        yields(50).await;
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         let now = value();
         same = if now == last { same + 1 } else { 0 };

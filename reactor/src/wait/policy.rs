@@ -22,8 +22,15 @@ pub enum WaitPolicy {
     Park,
 }
 
-/// Looks within one poll of a future. A poll must not hold up the executor: this is a few microseconds.
-const POLL_LOOKS: u32 = if cfg!(loom) { 1 } else { 96 };
+/// Looks within one poll of a future. A poll must not hold up the executor: this is a few microseconds, also where a
+/// look takes ten times as long because nothing is optimised.
+const POLL_LOOKS: u32 = if cfg!(loom) {
+    1
+} else if cfg!(debug_assertions) {
+    10
+} else {
+    96
+};
 /// Looks that are still made when looking never pays off.
 const FEWEST_LOOKS: u32 = if cfg!(loom) { 0 } else { 2 };
 
