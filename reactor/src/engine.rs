@@ -330,7 +330,6 @@ impl State {
         let Some(op) = self.hub.ops.get_mut(key) else { return };
         op.credit = true;
         op.phase = Phase::Posted;
-        let route = op.route;
         if op.permit {
             // A permit keeps its credit until it is used or dropped.
             op.phase = Phase::Done;
@@ -341,7 +340,7 @@ impl State {
             return;
         }
         let Some(spec) = op.spec else { return };
-        self.hub.launched(route);
+        self.hub.sends += 1;
         if let Err(error) = self.provider.queue_send(&mut self.hub, ep, key, &spec) {
             self.hub.complete(key, Outcome::failed(error));
         }

@@ -79,7 +79,7 @@ impl Host for Hub {
         // The slot may stay until its future looks, but what it holds of the endpoint is free now.
         if std::mem::take(&mut op.credit) {
             if kind != OpKind::Recv {
-                self.landed(route);
+                self.sends -= 1;
             }
             self.release(ep, kind, peer);
         }

@@ -13,7 +13,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 
 use crate::later::Later;
-use crate::ops::{Ended, Op, OpTable, Phase, Route};
+use crate::ops::{Ended, Op, OpTable, Phase};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::table::Table;
 use crate::transmit::Transmit;
@@ -81,9 +81,8 @@ pub(crate) struct Hub {
     pub(crate) later: Later,
     /// Tasks that wait for something in this domain.
     pub(crate) waiters: usize,
-    /// Sends the provider has not finished, and those of them that no future will poll for.
-    sends: usize,
-    unattended: usize,
+    /// Sends the provider has not finished.
+    pub(crate) sends: usize,
     /// Event queues of this domain and its endpoints: their readers wait for it too.
     pub(crate) eqs: Vec<Arc<EventRing>>,
     /// A call left something behind that waits for a peer.
@@ -118,7 +117,6 @@ impl Hub {
             later: Later::default(),
             waiters: 0,
             sends: 0,
-            unattended: 0,
             eqs: Vec::new(),
             unsettled: false,
             follow_ups: Vec::new(),
@@ -216,36 +214,17 @@ impl Hub {
     pub(crate) fn give_back(&mut self, op: &mut Op) {
         if std::mem::take(&mut op.credit) {
             if op.kind != OpKind::Recv && !op.permit {
-                self.landed(op.route);
+                self.sends -= 1;
             }
             self.release(op.ep, op.kind, op.spec.map(|spec| spec.peer));
         }
     }
 
-    /// Whether somebody waits for this domain, so that it has to be kept going. Under policy spin those who wait keep
-    /// themselves runnable, and only what nobody polls for needs the driver.
+    /// Whether something of this domain has to be kept going. Under policy spin those who wait keep themselves runnable;
+    /// sends go on by themselves all the same.
     pub(crate) fn is_awaited(&self, policy: WaitPolicy) -> bool {
-        if policy == WaitPolicy::Spin {
-            return self.unattended > 0;
-        }
-        self.waiters > 0 || self.sends > 0 || self.eqs.iter().any(|eq| eq.is_awaited())
-    }
-
-    /// The provider has a send now.
-    pub(crate) fn launched(&mut self, route: Route) {
-        self.sends += 1;
-        self.unattended += usize::from(route != Route::Future);
-    }
-
-    /// The provider is done with a send.
-    pub(crate) fn landed(&mut self, route: Route) {
-        self.sends -= 1;
-        self.unattended -= usize::from(route != Route::Future);
-    }
-
-    /// A send goes on without its future.
-    pub(crate) fn left_alone(&mut self) {
-        self.unattended += 1;
+        let waits = || self.waiters > 0 || self.eqs.iter().any(|eq| eq.is_awaited());
+        self.sends > 0 || (policy != WaitPolicy::Spin && waits())
     }
 
     /// Gives back a credit, or a place among the posted receives.

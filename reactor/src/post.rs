@@ -122,7 +122,7 @@ impl Locked<'_> {
         op.credit = has_credit;
         let key = if has_credit {
             let key = state.hub.ops.insert(op);
-            state.hub.launched(route);
+            state.hub.sends += 1;
             if let Err(error) = state.provider.queue_send(&mut state.hub, ep, key, &spec) {
                 let buf = state.hub.take_back(key);
                 if credit == Credit::Held {
@@ -222,11 +222,7 @@ impl Locked<'_> {
             Phase::Posted => {
                 let Some(op) = state.hub.ops.get_mut(key) else { return };
                 op.route = Route::Nobody;
-                let (credit, waker) = (op.credit, op.waker.take());
-                if credit {
-                    state.hub.left_alone();
-                }
-                if let Some(waker) = waker {
+                if let Some(waker) = op.waker.take() {
                     state.hub.waiters -= 1;
                     state.hub.later.discard_waker(waker);
                 }

@@ -247,19 +247,7 @@ pub(crate) async fn a_started_send_goes_on_by_itself(setup: Setup) {
             settled(|| 0).await;
         }
         let op = a.ep.send(to_b, pattern(LONG, 6)).start().unwrap();
-        let driver = (setup.progress == Progress::Manual).then(|| {
-            let domain = a.domain.clone();
-            tokio::spawn(async move {
-                loop {
-                    domain.progress();
-                    yields(1).await;
-                }
-            })
-        });
         assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG, 6));
-        if let Some(driver) = driver {
-            driver.abort();
-        }
         op.await.unwrap();
     }
 }
