@@ -1,6 +1,6 @@
 //! Dropping and cancelling: nothing is lost, nothing comes twice.
 
-use fabric_async::{Canceled, Error, Progress};
+use fabric_async::{Canceled, Error};
 
 use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern, poll_once, settled, yields};
 use crate::setup::Setup;

@@ -28,6 +28,7 @@ fn hello(name: &str, version: u16, lines: u32) -> Vec<u8> {
     let mut bytes = b"fab-shm\0".to_vec();
     bytes.extend(version.to_le_bytes());
     bytes.extend(lines.to_le_bytes());
+    bytes.extend(7u64.to_le_bytes());
     bytes.extend(name.as_bytes());
     bytes
 }
@@ -133,7 +134,7 @@ fn scribbling_over_the_segment_ends_that_connection_only() {
             let header = kind | (round % 7) << 8 | len << 16 | 1 << 40;
             garbage[..8].copy_from_slice(&header.to_le_bytes());
             rustix::io::pwrite(&fd, &garbage, 4096).unwrap();
-            say(&socket, b"fab-shm\0\x01\0\x65\0", &[]);
+            say(&socket, b"fab-shm\0\x01\0\x65\0\0\0\0\0\0\0\0\0", &[]);
             if round % 10 == 0 {
                 still_works(&ep).await;
             }

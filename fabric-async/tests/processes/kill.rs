@@ -74,10 +74,20 @@ fn a_hundred_kills_each_noticed_and_none_contagious() {
         names
     });
     assert_eq!(names.len() as u64, 1 + KILLS);
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    let left = sockets.lines().filter_map(|line| line.split_once("@fabric-async/shm/")).map(|(_, name)| name);
-    let left: Vec<_> = left.filter(|name| names.iter().any(|own| own == name)).collect();
-    assert!(left.is_empty(), "sockets left behind: {left:?}");
+    // Connections are closed in the background.
+    let left = || {
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let ours = sockets.lines().filter_map(|line| line.split_once("@fabric-async/shm/"));
+        ours.map(|(_, name)| name.to_owned()).filter(|name| names.contains(name)).collect::<Vec<_>>()
+    };
+    for attempt in 0.. {
+        let left = left();
+        if left.is_empty() {
+            break;
+        }
+        assert!(attempt < 1000, "sockets left behind: {left:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let files = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let left: Vec<_> = files.filter(|file| file.file_name().to_string_lossy().contains("fabric")).collect();
     assert!(left.is_empty(), "files left behind: {left:?}");

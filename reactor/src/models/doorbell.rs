@@ -4,7 +4,7 @@ use loom::thread;
 
 use super::memory::{Bell, Lines};
 use super::ring::{try_pop, try_push};
-use crate::provider::shm::ring::{Consumer, HEADER, Producer};
+use crate::provider::shm::ring::{Consumer, HEADER, Producer, Reader};
 
 const LEN: usize = 8;
 
@@ -32,7 +32,7 @@ fn send(ring: &mut Producer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
         }
         ring.disarm();
     }
-    if ring.must_ring() {
+    if ring.reader() == Reader::Asleep {
         theirs.ring();
     }
 }
@@ -92,7 +92,7 @@ fn one_sleep_costs_one_ring() {
         let sender = thread::spawn(move || {
             let rings = |number| {
                 assert!(try_push(&mut producer, number, LEN));
-                producer.must_ring()
+                producer.reader() == Reader::Asleep
             };
             (0..2).map(rings).filter(|rung| *rung).count()
         });

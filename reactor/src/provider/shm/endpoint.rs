@@ -2,6 +2,7 @@
 //! context.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -14,9 +15,10 @@ use fabric_core::rx::RxContext;
 use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scheme};
 use slab::Slab;
 
-use super::handshake::{self, Answer};
+use super::handshake::{self, Word};
 use super::incoming::{Incoming, Met, Stranger};
-use super::outgoing::{Ended, Outgoing};
+use super::outgoing::{Ended, Outgoing, Push};
+use super::socket::{self, Listener};
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
 const UNEXPECTED_BYTES: usize = 16 << 20;
@@ -66,7 +68,9 @@ enum Caller {
 pub(crate) struct Endpoint {
     id: EpId,
     name: Address,
-    listener: OwnedFd,
+    /// A random number that tells it from others of its name.
+    incarnation: u64,
+    listener: Listener,
     wait: Arc<dyn WaitSet>,
     rx: RxContext,
     callers: Slab<Caller>,
@@ -86,19 +90,20 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn open(id: EpId, at: Address, wait: Arc<dyn WaitSet>, pool: &Arc<Pool>) -> Result<Self> {
-        let listener = handshake::listen(&at)?;
+        let listener = Listener::open(&at)?;
         wait.watch(listener.as_fd(), Token::Listener.pack(id))
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
         Ok(Self {
             id,
             name: at,
+            incarnation: RandomState::new().hash_one(id.0),
             listener,
             wait,
             rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
             callers: Slab::new(),
             next_key: 0,
             strangers: VecDeque::new(),
-            spare: handshake::spare().ok(),
+            spare: socket::spare().ok(),
             held: false,
             outgoing: Slab::new(),
             routes: Vec::new(),
@@ -122,10 +127,13 @@ impl Endpoint {
         spec: &SendSpec,
         payload: &[u8],
     ) -> Result<SendNow> {
-        match self.route(spec.peer) {
-            Some(at) if self.outgoing[at].send_now(spec, payload) => Ok(SendNow::Done),
-            Some(_) => Ok(SendNow::Queue),
-            None => host.address_of(self.id, spec.peer).map(|_| SendNow::Queue),
+        let Some(at) = self.route(spec.peer) else {
+            return host.address_of(self.id, spec.peer).map(|_| SendNow::Queue);
+        };
+        match self.outgoing[at].send_now(spec, payload) {
+            Push::Done => Ok(SendNow::Done),
+            Push::NoRoom => Ok(SendNow::Queue),
+            Push::Closed => Err(self.outgoing_closed(host, at)),
         }
     }
 
@@ -161,7 +169,17 @@ impl Endpoint {
 
     fn dial(&mut self, at: usize) -> Result<()> {
         let token = Token::Outgoing(at as u32).pack(self.id);
-        self.outgoing[at].dial(&self.name, token, &*self.wait)
+        self.outgoing[at].dial(&self.name, self.incarnation, token, &self.wait)
+    }
+
+    /// The endpoint at the other end has closed, as its ring says; the sockets will say so too.
+    #[cold]
+    fn outgoing_closed(&mut self, host: &mut dyn Host, at: usize) -> Error {
+        let outgoing = &self.outgoing[at];
+        let error = Error::PeerGone(outgoing.peer.clone());
+        let identity = outgoing.identity();
+        self.outgoing_ended(host, at, Ended { error: error.clone(), reason: DownReason::Closed, identity });
+        error
     }
 
     fn route(&self, addr: FiAddr) -> Option<usize> {
@@ -222,8 +240,8 @@ impl Endpoint {
             let mut outgoing = self.outgoing.remove(at);
             self.routes[addr.index()] = None;
             self.busy.retain(|busy| *busy != at);
-            outgoing.farewell(Answer::Leave);
-            outgoing.end(host, &*self.wait, &Error::StaleAddress(addr));
+            outgoing.farewell(Word::Leave);
+            outgoing.end(host, &Error::StaleAddress(addr));
         }
     }
 
@@ -292,13 +310,13 @@ impl Endpoint {
     }
 
     fn accept(&mut self, host: &mut dyn Host) {
-        self.spare = self.spare.take().or_else(|| handshake::spare().ok());
+        self.spare = self.spare.take().or_else(|| socket::spare().ok());
         for _ in 0..ACCEPTS_PER_LOOK {
-            match handshake::accept(&self.listener) {
-                Ok(Some(socket)) => {
+            match self.listener.accept() {
+                Ok(Some(mut socket)) => {
                     let at = self.callers.vacant_key();
                     let token = Token::Incoming(at as u32).pack(self.id);
-                    if self.wait.watch(socket.as_fd(), token).is_ok() {
+                    if socket.watch(&self.wait, token).is_ok() {
                         self.callers.insert(Caller::Stranger(Stranger { socket }));
                         self.strangers.push_back(at);
                         self.caller_ready(host, at);
@@ -312,10 +330,10 @@ impl Endpoint {
                     let error = Error::os("accept4", errno.raw_os_error());
                     host.event(self.id, EventKind::Rejected { error });
                     self.spare = None;
-                    if let Ok(Some(socket)) = handshake::accept(&self.listener) {
-                        handshake::send_answer(&socket, Answer::Refused(Refusal::Resources));
+                    if let Ok(Some(socket)) = self.listener.accept() {
+                        handshake::say(&socket, Word::Refused(Refusal::Resources));
                     }
-                    self.spare = handshake::spare().ok();
+                    self.spare = socket::spare().ok();
                     return;
                 }
             }
@@ -334,7 +352,7 @@ impl Endpoint {
                 let Caller::Stranger(stranger) = self.callers.remove(at) else { return };
                 self.strangers.retain(|stranger| *stranger != at);
                 self.next_key += 1;
-                match stranger.meet(PeerKey(self.next_key)) {
+                match stranger.meet(PeerKey(self.next_key), self.incarnation) {
                     // A slab gives the position that was freed last to who comes next.
                     Met::Later(stranger) => {
                         let again = self.callers.insert(Caller::Stranger(stranger));
@@ -361,7 +379,6 @@ impl Endpoint {
     fn limit_strangers(&mut self) {
         while self.strangers.len() > STRANGERS {
             if let Some(at) = self.strangers.pop_front() {
-                // Closing the socket is all: the kernel stops watching it then.
                 self.callers.try_remove(at);
             }
         }
@@ -371,10 +388,10 @@ impl Endpoint {
     fn outgoing_ended(&mut self, host: &mut dyn Host, at: usize, ended: Ended) {
         let outgoing = &mut self.outgoing[at];
         let (name, addr, reported) = (outgoing.peer.clone(), outgoing.addr, outgoing.is_reported());
-        outgoing.end(host, &*self.wait, &ended.error);
-        let Some(process) = ended.process else { return };
+        outgoing.end(host, &ended.error);
+        let Some(identity) = ended.identity else { return };
         let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
-        if !reported && !callers.any(|peer| peer.peer == name && peer.process == process) {
+        if !reported && !callers.any(|peer| peer.peer == name && peer.identity == identity) {
             let (peer, reason) = (name.clone(), ended.reason);
             host.event(self.id, EventKind::PeerDown { peer, source: Some(addr), reason });
         }
@@ -384,27 +401,26 @@ impl Endpoint {
         }
     }
 
-    /// A connection from a peer has ended; what it left in the ring is still taken. Names are only claimed, so that
-    /// nothing is concluded from a name without the process.
+    /// A connection from a peer has ended; what it left in the ring is still taken.
     fn caller_ended(&mut self, host: &mut dyn Host, at: usize, reason: DownReason) {
         let Some(Caller::Peer(peer)) = self.callers.get_mut(at) else { return };
         // A socket that has hung up would keep everybody awake.
-        peer.unwatch(&*self.wait);
+        peer.unwatch();
         if !peer.lost(reason) {
             return;
         }
-        let (name, process, source) = (peer.peer.clone(), peer.process, peer.source);
+        let (name, identity, source) = (peer.peer.clone(), peer.identity, peer.source);
         let is_over = !peer.has_left() && !matches!(reason, DownReason::Protocol(_));
         let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
-        if callers.any(|peer| peer.peer == name && peer.process == process && peer.down().is_none()) {
+        if callers.any(|peer| peer.peer == name && peer.identity == identity && peer.down().is_none()) {
             return;
         }
         for (_, outgoing) in &mut self.outgoing {
-            if outgoing.peer == name && outgoing.process() == Some(process) {
+            if outgoing.peer == name && outgoing.identity() == Some(identity) {
                 outgoing.report();
                 if is_over {
                     // The endpoint there is gone: what is sent from now on must not seem to have arrived.
-                    outgoing.end(host, &*self.wait, &Error::PeerGone(name.clone()));
+                    outgoing.end(host, &Error::PeerGone(name.clone()));
                 }
             }
         }
@@ -417,7 +433,7 @@ impl Endpoint {
         let Some(Caller::Peer(mut peer)) = self.callers.try_remove(at) else { return };
         let gone = Error::PeerGone(peer.peer.clone());
         peer.end(&mut self.rx, host, gone.clone());
-        peer.unwatch(&*self.wait);
+        peer.unwatch();
         // With another connection from there the number is that one's.
         let others = self.callers.iter().filter_map(|(_, caller)| caller.peer());
         if let Some(source) = peer.source.filter(|_| { others }.all(|other| other.peer != peer.peer)) {
@@ -433,8 +449,8 @@ impl Endpoint {
             host.peer_disconnected(self.id, peer.number);
         }
         for (_, outgoing) in &mut self.outgoing {
-            outgoing.farewell(Answer::Goodbye);
-            outgoing.end(host, &*self.wait, &Error::Canceled);
+            outgoing.farewell(Word::Goodbye);
+            outgoing.end(host, &Error::Canceled);
         }
     }
 
@@ -481,11 +497,10 @@ impl Drop for Endpoint {
         for (_, caller) in &self.callers {
             if let Caller::Peer(peer) = caller {
                 peer.farewell();
-                peer.unwatch(&*self.wait);
             }
         }
         for (_, outgoing) in &self.outgoing {
-            outgoing.farewell(Answer::Goodbye);
+            outgoing.farewell(Word::Goodbye);
         }
     }
 }

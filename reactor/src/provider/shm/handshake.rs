@@ -9,22 +9,23 @@
 //!
 //! Each side asks the kernel for the other's user and process, and deals only with its own user.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use fabric_core::{Address, Error, Refusal, Result, Scheme};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::socket::{self, Received, Socket};
 
 /// The version of everything two processes must agree on: hello, segment and records.
 pub(crate) const VERSION: u16 = 1;
 const MAGIC: [u8; 8] = *b"fab-shm\0";
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 1024;
+/// The length of a word.
+const WORD_LEN: usize = 20;
+/// Messages read from a socket in one go.
+pub(crate) const READS_PER_LOOK: usize = 64;
 
 const WELCOME: u16 = 0;
 const REFUSED_VERSION: u16 = 1;
@@ -39,21 +40,17 @@ const LEAVE: u16 = 102;
 #[derive(Debug)]
 pub(crate) struct Hello {
     pub(crate) from: Address,
+    /// Which endpoint of that name this is.
+    pub(crate) incarnation: u64,
     pub(crate) lines: usize,
     pub(crate) segment: OwnedFd,
 }
 
-/// Who is at the other end, as the kernel says.
+/// What is said after the hello, by either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Credentials {
-    pub(crate) user: u32,
-    pub(crate) process: i32,
-}
-
-/// What comes back, then or later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    Welcome,
+pub(crate) enum Word {
+    /// The peer has taken the segment; and which endpoint of its name it is.
+    Welcome(u64),
     Refused(Refusal),
     /// The endpoint closes.
     Goodbye,
@@ -69,70 +66,16 @@ pub(crate) enum Read<T> {
     Nothing,
     Message(T),
     Malformed(&'static str),
+    OtherVersion(u16),
     HungUp,
-}
-
-/// Listens at a name.
-pub(crate) fn listen(at: &Address) -> Result<OwnedFd> {
-    let socket = socket()?;
-    match rustix::net::bind(&socket, &socket_address(at)?) {
-        Ok(()) => {}
-        Err(Errno::ADDRINUSE) => return Err(Error::AddressInUse(at.clone())),
-        Err(errno) => return Err(Error::os("bind", errno.raw_os_error())),
-    }
-    rustix::net::listen(&socket, BACKLOG).map_err(|errno| Error::os("listen", errno.raw_os_error()))?;
-    Ok(socket)
-}
-
-/// Connects to a name.
-pub(crate) fn connect(to: &Address) -> Result<(OwnedFd, Credentials)> {
-    let socket = socket()?;
-    match rustix::net::connect(&socket, &socket_address(to)?) {
-        Ok(()) => {}
-        // The queue of connections there is full: nobody has accepted any for a while.
-        Err(Errno::AGAIN) => {
-            return Err(Error::Refused { peer: to.clone(), reason: Refusal::Resources });
-        }
-        Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
-        Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
-    }
-    let (theirs, ours) = (credentials_of(&socket)?, rustix::process::geteuid().as_raw());
-    if theirs.user != ours {
-        return Err(Error::OtherUser { peer: to.clone(), theirs: theirs.user, ours });
-    }
-    Ok((socket, theirs))
-}
-
-/// Accepts a connection; `None` when there is none.
-pub(crate) fn accept(listener: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    loop {
-        return match rustix::net::accept_with(&listener, flags) {
-            Ok(socket) => Ok(Some(socket)),
-            Err(Errno::AGAIN) => Ok(None),
-            Err(Errno::INTR | Errno::CONNABORTED) => continue,
-            Err(errno) => Err(errno),
-        };
-    }
-}
-
-/// A descriptor held in reserve.
-pub(crate) fn spare() -> Result<OwnedFd, Errno> {
-    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
-}
-
-/// Who is at the other end.
-pub(crate) fn credentials_of(socket: impl AsFd) -> Result<Credentials> {
-    let peer = rustix::net::sockopt::socket_peercred(socket)
-        .map_err(|errno| Error::os("getsockopt(SO_PEERCRED)", errno.raw_os_error()))?;
-    Ok(Credentials { user: peer.uid.as_raw(), process: peer.pid.as_raw_nonzero().get() })
 }
 
 /// Says hello to `to`, with the segment. The peer may have ended since the connection was made.
 pub(crate) fn send_hello(
-    socket: impl AsFd,
+    socket: &Socket,
     to: &Address,
     from: &Address,
+    incarnation: u64,
     lines: usize,
     segment: BorrowedFd<'_>,
 ) -> Result<()> {
@@ -140,6 +83,7 @@ pub(crate) fn send_hello(
     message.extend(MAGIC);
     message.extend(VERSION.to_le_bytes());
     message.extend((lines as u32).to_le_bytes());
+    message.extend(incarnation.to_le_bytes());
     message.extend(from.name().as_bytes());
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -153,169 +97,202 @@ pub(crate) fn send_hello(
 }
 
 /// Reads a hello.
-pub(crate) fn read_hello(socket: impl AsFd) -> Read<Hello> {
+pub(crate) fn read_hello(socket: &Socket) -> Read<Hello> {
     let mut bytes = [0; 256];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let read = receive(socket, &mut bytes, &mut control);
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
+    let (len, fds) = match socket.receive(&mut bytes) {
+        Received::Nothing => return Read::Nothing,
+        Received::HungUp => return Read::HungUp,
+        Received::TooLong => return Read::Malformed("a message that is too long"),
+        Received::Message(len, fds) => (len, fds),
+    };
     let (memory, others): (Vec<_>, Vec<_>) =
         fds.into_iter().partition(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
-    if !others.is_empty() {
-        // The last close of a socket that lingers, or of a file in user space, takes as long as the peer likes.
-        let close = std::thread::Builder::new().name("fab-close".into()).spawn(move || drop(others));
-        drop(close);
+    let strange = !others.is_empty();
+    socket::discard(others);
+    if strange {
         return Read::Malformed("a descriptor that is no sealed memory");
     }
-    let Read::Message(len) = read else { return read.without_message() };
     parse_hello(&bytes[..len], memory)
 }
 
 fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> Read<Hello> {
-    let Some((head, name)) = bytes.split_at_checked(14) else { return Read::Malformed("a short hello") };
+    let Some((head, rest)) = bytes.split_first_chunk::<10>() else {
+        return Read::Malformed("a short hello");
+    };
     if head[..8] != MAGIC {
         return Read::Malformed("a hello of something else");
     }
     let version = u16::from_le_bytes([head[8], head[9]]);
     if version != VERSION {
-        return Read::Malformed("version");
+        return Read::OtherVersion(version);
     }
-    let lines = u32::from_le_bytes([head[10], head[11], head[12], head[13]]) as usize;
+    let Some((lines, rest)) = rest.split_first_chunk() else { return Read::Malformed("a short hello") };
+    let Some((incarnation, name)) = rest.split_first_chunk() else { return Read::Malformed("a short hello") };
+    let (lines, incarnation) = (u32::from_le_bytes(*lines) as usize, u64::from_le_bytes(*incarnation));
     let name = std::str::from_utf8(name).ok().and_then(|name| Address::new(Scheme::Shm, name).ok());
     let Some(from) = name.filter(|name| !name.name().is_empty()) else {
         return Read::Malformed("a name that is none");
     };
     match <[OwnedFd; 1]>::try_from(fds) {
-        Ok([segment]) => Read::Message(Hello { from, lines, segment }),
+        Ok([segment]) => Read::Message(Hello { from, lines, incarnation, segment }),
         Err(_) => Read::Malformed("not one descriptor"),
     }
 }
 
-/// Sends an answer, never blocking. A peer that has no room for it has other news to read, or is about to be noticed as
+/// Says something, never blocking. A peer that has no room for it has other news to read, or is about to be noticed as
 /// gone.
-pub(crate) fn send_answer(socket: impl AsFd, answer: Answer) {
-    let code = match answer {
-        Answer::Welcome => WELCOME,
-        Answer::Refused(Refusal::Version { .. }) => REFUSED_VERSION,
-        Answer::Refused(Refusal::User) => REFUSED_USER,
-        Answer::Refused(Refusal::Resources) => REFUSED_RESOURCES,
-        Answer::Refused(_) => REFUSED_MALFORMED,
-        Answer::Goodbye => GOODBYE,
-        Answer::Ring => RING,
-        Answer::Leave => LEAVE,
+pub(crate) fn say(socket: &Socket, word: Word) {
+    let (code, incarnation) = match word {
+        Word::Welcome(incarnation) => (WELCOME, incarnation),
+        Word::Refused(Refusal::Version { .. }) => (REFUSED_VERSION, 0),
+        Word::Refused(Refusal::User) => (REFUSED_USER, 0),
+        Word::Refused(Refusal::Resources) => (REFUSED_RESOURCES, 0),
+        Word::Refused(_) => (REFUSED_MALFORMED, 0),
+        Word::Goodbye => (GOODBYE, 0),
+        Word::Ring => (RING, 0),
+        Word::Leave => (LEAVE, 0),
     };
-    let mut message = [0; 12];
+    let mut message = [0; WORD_LEN];
     message[..8].copy_from_slice(&MAGIC);
     message[8..10].copy_from_slice(&VERSION.to_le_bytes());
-    message[10..].copy_from_slice(&code.to_le_bytes());
+    message[10..12].copy_from_slice(&code.to_le_bytes());
+    message[12..].copy_from_slice(&incarnation.to_le_bytes());
     let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
-/// Reads an answer.
-pub(crate) fn read_answer(socket: impl AsFd) -> Read<Answer> {
+/// Reads what was said.
+pub(crate) fn read_word(socket: &Socket) -> Read<Word> {
     let mut bytes = [0; 64];
-    let mut control = RecvAncillaryBuffer::new(&mut []);
-    let read = receive(socket, &mut bytes, &mut control);
-    let Read::Message(len) = read else { return read.without_message() };
-    if len != 12 || bytes[..8] != MAGIC {
-        return Read::Malformed("an answer of something else");
-    }
-    let theirs = u16::from_le_bytes([bytes[8], bytes[9]]);
-    Read::Message(match u16::from_le_bytes([bytes[10], bytes[11]]) {
-        WELCOME => Answer::Welcome,
-        GOODBYE => Answer::Goodbye,
-        RING => Answer::Ring,
-        LEAVE => Answer::Leave,
-        REFUSED_VERSION => Answer::Refused(Refusal::Version { theirs, ours: VERSION }),
-        REFUSED_USER => Answer::Refused(Refusal::User),
-        REFUSED_MALFORMED => Answer::Refused(Refusal::Malformed),
-        REFUSED_RESOURCES => Answer::Refused(Refusal::Resources),
-        other => Answer::Refused(Refusal::Other(other)),
-    })
-}
-
-impl<T> Read<T> {
-    fn without_message<U>(self) -> Read<U> {
-        match self {
-            Self::Nothing | Self::Message(_) => Read::Nothing,
-            Self::Malformed(what) => Read::Malformed(what),
-            Self::HungUp => Read::HungUp,
+    match socket.receive(&mut bytes) {
+        Received::Nothing => Read::Nothing,
+        Received::HungUp => Read::HungUp,
+        Received::TooLong => Read::Malformed("a message that is too long"),
+        Received::Message(_, fds) if !fds.is_empty() => {
+            socket::discard(fds);
+            Read::Malformed("descriptors with a word")
         }
+        Received::Message(len, _) => parse_word(&bytes[..len]),
     }
 }
 
-fn receive(socket: impl AsFd, bytes: &mut [u8], control: &mut RecvAncillaryBuffer<'_>) -> Read<usize> {
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    loop {
-        return match rustix::net::recvmsg(&socket, &mut [IoSliceMut::new(bytes)], control, flags) {
-            Ok(message) if message.bytes == 0 => Read::HungUp,
-            Ok(message) if message.flags.contains(rustix::net::ReturnFlags::TRUNC) => {
-                Read::Malformed("a message that is too long")
-            }
-            Ok(message) => Read::Message(message.bytes),
-            Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN) => Read::Nothing,
-            Err(_) => Read::HungUp,
-        };
+/// A refusal for the version is understood in every version: the first twelve bytes are the same in all.
+fn parse_word(bytes: &[u8]) -> Read<Word> {
+    let Some((head, rest)) = bytes.split_first_chunk::<12>().filter(|(head, _)| head[..8] == MAGIC) else {
+        return Read::Malformed("a word of something else");
+    };
+    let theirs = u16::from_le_bytes([head[8], head[9]]);
+    let code = u16::from_le_bytes([head[10], head[11]]);
+    if code == REFUSED_VERSION {
+        return Read::Message(Word::Refused(Refusal::Version { theirs, ours: VERSION }));
     }
-}
-
-fn socket() -> Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(|errno| Error::os("socket", errno.raw_os_error()))
-}
-
-/// The socket behind a name. A name is at most 80 bytes, so it fits.
-pub(crate) fn socket_address(name: &Address) -> Result<SocketAddrUnix> {
-    SocketAddrUnix::new_abstract_name(format!("fabric-async/shm/{}", name.name()).as_bytes())
-        .map_err(|errno| Error::os("bind", errno.raw_os_error()))
+    let Ok(incarnation) = <[u8; 8]>::try_from(rest) else {
+        return Read::Malformed("a word of something else");
+    };
+    Read::Message(match code {
+        WELCOME => Word::Welcome(u64::from_le_bytes(incarnation)),
+        GOODBYE => Word::Goodbye,
+        RING => Word::Ring,
+        LEAVE => Word::Leave,
+        REFUSED_USER => Word::Refused(Refusal::User),
+        REFUSED_MALFORMED => Word::Refused(Refusal::Malformed),
+        REFUSED_RESOURCES => Word::Refused(Refusal::Resources),
+        other => Word::Refused(Refusal::Other(other)),
+    })
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
     use super::*;
 
     fn name(text: &str) -> Address {
         Address::new(Scheme::Shm, text).unwrap()
     }
 
-    fn pair() -> (OwnedFd, OwnedFd) {
-        let flags = SocketFlags::NONBLOCK;
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    fn pair() -> (Socket, Socket) {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (a, b) = rustix::net::socketpair(family, kind, SocketFlags::NONBLOCK, None).unwrap();
+        (Socket::new(a), Socket::new(b))
     }
 
     #[test]
-    fn hello_and_answers_arrive_as_sent() {
+    fn hello_and_words_arrive_as_sent() {
         let (a, b) = pair();
         assert!(matches!(read_hello(&b), Read::Nothing));
         let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
-        send_hello(&a, &name("you"), &name("me"), 64, null.as_fd()).unwrap();
+        send_hello(&a, &name("you"), &name("me"), 5, 64, null.as_fd()).unwrap();
         assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("no sealed memory")));
-        send_hello(&a, &name("you"), &name("me"), 64, memory.as_fd()).unwrap();
+        send_hello(&a, &name("you"), &name("me"), 5, 64, memory.as_fd()).unwrap();
         let Read::Message(hello) = read_hello(&b) else { panic!("a hello") };
-        assert_eq!((hello.from, hello.lines), (name("me"), 64));
-        for answer in [
-            Answer::Welcome,
-            Answer::Goodbye,
-            Answer::Ring,
-            Answer::Leave,
-            Answer::Refused(Refusal::User),
-            Answer::Refused(Refusal::Version { theirs: VERSION, ours: VERSION }),
+        assert_eq!((hello.from, hello.incarnation, hello.lines), (name("me"), 5, 64));
+        for word in [
+            Word::Welcome(u64::MAX),
+            Word::Goodbye,
+            Word::Ring,
+            Word::Leave,
+            Word::Refused(Refusal::User),
+            Word::Refused(Refusal::Version { theirs: VERSION, ours: VERSION }),
         ] {
-            send_answer(&b, answer);
-            assert!(matches!(read_answer(&a), Read::Message(got) if got == answer));
+            say(&b, word);
+            assert!(matches!(read_word(&a), Read::Message(got) if got == word));
         }
         drop(b);
-        assert!(matches!(read_answer(&a), Read::HungUp));
-        let late = send_hello(&a, &name("you"), &name("me"), 64, memory.as_fd());
+        assert!(matches!(read_word(&a), Read::HungUp));
+        let late = send_hello(&a, &name("you"), &name("me"), 5, 64, memory.as_fd());
         assert_eq!(late, Err(Error::PeerGone(name("you"))), "it ended before the hello");
+    }
+
+    /// A refusal for the version is read in any version, and the number in it is the peer's.
+    #[test]
+    fn versions_are_told() {
+        let hello = [&MAGIC[..], &[9, 1], b"whatever comes then"].concat();
+        assert!(matches!(parse_hello(&hello, Vec::new()), Read::OtherVersion(265)));
+        let refusal = [&MAGIC[..], &[9, 1, 1, 0], b"more"].concat();
+        let told = Word::Refused(Refusal::Version { theirs: 265, ours: VERSION });
+        assert!(matches!(parse_word(&refusal), Read::Message(word) if word == told));
+    }
+
+    /// Closing this descriptor takes as long as its peer wishes.
+    fn lingering() -> (OwnedFd, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut near, &[0; 65_536]).is_ok() {}
+        near.set_nonblocking(false).unwrap();
+        let hour = std::time::Duration::from_secs(3600);
+        rustix::net::sockopt::set_socket_linger(&near, Some(hour)).unwrap();
+        (near.into(), far)
+    }
+
+    fn send_with(socket: &Socket, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// Descriptors that a peer sends are closed where that holds up nobody: those of a word, those beyond what a hello
+    /// has, and those never looked at. This test hangs otherwise.
+    #[test]
+    fn closing_what_a_peer_sends_holds_up_nobody() {
+        let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();
+        let (linger, _far) = lingering();
+        let (a, b) = pair();
+        let mut fds = vec![memory.as_fd(); 15];
+        fds.push(linger.as_fd());
+        send_with(&a, b"x", &fds[15..]);
+        send_with(&a, b"x", &fds);
+        send_with(&a, b"", &fds[15..]);
+        send_with(&a, b"x", &fds[15..]);
+        drop(linger);
+        assert!(matches!(read_word(&b), Read::Malformed(what) if what.contains("descriptors")));
+        assert!(matches!(read_hello(&b), Read::Malformed(_)));
+        drop(b);
     }
 
     /// Every hello of the corpus, and many that differ from one of them in a byte or in length: read without a panic,
@@ -329,7 +306,7 @@ mod tests {
             let path = file.unwrap().path();
             let bytes = std::fs::read(&path).unwrap();
             let expected = path.file_name().unwrap().to_string_lossy().starts_with("good");
-            let fds = || vec![spare().unwrap()];
+            let fds = || vec![socket::spare().unwrap()];
             let read = parse_hello(&bytes, fds());
             assert_eq!(matches!(read, Read::Message(_)), expected, "{}: {read:?}", path.display());
             good += u32::from(expected);
@@ -351,7 +328,9 @@ mod tests {
 
     #[test]
     fn garbage_is_named_and_its_descriptors_are_closed() {
-        for garbage in [&b"x"[..], &[0; 200], b"fab-shm\0\x01\x00\x40\x00\x00\x00no/slash", &[7; 256]] {
+        for garbage in
+            [&b"x"[..], &[0; 200], b"fab-shm\0\x01\x00\x40\x00\x00\x00\0\0\0\0\0\0\0\0no/slash", &[7; 256]]
+        {
             let (a, b) = pair();
             rustix::net::send(&a, garbage, SendFlags::empty()).unwrap();
             assert!(matches!(read_hello(&b), Read::Malformed(_)), "{garbage:?}");
@@ -359,9 +338,10 @@ mod tests {
         let (a, b) = pair();
         rustix::net::send(&a, &[0; 300], SendFlags::empty()).unwrap();
         assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("too long")));
-        rustix::net::send(&a, b"fab-shm\0\x01\x00\x40\x00\x00\x00name", SendFlags::empty()).unwrap();
+        rustix::net::send(&a, b"fab-shm\0\x01\x00\x40\x00\x00\x00\0\0\0\0\0\0\0\0name", SendFlags::empty())
+            .unwrap();
         assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("descriptor")));
         rustix::net::send(&a, b"short", SendFlags::empty()).unwrap();
-        assert!(matches!(read_answer(&b), Read::Malformed(_)));
+        assert!(matches!(read_word(&b), Read::Malformed(_)));
     }
 }

@@ -1,19 +1,17 @@
 //! A connection from a peer: what it sends to this endpoint.
 
-use std::os::fd::{AsFd, OwnedFd};
-
 use fabric_core::buf::Source;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::provider::{Host, WaitSet};
+use fabric_core::provider::Host;
 use fabric_core::rx::{LandingId, RxContext};
 use fabric_core::{Address, Error, FiAddr, Refusal, Scheme};
 
-use super::handshake::{self, Answer, Read, VERSION};
-use super::outgoing::READS_PER_LOOK;
+use super::handshake::{self, READS_PER_LOOK, Read, VERSION, Word};
 use super::record::{BEGIN, Layout, PIECE, WHOLE};
 use super::ring::{Broken, Consumer, Record};
 use super::segment::Segment;
+use super::socket::Socket;
 
 /// Records and bytes taken from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
@@ -21,10 +19,19 @@ const BYTES_PER_PASS: usize = 64 * 1024;
 /// The longest message a peer may announce.
 pub(crate) const MAX_MESSAGE: usize = 1 << 40;
 
+/// Which endpoint a connection leads to. Names are only claimed, and used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The process, as the kernel says; unknown in another process namespace.
+    pub(crate) process: Option<i32>,
+    /// A random number of the endpoint's, as it says.
+    pub(crate) incarnation: u64,
+}
+
 /// A connection that has not said hello yet.
 #[derive(Debug)]
 pub(crate) struct Stranger {
-    pub(crate) socket: OwnedFd,
+    pub(crate) socket: Socket,
 }
 
 /// A connection from a peer.
@@ -35,9 +42,8 @@ pub(crate) struct Incoming {
     pub(crate) source: Option<FiAddr>,
     /// Its number when it connected.
     pub(crate) number: Option<FiAddr>,
-    /// The process at the other end.
-    pub(crate) process: i32,
-    socket: OwnedFd,
+    pub(crate) identity: Identity,
+    socket: Socket,
     ring: Consumer<Segment>,
     /// The message that is arriving in pieces.
     landing: Option<LandingId>,
@@ -63,14 +69,14 @@ pub(crate) enum Met {
 }
 
 impl Stranger {
-    /// Reads the hello and answers it.
-    pub(crate) fn meet(self, key: PeerKey) -> Met {
-        let ours = rustix::process::geteuid().as_raw();
-        let refuse = |socket: &OwnedFd, reason: Refusal, error: Error| {
-            handshake::send_answer(socket, Answer::Refused(reason));
+    /// Reads the hello and answers it, as the endpoint of this incarnation.
+    pub(crate) fn meet(self, key: PeerKey, incarnation: u64) -> Met {
+        let refuse = |socket: &Socket, reason: Refusal, error: Error| {
+            handshake::say(socket, Word::Refused(reason));
             Met::Refused(error)
         };
-        let peer = match handshake::credentials_of(&self.socket) {
+        let ours = rustix::process::geteuid().as_raw();
+        let peer = match self.socket.credentials() {
             Ok(peer) if peer.user == ours => peer,
             Ok(peer) => {
                 let error = Error::OtherUser { peer: nameless(peer.process), theirs: peer.user, ours };
@@ -78,26 +84,23 @@ impl Stranger {
             }
             Err(error) => return refuse(&self.socket, Refusal::Malformed, error),
         };
+        let broke = |what: &'static str| Error::Protocol { peer: nameless(peer.process), what: what.into() };
         let hello = match handshake::read_hello(&self.socket) {
             Read::Nothing => return Met::Later(self),
             Read::HungUp => return Met::Left,
             Read::Message(hello) => hello,
-            Read::Malformed(what) => {
-                let reason = match what {
-                    "version" => Refusal::Version { theirs: VERSION, ours: VERSION },
-                    _ => Refusal::Malformed,
-                };
-                return refuse(
-                    &self.socket,
-                    reason,
-                    Error::Protocol { peer: nameless(peer.process), what: what.into() },
-                );
+            Read::Malformed(what) => return refuse(&self.socket, Refusal::Malformed, broke(what)),
+            Read::OtherVersion(theirs) => {
+                let reason = Refusal::Version { theirs, ours: VERSION };
+                let error = Error::Refused { peer: nameless(peer.process), reason };
+                return refuse(&self.socket, reason, error);
             }
         };
         match Segment::adopt(&hello.segment, hello.lines) {
             Ok(segment) => {
-                handshake::send_answer(&self.socket, Answer::Welcome);
-                Met::Peer(Box::new(Incoming::new(hello.from, peer.process, segment, self.socket, key)))
+                handshake::say(&self.socket, Word::Welcome(incarnation));
+                let identity = Identity { process: peer.process, incarnation: hello.incarnation };
+                Met::Peer(Box::new(Incoming::new(hello.from, identity, segment, self.socket, key)))
             }
             Err(what) => {
                 let error = Error::Protocol { peer: hello.from, what: what.into() };
@@ -108,19 +111,20 @@ impl Stranger {
 }
 
 /// Something to call a process by that has not told its name.
-fn nameless(process: i32) -> Address {
+fn nameless(process: Option<i32>) -> Address {
+    let process = process.map_or("unknown".into(), |process| process.to_string());
     Address::new(Scheme::Shm, &format!("process-{process}"))
         .unwrap_or_else(|_| unreachable!("a short plain name"))
 }
 
 impl Incoming {
-    fn new(peer: Address, process: i32, segment: Segment, socket: OwnedFd, key: PeerKey) -> Self {
+    fn new(peer: Address, identity: Identity, segment: Segment, socket: Socket, key: PeerKey) -> Self {
         Self {
             peer,
             key,
             source: None,
             number: None,
-            process,
+            identity,
             socket,
             ring: Consumer::new(segment),
             landing: None,
@@ -144,7 +148,7 @@ impl Incoming {
             }
             moved = true;
             if self.ring.consume(record) {
-                handshake::send_answer(&self.socket, Answer::Ring);
+                handshake::say(&self.socket, Word::Ring);
             }
             bytes += record.header.len as usize;
             if bytes > BYTES_PER_PASS {
@@ -204,15 +208,16 @@ impl Incoming {
     /// The socket is readable: rings, or how the peer ended.
     pub(crate) fn readable(&mut self) -> Option<DownReason> {
         for _ in 0..READS_PER_LOOK {
-            match handshake::read_answer(&self.socket) {
+            match handshake::read_word(&self.socket) {
                 Read::Nothing => return None,
-                Read::Message(Answer::Ring) => {}
-                Read::Message(Answer::Goodbye) if !self.goodbye => self.goodbye = true,
-                Read::Message(Answer::Leave) if !self.left => self.left = true,
+                Read::Message(Word::Ring) => {}
+                Read::Message(Word::Goodbye) if !self.goodbye => self.goodbye = true,
+                Read::Message(Word::Leave) if !self.left => self.left = true,
                 Read::HungUp if self.goodbye || self.left => return Some(DownReason::Closed),
                 Read::HungUp => return Some(DownReason::Died),
                 Read::Message(_) => return Some(DownReason::Protocol("a word only the receiver may say")),
                 Read::Malformed(what) => return Some(DownReason::Protocol(what)),
+                Read::OtherVersion(_) => return Some(DownReason::Protocol("another version")),
             }
         }
         None
@@ -253,13 +258,14 @@ impl Incoming {
     }
 
     /// Stops watching the socket.
-    pub(crate) fn unwatch(&self, wait: &dyn WaitSet) {
-        wait.unwatch(self.socket.as_fd());
+    pub(crate) fn unwatch(&mut self) {
+        self.socket.unwatch();
     }
 
-    /// Says goodbye; the endpoint closes.
+    /// The endpoint closes: nothing is read any more.
     pub(crate) fn farewell(&self) {
-        handshake::send_answer(&self.socket, Answer::Goodbye);
+        self.ring.close();
+        handshake::say(&self.socket, Word::Goodbye);
     }
 
     /// Before sleeping: false when something could move now.

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `endpoint` | an endpoint: its name, its connections, its receive context |
 //! | `outgoing`, `incoming` | a connection, seen from the sender and from the receiver |
-//! | `handshake` | how two endpoints meet on a Unix socket |
+//! | `handshake` | how two endpoints meet, and what they say outside of the rings |
+//! | `socket` | the sockets they say it on |
 //! | `record` | what the records in a ring say |
 //! | `ring` | the ring of lines |
 //! | `segment` | the memory below the ring |
@@ -20,6 +21,7 @@ mod ring_stress;
 #[cfg(all(test, not(loom)))]
 mod ring_tests;
 mod segment;
+mod socket;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,17 +4,20 @@
 //! operations wait in the queue; otherwise messages go into the ring at once.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::DownReason;
 use fabric_core::provider::{Host, OpKey, SendSpec, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::handshake::{self, Answer, Read};
+use super::handshake::{self, READS_PER_LOOK, Read, Word};
+use super::incoming::Identity;
 use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE};
-use super::ring::Producer;
+use super::ring::{Producer, Reader};
 use super::segment::Segment;
+use super::socket::Socket;
 
 /// Lines of a new segment: 128 KiB of them.
 const LINES: usize = 2048;
@@ -22,9 +25,6 @@ const LINES: usize = 2048;
 const BYTES_PER_PASS: usize = 64 * 1024;
 /// Payload of one record of a longer message.
 const PIECE_BYTES: usize = 8 * 1024;
-
-/// Messages read from a socket in one go.
-pub(crate) const READS_PER_LOOK: usize = 64;
 
 /// A connection to a peer.
 #[derive(Debug)]
@@ -48,9 +48,9 @@ enum Link {
 
 #[derive(Debug)]
 struct Wires {
-    socket: OwnedFd,
-    /// The process at the other end.
-    process: i32,
+    socket: Socket,
+    /// Which endpoint this leads to; its incarnation is known once it has welcomed this one.
+    identity: Identity,
     ring: Producer<Segment>,
 }
 
@@ -59,7 +59,26 @@ struct Queued {
     op: OpKey,
     spec: SendSpec,
     sent: usize,
+    /// Its length, once it was looked at.
+    total: Option<usize>,
     begun: bool,
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Push {
+    /// It is in the ring.
+    Done,
+    /// Not now, or not in one piece.
+    NoRoom,
+    /// The peer's endpoint has closed.
+    Closed,
+}
+
+impl Queued {
+    fn is_done(&self) -> bool {
+        self.total == Some(self.sent)
+    }
 }
 
 /// How a connection ended.
@@ -67,8 +86,8 @@ struct Queued {
 pub(crate) struct Ended {
     pub(crate) error: Error,
     pub(crate) reason: DownReason,
-    /// The process at the other end, if it had welcomed this endpoint before.
-    pub(crate) process: Option<i32>,
+    /// Which endpoint was at the other end, if it had welcomed this one.
+    pub(crate) identity: Option<Identity>,
 }
 
 impl Outgoing {
@@ -77,14 +96,17 @@ impl Outgoing {
     }
 
     /// Puts a message into the ring if nothing stands in the way.
-    pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: &[u8]) -> bool {
-        let Link::Live(wires) = &mut self.link else { return false };
-        self.queue.is_empty() && spec.kind == OpKind::Send && wires.whole(spec, payload)
+    pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: &[u8]) -> Push {
+        let Link::Live(wires) = &mut self.link else { return Push::NoRoom };
+        if !self.queue.is_empty() || spec.kind != OpKind::Send {
+            return Push::NoRoom;
+        }
+        wires.whole(spec, payload)
     }
 
     /// Appends an operation.
     pub(crate) fn queue(&mut self, op: OpKey, spec: SendSpec) {
-        self.queue.push_back(Queued { op, spec, sent: 0, begun: false });
+        self.queue.push_back(Queued { op, spec, sent: 0, total: None, begun: false });
     }
 
     /// Takes an operation back of which nothing was sent.
@@ -98,18 +120,24 @@ impl Outgoing {
     }
 
     /// Makes the connection if there is none.
-    pub(crate) fn dial(&mut self, from: &Address, token: u64, wait: &dyn WaitSet) -> Result<()> {
+    pub(crate) fn dial(
+        &mut self,
+        from: &Address,
+        incarnation: u64,
+        token: u64,
+        wait: &Arc<dyn WaitSet>,
+    ) -> Result<()> {
         if !matches!(self.link, Link::Gone) {
             return Ok(());
         }
-        let (socket, peer) = handshake::connect(&self.peer)?;
+        let (mut socket, peer) = Socket::connect(&self.peer)?;
         let (segment, memory) = Segment::create(LINES)?;
-        handshake::send_hello(&socket, &self.peer, from, LINES, memory.as_fd())?;
-        wait.watch(socket.as_fd(), token)
-            .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
+        handshake::send_hello(&socket, &self.peer, from, incarnation, LINES, memory.as_fd())?;
+        socket.watch(wait, token)?;
         let ring = Producer::new(segment);
         self.reported = false;
-        self.link = Link::Waiting(Wires { socket, process: peer.process, ring });
+        let identity = Identity { process: peer.process, incarnation: 0 };
+        self.link = Link::Waiting(Wires { socket, identity, ring });
         Ok(())
     }
 
@@ -122,15 +150,15 @@ impl Outgoing {
             && let Some(front) = self.queue.front_mut()
         {
             let before = front.sent;
-            let (progressed, done) = wires.advance(front, host);
-            moved |= progressed;
+            let pushed = wires.advance(front, host);
+            moved |= pushed == Push::Done;
             bytes += front.sent - before;
-            if done {
+            if pushed == Push::Done && front.is_done() {
                 let transfer = Transfer::sent(front.sent, front.spec.tag);
                 let op = front.op;
                 self.queue.pop_front();
                 host.complete(op, Outcome::ok(transfer));
-            } else if !progressed {
+            } else if pushed != Push::Done {
                 break;
             }
         }
@@ -142,32 +170,34 @@ impl Outgoing {
         for _ in 0..READS_PER_LOOK {
             let (Link::Waiting(wires) | Link::Live(wires)) = &self.link else { return None };
             let was_live = matches!(self.link, Link::Live(_));
-            let process = wires.process;
+            let identity = wires.identity;
             let gone = |reason| (Error::PeerGone(self.peer.clone()), reason);
             let broke = |what: &'static str| {
                 let peer = self.peer.clone();
                 (Error::Protocol { peer, what: what.into() }, DownReason::Protocol(what))
             };
-            let (error, reason) = match handshake::read_answer(&wires.socket) {
+            let (error, reason) = match handshake::read_word(&wires.socket) {
                 Read::Nothing => return None,
-                Read::Message(Answer::Ring) if was_live => continue,
-                Read::Message(Answer::Welcome) if !was_live => {
-                    if let Link::Waiting(wires) = std::mem::replace(&mut self.link, Link::Gone) {
+                Read::Message(Word::Ring) if was_live => continue,
+                Read::Message(Word::Welcome(incarnation)) if !was_live => {
+                    if let Link::Waiting(mut wires) = std::mem::replace(&mut self.link, Link::Gone) {
+                        wires.identity.incarnation = incarnation;
                         self.link = Link::Live(wires);
                     }
                     continue;
                 }
-                Read::Message(Answer::Refused(reason)) => {
+                Read::Message(Word::Refused(reason)) => {
                     (Error::Refused { peer: self.peer.clone(), reason }, DownReason::Closed)
                 }
-                Read::Message(Answer::Goodbye) => gone(DownReason::Closed),
+                Read::Message(Word::Goodbye) => gone(DownReason::Closed),
                 Read::HungUp => gone(DownReason::Died),
-                Read::Message(Answer::Welcome) => broke("a second welcome"),
-                Read::Message(Answer::Ring) => broke("a ring before the welcome"),
-                Read::Message(Answer::Leave) => broke("a word only the sender may say"),
+                Read::Message(Word::Welcome(_)) => broke("a second welcome"),
+                Read::Message(Word::Ring) => broke("a ring before the welcome"),
+                Read::Message(Word::Leave) => broke("a word only the sender may say"),
                 Read::Malformed(what) => broke(what),
+                Read::OtherVersion(_) => broke("another version"),
             };
-            return Some(Ended { error, reason, process: was_live.then_some(process) });
+            return Some(Ended { error, reason, identity: was_live.then_some(identity) });
         }
         None
     }
@@ -181,19 +211,17 @@ impl Outgoing {
         self.reported
     }
 
-    /// The process at the other end, while there is a connection.
-    pub(crate) fn process(&self) -> Option<i32> {
+    /// Which endpoint is at the other end, once it has welcomed this one.
+    pub(crate) fn identity(&self) -> Option<Identity> {
         match &self.link {
-            Link::Waiting(wires) | Link::Live(wires) => Some(wires.process),
-            Link::Gone => None,
+            Link::Live(wires) => Some(wires.identity),
+            Link::Waiting(_) | Link::Gone => None,
         }
     }
 
     /// Ends the connection; queued operations fail.
-    pub(crate) fn end(&mut self, host: &mut dyn Host, wait: &dyn WaitSet, error: &Error) {
-        if let Link::Waiting(wires) | Link::Live(wires) = std::mem::replace(&mut self.link, Link::Gone) {
-            wait.unwatch(wires.socket.as_fd());
-        }
+    pub(crate) fn end(&mut self, host: &mut dyn Host, error: &Error) {
+        self.link = Link::Gone;
         for queued in std::mem::take(&mut self.queue) {
             let transfer = Transfer::sent(queued.sent, queued.spec.tag);
             host.complete(queued.op, Outcome::cut(transfer, error.clone()));
@@ -201,9 +229,9 @@ impl Outgoing {
     }
 
     /// Says goodbye, because the endpoint closes, or that only this connection is given up.
-    pub(crate) fn farewell(&self, word: Answer) {
+    pub(crate) fn farewell(&self, word: Word) {
         if let Link::Waiting(wires) | Link::Live(wires) = &self.link {
-            handshake::send_answer(&wires.socket, word);
+            handshake::say(&wires.socket, word);
         }
     }
 
@@ -231,46 +259,39 @@ impl Outgoing {
 }
 
 impl Wires {
-    /// Sends a message in one record; false when it is too long for one, or there is no room.
-    fn whole(&mut self, spec: &SendSpec, payload: &[u8]) -> bool {
-        if payload.len() > PIECE_BYTES || !self.push(WHOLE, spec, 0, payload) {
-            return false;
-        }
-        self.ring_bell();
-        true
+    /// Sends a message in one record, unless it is too long for one.
+    fn whole(&mut self, spec: &SendSpec, payload: &[u8]) -> Push {
+        if payload.len() > PIECE_BYTES { Push::NoRoom } else { self.push(WHOLE, spec, 0, payload) }
     }
 
-    /// Moves the front operation on: whether anything moved, and whether it is done.
-    fn advance(&mut self, front: &mut Queued, host: &mut dyn Host) -> (bool, bool) {
+    /// Moves the front operation on.
+    fn advance(&mut self, front: &mut Queued, host: &mut dyn Host) -> Push {
         if front.spec.kind != OpKind::Send {
-            return (true, true);
+            front.total = Some(0);
+            return Push::Done;
         }
         let payload = host.payload(front.op);
-        let total = payload.len();
-        if !front.begun && total <= PIECE_BYTES {
-            let done = self.whole(&front.spec, payload);
-            if done {
-                front.sent = total;
-            }
-            return (done, done);
+        front.total = Some(payload.len());
+        let (pushed, count) = if !front.begun && payload.len() <= PIECE_BYTES {
+            (self.whole(&front.spec, payload), payload.len())
+        } else {
+            let kind = if front.begun { PIECE } else { BEGIN };
+            let piece = &payload[front.sent..payload.len().min(front.sent + PIECE_BYTES)];
+            (self.push(kind, &front.spec, payload.len() as u64, piece), piece.len())
+        };
+        if pushed == Push::Done {
+            front.begun = true;
+            front.sent += count;
         }
-        let kind = if front.begun { PIECE } else { BEGIN };
-        let piece = &payload[front.sent..total.min(front.sent + PIECE_BYTES)];
-        if !self.push(kind, &front.spec, total as u64, piece) {
-            return (false, false);
-        }
-        self.ring_bell();
-        front.begun = true;
-        front.sent += piece.len();
-        (true, front.sent == total)
+        pushed
     }
 
     /// Publishes a record of this kind; `total` is the length of the whole message, for its beginning.
     #[inline]
-    fn push(&mut self, kind: u8, spec: &SendSpec, total: u64, payload: &[u8]) -> bool {
+    fn push(&mut self, kind: u8, spec: &SendSpec, total: u64, payload: &[u8]) -> Push {
         let flags = if kind == PIECE { 0 } else { flags_of(spec) };
         let layout = Layout::for_payload(kind, flags, payload.len());
-        self.ring.push(kind, flags, layout.payload + payload.len(), |record| {
+        let pushed = self.ring.push(kind, flags, layout.payload + payload.len(), |record| {
             if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
                 record.put(at, &tag.to_le_bytes());
             }
@@ -281,12 +302,17 @@ impl Wires {
                 record.put(at, &total.to_le_bytes());
             }
             record.put(layout.payload, payload);
-        })
-    }
-
-    fn ring_bell(&self) {
-        if self.ring.must_ring() {
-            handshake::send_answer(&self.socket, Answer::Ring);
+        });
+        if !pushed {
+            return Push::NoRoom;
+        }
+        match self.ring.reader() {
+            Reader::Awake => Push::Done,
+            Reader::Asleep => {
+                handshake::say(&self.socket, Word::Ring);
+                Push::Done
+            }
+            Reader::Closed => Push::Closed,
         }
     }
 }

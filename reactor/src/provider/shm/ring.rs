@@ -44,7 +44,7 @@ pub(crate) trait Memory {
     fn header(&self, line: usize) -> &AtomicU64;
     /// Lines the consumer has given back since the beginning.
     fn returned(&self) -> &AtomicU64;
-    /// The consumer sleeps.
+    /// Whether the consumer sleeps, or has closed.
     fn armed(&self) -> &AtomicU32;
     /// The producer waits for room.
     fn starved(&self) -> &AtomicU32;
@@ -114,6 +114,19 @@ impl Header {
     }
 }
 
+/// The value of `armed` when the consumer has closed: nothing is read any more.
+const CLOSED: u32 = 2;
+
+/// What the reading end is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    Awake,
+    /// It slept; whoever learns of that must ring.
+    Asleep,
+    /// It has closed, and may not have seen the last record.
+    Closed,
+}
+
 /// The kind of the record that fills the end of the array when the next one would wrap; never seen outside.
 const PAD: u8 = 0xff;
 
@@ -167,12 +180,19 @@ impl<M: Memory> Producer<M> {
         self.has_room(lines + if lines > rest { rest } else { 0 })
     }
 
-    /// Whether the consumer sleeps and has to be woken; asked after each publication.
-    pub(crate) fn must_ring(&self) -> bool {
+    /// What the consumer is doing; asked after each publication. One that sleeps has to be woken now.
+    pub(crate) fn reader(&self) -> Reader {
         // SYNC: pairs with the fence in `Consumer::arm`.
         full_fence();
-        self.memory.armed().load(Ordering::Relaxed) != 0
-            && self.memory.armed().swap(0, Ordering::Relaxed) != 0
+        match self.memory.armed().load(Ordering::Relaxed) {
+            0 => Reader::Awake,
+            CLOSED => Reader::Closed,
+            _ => match self.memory.armed().swap(0, Ordering::Relaxed) {
+                0 => Reader::Awake,
+                CLOSED => Reader::Closed,
+                _ => Reader::Asleep,
+            },
+        }
     }
 
     /// Before sleeping for room for a record of this many bytes: true when it is safe to sleep.
@@ -334,7 +354,7 @@ impl<M: Memory> Consumer<M> {
     pub(crate) fn arm(&mut self) -> bool {
         self.armed = true;
         self.memory.armed().swap(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `Producer::must_ring`.
+        // SYNC: pairs with the fence in `Producer::reader`.
         full_fence();
         let word = self.memory.header(self.shape.index(self.position)).load(Ordering::Relaxed);
         self.published(word).is_none()
@@ -345,6 +365,11 @@ impl<M: Memory> Consumer<M> {
         if std::mem::take(&mut self.armed) {
             self.memory.armed().swap(0, Ordering::Relaxed);
         }
+    }
+
+    /// Nothing will be read any more.
+    pub(crate) fn close(&self) {
+        self.memory.armed().swap(CLOSED, Ordering::Relaxed);
     }
 
     /// The header at the current position, if it is one of this lap.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fabric_core::buf::Source;
 
-use super::ring::{Consumer, HEADER, LINE, Producer};
+use super::ring::{Consumer, HEADER, LINE, Producer, Reader};
 use super::segment::Segment;
 
 /// Numbers that look random and are the same in both threads.
@@ -47,7 +47,7 @@ fn two_threads_lose_nothing() {
                 }
                 producer.disarm();
             }
-            if producer.must_ring() {
+            if producer.reader() == Reader::Asleep {
                 receiver.unpark();
             }
         }
