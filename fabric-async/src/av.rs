@@ -127,7 +127,11 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::Busy`] while endpoints are bound to it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+        if let Err(error) = self.inner.node.close() {
+            return Err(CloseError { error, handle: self });
+        }
+        self.inner.domain.core.close_av(self.inner.id);
+        Ok(())
     }
 }
 

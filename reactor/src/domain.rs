@@ -135,9 +135,16 @@ impl Domain {
         CqId(self.engine.lock().hub.cqs.insert(CompletionRing::new(capacity)))
     }
 
-    /// Closes a completion queue; completions in it are lost.
+    /// Closes a completion queue; completions in it are lost. Receives that were to report to it take no more messages,
+    /// sends go on.
     pub fn close_cq(&self, id: CqId) {
         let mut locked = self.engine.lock();
+        for key in locked.hub.ops.posted_to_queues() {
+            let op = locked.hub.ops.get(key);
+            if op.is_some_and(|op| locked.hub.queue_of(op.ep, op.kind) == Some(id)) {
+                locked.abandon(key);
+            }
+        }
         let hub = &mut locked.hub;
         let Some(mut ring) = hub.cqs.remove(id.0) else { return };
         if let Some(waker) = ring.waker.take() {
@@ -158,12 +165,12 @@ impl Domain {
     /// Closes a counter.
     pub fn close_counter(&self, id: CounterId) {
         let mut locked = self.engine.lock();
-        let cell = locked.hub.counters.remove(id.0);
-        if let Some(cell) = &cell {
-            locked.hub.waiters -= cell.waiting();
+        let hub = &mut locked.hub;
+        if let Some(mut cell) = hub.counters.remove(id.0) {
+            hub.waiters -= cell.waiting();
+            cell.wake_all(&mut hub.later);
         }
-        drop(locked);
-        drop(cell);
+        locked.finish();
     }
 
     /// Opens an address vector; a welcoming one takes in peers that connect, and forgets them when they go.
@@ -174,7 +181,9 @@ impl Domain {
 
     /// Closes an address vector.
     pub fn close_av(&self, id: AvId) {
-        self.engine.lock().hub.vectors.remove(id.0);
+        let mut locked = self.engine.lock();
+        locked.hub.vectors.remove(id.0);
+        locked.hub.leaving.retain(|_, of| *of != id);
     }
 
     /// The queue that gets the events of endpoints which have none of their own.

@@ -18,8 +18,9 @@ impl Host for Hub {
 
     fn expect(&mut self, op: OpKey, len: usize) -> usize {
         let Some(op) = self.ops.get_mut(op) else { return 0 };
-        op.buf.expect(len);
-        op.buf.room()
+        let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
+        op.buf.expect(len.min(limit));
+        op.buf.room().min(limit)
     }
 
     fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize) {
@@ -30,6 +31,11 @@ impl Host for Hub {
 
     fn deliver(&mut self, key: OpKey, envelope: &Envelope, source: &dyn Source) {
         let Some(op) = self.ops.get_mut(key) else { return };
+        if self.eps.get(op.ep.0).is_none_or(|ep| envelope.len > ep.bound.max_msg_size) {
+            let placed = self.expect(key, envelope.len).min(envelope.len);
+            self.place(key, 0, source, 0, placed);
+            return self.complete(key, Outcome::received(envelope, placed));
+        }
         let placed = op.buf.receive(source);
         if op.route != Route::Future || placed < envelope.len {
             return self.complete(key, Outcome::received(envelope, placed));
@@ -43,8 +49,10 @@ impl Host for Hub {
         self.done(key);
     }
 
-    fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
+    fn adopt(&mut self, op: OpKey, mut bytes: PooledBuf) -> usize {
         let Some(op) = self.ops.get_mut(op) else { return 0 };
+        let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
+        bytes.truncate(limit);
         let len = bytes.len();
         if let AnyBuf::Pooled(own) = &mut op.buf {
             *own = bytes;

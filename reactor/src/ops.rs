@@ -178,6 +178,13 @@ impl OpTable {
         }
     }
 
+    /// The operations that report to queues.
+    pub(crate) fn posted_to_queues(&self) -> Vec<OpKey> {
+        let slots = self.slots.iter().zip(0..);
+        let posted = slots.filter(|(op, _)| op.generation != FREE && matches!(op.route, Route::Queue(_)));
+        posted.map(|(op, index)| OpKey { index, generation: op.generation }).collect()
+    }
+
     /// Takes every waker out.
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
         self.slots.iter_mut().filter_map(|op| op.waker.take())

@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 
-use fabric_async::Error;
+use fabric_async::{Class, Error};
 
 use crate::payload::{poll_once, yields};
 use crate::setup::Setup;
@@ -120,4 +120,17 @@ pub(crate) async fn a_wait_that_is_dropped_leaves_others_alone(setup: Setup) {
         let reached = task.await.unwrap();
         assert!(reached || which % 2 == 0);
     }
+}
+
+pub(crate) async fn closing_ends_who_waits(setup: Setup) {
+    let a = setup.station().await;
+    let counter = a.domain.counter().unwrap();
+    let (clone, late) = (counter.clone(), counter.clone());
+    let waiting = tokio::spawn(async move { clone.wait(1).await });
+    yields(20).await;
+    counter.close().unwrap();
+    assert_eq!(waiting.await.unwrap(), Err(Error::Closed(Class::Counter)));
+    late.add(1);
+    assert_eq!(late.wait(1).await, Err(Error::Closed(Class::Counter)));
+    assert_eq!(late.close().unwrap_err().error, Error::Closed(Class::Counter));
 }

@@ -214,3 +214,41 @@ pub(crate) async fn a_guest_that_comes_back_keeps_its_number(setup: Setup) {
         tokio::task::yield_now().await;
     }
 }
+
+/// An endpoint that has closed is known to have: nothing seems to arrive there.
+pub(crate) async fn sends_to_a_closed_peer_fail_at_once(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for len in [8, 100_000] {
+        let (sent, got) = tokio::join!(a.ep.send(to_b, vec![0; len]), b.ep.recv());
+        sent.unwrap();
+        got.unwrap();
+    }
+    let name = b.ep.name().clone();
+    b.ep.close().unwrap();
+    for len in [8, 8, 100_000] {
+        let failed = a.ep.send(to_b, vec![0; len]).await.unwrap_err();
+        let gone = matches!(&failed.error, Error::PeerGone(peer) | Error::NoSuchPeer(peer) if *peer == name);
+        assert!(gone, "{}", failed.error);
+    }
+}
+
+/// The end of the first endpoint of a name is no reason to give up the second.
+pub(crate) async fn a_name_that_is_used_again_is_somebody_else(setup: Setup) {
+    let (b, host) = (setup.station().await, setup.station().await);
+    let name: Address = setup.name("again").parse().unwrap();
+    let open = async || {
+        let builder = host.domain.endpoint(&host.info).unwrap().name(&name).unwrap();
+        builder.bind_av(&host.av).unwrap().enable().await.unwrap()
+    };
+    for round in 0..20 {
+        let ep = open().await;
+        let to_b = ep.lookup(b.ep.name()).await.unwrap();
+        ep.send(to_b, "here").await.unwrap();
+        b.ep.recv().await.unwrap();
+        // Nobody has looked for the end of the last one yet.
+        let to_ep = b.ep.lookup(&name).await.unwrap();
+        let (sent, got) = tokio::join!(b.ep.send(to_ep, "there"), ep.recv());
+        assert!(sent.is_ok() && got.is_ok(), "round {round}");
+        ep.close().unwrap();
+    }
+}

@@ -108,6 +108,7 @@ macro_rules! scenarios {
                 unexpected_messages_are_cut_to_the_room: BOTH,
                 the_rest_of_a_long_message_is_lost_and_the_next_is_whole: MSG,
                 details_survive_truncation: DIRECTED,
+                an_endpoint_receives_no_more_than_its_limit: MSG,
             }
             ordering {
                 three_senders_keep_their_order: SOURCE,
@@ -172,6 +173,7 @@ macro_rules! scenarios {
                 a_failure_wakes_who_waits: MSG,
                 counting_by_hand_wakes_who_waits: MSG,
                 a_wait_that_is_dropped_leaves_others_alone: MSG,
+                closing_ends_who_waits: MSG,
             }
             events {
                 a_peer_connects_and_closes: SOURCE,
@@ -182,6 +184,8 @@ macro_rules! scenarios {
                 what_a_peer_sent_before_it_closed_arrives: MSG,
                 what_a_peer_sent_stays_its_own: DIRECTED,
                 a_guest_that_comes_back_keeps_its_number: DIRECTED,
+                sends_to_a_closed_peer_fail_at_once: MSG,
+                a_name_that_is_used_again_is_somebody_else: MSG,
             }
             objects {
                 a_busy_domain_names_its_children: MSG,
@@ -195,6 +199,8 @@ macro_rules! scenarios {
                 wrong_bindings_are_refused: MSG,
                 an_endpoint_needs_an_address_vector: MSG,
                 dropped_handles_close_their_objects: MSG,
+                a_closed_vector_is_closed_for_all_its_clones: MSG,
+                a_queue_that_is_dropped_swallows_no_message: MSG,
             }
             waiters {
                 eight_tasks_wait_on_one_endpoint: TAGGED,
@@ -202,6 +208,7 @@ macro_rules! scenarios {
                 a_busy_holder_of_a_ticket_stops_nobody: TAGGED,
                 one_operation_moves_between_tasks: MSG,
                 messages_wake_sleepers: MSG,
+                many_peers_that_end_at_once_are_all_noticed: MSG,
             }
             loopback {
                 an_endpoint_talks_to_itself: DIRECTED,

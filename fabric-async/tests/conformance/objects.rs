@@ -228,3 +228,29 @@ pub(crate) async fn dropped_handles_close_their_objects(setup: Setup) {
     drop(info);
     fabric.close().unwrap();
 }
+
+pub(crate) async fn a_closed_vector_is_closed_for_all_its_clones(setup: Setup) {
+    let a = setup.station().await;
+    let av = a.domain.address_vector().unwrap();
+    let (clone, number) = (av.clone(), av.insert(a.ep.name()).unwrap());
+    av.close().unwrap();
+    let closed = Error::Closed(Class::AddressVector);
+    assert_eq!(clone.insert(a.ep.name()), Err(closed.clone()));
+    assert_eq!(clone.lookup(number), Err(closed.clone()));
+    assert_eq!(clone.remove(number), Err(closed));
+    assert!(clone.peers().is_empty());
+}
+
+/// Its receives take no messages that nobody could ever get.
+pub(crate) async fn a_queue_that_is_dropped_swallows_no_message(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for context in 0..3 {
+        b.ep.recv_into(vec![0; 8]).context(context).post().unwrap();
+    }
+    let Station { ep, cq, .. } = b;
+    drop(cq);
+    let failed = ep.recv().post().map(drop).unwrap_err();
+    assert_eq!(failed.error, Error::Closed(Class::CompletionQueue));
+    a.ep.send(to_b, "for somebody").await.unwrap();
+    assert_eq!(&ep.recv().await.unwrap()[..], b"for somebody");
+}

@@ -2,9 +2,9 @@
 
 use fabric_async::Error;
 
-use crate::payload::{assert_bytes, pattern};
+use crate::payload::{LONG, assert_bytes, pattern, yields};
 use crate::setup::Setup;
-use crate::station::{fence, pair};
+use crate::station::{Plan, fence, pair, pair_of};
 
 /// Length and room: in one piece, in several, cut in the first, cut later, cut on a border.
 const CASES: [(usize, usize); 9] = [
@@ -87,4 +87,36 @@ pub(crate) async fn details_survive_truncation(setup: Setup) {
         let details = (transfer.len, transfer.tag, transfer.data, transfer.source);
         assert_eq!(details, (4, Some(5), Some(6), Some(from_a)));
     }
+}
+
+/// Expected or not, whole or in pieces: an endpoint receives no more than it agreed to.
+pub(crate) async fn an_endpoint_receives_no_more_than_its_limit(setup: Setup) {
+    const LIMIT: usize = 3000;
+    let limited = Plan { max_msg_size: Some(LIMIT), ..Plan::default() };
+    let (a, b, to_b) = pair_of(&setup, Plan::default(), limited).await;
+    for len in [LIMIT, LIMIT + 1, LONG] {
+        for expected in [true, false] {
+            let receive = expected.then(|| b.ep.recv().start().unwrap());
+            let sent = async {
+                a.ep.send(to_b, pattern(len, 1)).await.unwrap();
+            };
+            let received = async {
+                match receive {
+                    Some(operation) => operation.await,
+                    None => {
+                        yields(20).await;
+                        b.ep.recv().await
+                    }
+                }
+            };
+            match tokio::join!(sent, received).1 {
+                Ok(message) => assert_bytes(&message, pattern(LIMIT, 1)),
+                Err(failed) => {
+                    assert_eq!(failed.error, Error::Truncated { len: LIMIT, lost: len - LIMIT });
+                    assert_bytes(&failed.buf, pattern(LIMIT, 1));
+                }
+            }
+        }
+    }
+    assert!(b.ep.try_send(to_b, vec![0; LIMIT + 1]).is_err());
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fabric_async::EventKind;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -127,4 +128,24 @@ pub(crate) async fn messages_wake_sleepers(setup: Setup) {
         assert_eq!(number_of(&a.ep.recv().await.unwrap()), number);
     }
     echo.await.unwrap();
+}
+
+/// More is ready at once than one look takes, and at that time nobody waits; then somebody does.
+pub(crate) async fn many_peers_that_end_at_once_are_all_noticed(setup: Setup) {
+    const PEERS: usize = 100;
+    let (mut r, host) = (setup.station().await, setup.station().await);
+    let mut peers = Vec::new();
+    for _ in 0..PEERS {
+        let builder = host.domain.endpoint(&host.info).unwrap().bind_av(&host.av).unwrap();
+        let peer = builder.enable().await.unwrap();
+        peer.lookup(r.ep.name()).await.unwrap();
+        peers.push(peer);
+    }
+    settled(|| 0).await;
+    drop(peers);
+    settled(|| 0).await;
+    let mut ended = 0;
+    while ended < PEERS {
+        ended += usize::from(matches!(r.eq.next().await.kind, EventKind::PeerDown { .. }));
+    }
 }

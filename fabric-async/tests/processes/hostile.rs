@@ -179,3 +179,31 @@ fn another_user_is_refused_on_both_sides() {
         still_works(&ep).await;
     });
 }
+
+/// Two processes of which neither has a number for the other, as in two containers on one network.
+#[test]
+fn a_peer_in_another_process_namespace_is_a_peer() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root, to make a process namespace");
+        return;
+    }
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut events = ep.events().unwrap();
+        let mut apart = match Peer::start_apart("echo", &ep.name().to_string()) {
+            Ok(apart) => apart,
+            Err(error) => return println!("skipped: there is no unshare: {error}"),
+        };
+        let ready = ep.recv().tag(3).await.unwrap();
+        let peer = ready.source().unwrap();
+        for number in 0..100u64 {
+            ep.send(peer, number.to_le_bytes().to_vec()).await.unwrap();
+            assert_eq!(ep.recv().tag(4).from(peer).await.unwrap()[..], number.to_le_bytes());
+        }
+        let last = ep.recv().from(peer).start().unwrap();
+        apart.0.kill().unwrap();
+        assert!(matches!(last.await.unwrap_err().error, Error::PeerGone(_) | Error::StaleAddress(_)));
+        while !matches!(events.next().await.kind, EventKind::PeerDown { reason: DownReason::Died, .. }) {}
+        still_works(&ep).await;
+    });
+}

@@ -16,6 +16,14 @@ impl Peer {
         Self(command(role, name).spawn().expect("the test program starts again"))
     }
 
+    /// The same in a process namespace of its own, where neither sees the other.
+    pub(crate) fn start_apart(role: &str, name: &str) -> std::io::Result<Self> {
+        let program = std::env::current_exe().expect("a path");
+        let mut apart = Command::new("unshare");
+        apart.args(["--pid", "--fork", "--kill-child"]).arg(program);
+        told(&mut apart, role, name).spawn().map(Self)
+    }
+
     /// The same as another user.
     pub(crate) fn start_as(role: &str, name: &str, user: u32) -> std::io::Result<Self> {
         command(role, name).uid(user).gid(user).spawn().map(Self)
@@ -31,9 +39,14 @@ impl Drop for Peer {
 
 fn command(role: &str, name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a path"));
-    command.args(["--exact", "peer", "--nocapture"]).env("FABRIC_ROLE", role).env("FABRIC_NAME", name);
-    command.stdout(Stdio::null()).stdin(Stdio::null());
+    told(&mut command, role, name);
     command
+}
+
+/// Tells this program which part to play.
+fn told<'a>(command: &'a mut Command, role: &str, name: &str) -> &'a mut Command {
+    command.args(["--exact", "peer", "--nocapture"]).env("FABRIC_ROLE", role).env("FABRIC_NAME", name);
+    command.stdout(Stdio::null()).stdin(Stdio::null())
 }
 
 /// Plays the part this process was started for, if any.

@@ -90,6 +90,11 @@ impl PooledBuf {
         mem::take(&mut self.data)
     }
 
+    /// Keeps the first `len` bytes at most.
+    pub fn truncate(&mut self, len: usize) {
+        self.vec_mut().truncate(len);
+    }
+
     /// Appends bytes.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.grow(self.data.len(), bytes.len());
