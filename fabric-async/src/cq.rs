@@ -27,8 +27,9 @@ const BATCH: usize = 32;
 ///
 /// It cannot overrun: an operation reserves its entry when it is posted, and is refused with
 /// [`Error::Again`] when all are taken. A failed operation is an entry like any other. One consumer: the handle cannot
-/// be cloned. A queue whose handle is dropped while endpoints are bound to it stays open with them: nobody takes
-/// completions out, so posts are refused once its entries are taken.
+/// be cloned. When the handle is dropped while endpoints are bound to it, nobody could take completions out any more:
+/// what is in the queue is lost, receives posted to it are withdrawn, so that messages go to others, sends go on, and
+/// posts are refused with [`Error::Closed`].
 ///
 /// `next` and its like come from `futures_util::StreamExt`.
 ///

@@ -2,21 +2,20 @@
 #![allow(unsafe_code)] // one call: Tokio wants to hear that a descriptor stays open while it is registered
 
 use std::future::poll_fn;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::task::Poll;
 
 use fabric_core::{Error, Result};
-use fabric_reactor::{Domain, DriverHandle, Next};
+use fabric_reactor::{Domain, Doorbell};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
-struct Doorbells(DriverHandle);
+struct Descriptor(Doorbell);
 
-impl AsRawFd for Doorbells {
+impl AsRawFd for Descriptor {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.fd().as_raw_fd()
+        self.0.as_fd().as_raw_fd()
     }
 }
 
@@ -25,14 +24,15 @@ pub(crate) fn spawn(domain: &Domain) -> Result<()> {
     let runtime = Handle::try_current().map_err(|_| {
         Error::Runtime("no Tokio runtime is running on this thread; open the domain inside one")
     })?;
-    let driver = Doorbells(domain.driver());
+    let mut driver = domain.driver();
+    let doorbell = Descriptor(driver.doorbell());
     // Tokio panics instead of returning an error when the runtime was built without I/O.
     let watched = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the descriptor is that of the set which the handle owns a share of, so it stays open, and the same,
-        // for as long as the handle exists; `AsyncFd` deregisters it before dropping the handle.
-        unsafe { AsyncFd::register_with_interest(driver, Interest::READABLE) }
+        // SAFETY: the descriptor is that of the set which the doorbell owns a share of, so it stays open, and the same,
+        // for as long as the doorbell exists; `AsyncFd` deregisters it before dropping the doorbell.
+        unsafe { AsyncFd::register_with_interest(doorbell, Interest::READABLE) }
     }));
-    let mut fd = match watched {
+    let fd = match watched {
         Ok(Ok(fd)) => fd,
         Ok(Err(failed)) => {
             let (_, error) = failed.into_parts();
@@ -45,22 +45,7 @@ pub(crate) fn spawn(domain: &Domain) -> Result<()> {
         }
     };
     runtime.spawn(poll_fn(move |cx| {
-        loop {
-            match fd.get_mut().0.turn(cx.waker()) {
-                None => return Poll::Ready(()),
-                Some(Next::Again) => {
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-                Some(Next::Sleep | Next::Watch) => match fd.poll_read_ready(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    // Cleared before the next turn looks: what comes after that look makes it ready again.
-                    Poll::Ready(Ok(mut guard)) => guard.clear_ready(),
-                    Poll::Ready(Err(_)) => return Poll::Ready(()),
-                },
-            }
-            fd.get_mut().0.woken();
-        }
+        driver.poll(cx, |cx| fd.poll_read_ready(cx).map_ok(|mut guard| guard.clear_ready()))
     }));
     Ok(())
 }

@@ -38,8 +38,6 @@
 //! [`manual`] has the chapters: progress, waiting, cancellation, memory, ordering, backpressure, serving, errors,
 //! coming from libfabric, defaults.
 
-#![deny(unsafe_code)]
-
 mod av;
 mod close;
 mod counter;

@@ -11,7 +11,7 @@ use fabric_core::provider::{EpId, Host, OpKey, Provider, SendNow, SendSpec};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use crate::driver::{self, DriverHandle};
+use crate::driver::{self, TaskDriver};
 use crate::engine::Engine;
 use crate::hub::{AvId, Bindings, CounterId, CqId, Hub};
 use crate::ops::{Credit, Ended, Op, Phase, Posted, Route};
@@ -393,20 +393,10 @@ impl Domain {
         self.engine.poll(cx.waker(), take, |hub, waker| hub.register_cq(cq, waker))
     }
 
-    /// Drives until the queue has a completion; `None` when the queue is closed.
-    pub fn poll_cq_one(&self, cq: CqId, cx: &mut Context<'_>) -> Poll<Option<Completion>> {
-        let take = |hub: &mut Hub| match hub.cq(cq) {
-            Some(ring) => ring.pop().map(Some),
-            None => Some(None),
-        };
-        self.engine.poll(cx.waker(), take, |hub, waker| hub.register_cq(cq, waker))
-    }
-
     /// Makes a pass and moves what is in the queue out, without waiting.
     pub fn try_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> usize {
         let mut locked = self.engine.lock();
-        locked.wake_up();
-        locked.pass();
+        locked.glance();
         let count = locked.hub.cq(cq).map_or(0, |ring| ring.take(out, max));
         locked.finish();
         count
@@ -475,8 +465,7 @@ impl Domain {
     #[must_use]
     pub fn attend(&self) -> bool {
         let mut locked = self.engine.lock();
-        locked.wake_up();
-        locked.pass();
+        locked.glance();
         locked.settle_waiting()
     }
 
@@ -484,7 +473,7 @@ impl Domain {
 
     /// A handle by which a task can drive this domain without keeping it open.
     #[must_use]
-    pub fn driver(&self) -> DriverHandle {
-        DriverHandle::new(&self.engine)
+    pub fn driver(&self) -> TaskDriver {
+        TaskDriver::new(&self.engine)
     }
 }

@@ -4,10 +4,10 @@
 //! that wakes makes passes until there has been no news for a while, arms the doorbells and sleeps.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker, ready};
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use fabric_core::provider::WaitSet;
 use fabric_core::{Error, Result};
 
 use crate::engine::{Driver, Engine};
+use crate::sync;
 use crate::wait::{PollSet, WaitPolicy, Window};
 
 /// How often the thread looks whether the application still polls.
@@ -26,7 +27,7 @@ const TURNS_PER_LOOK: u32 = 16;
 
 /// What the driver is to do after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// Let others run, then make another turn.
     Again,
     /// Sleep until the descriptor is readable, or until the waker given to the turn is woken.
@@ -92,26 +93,28 @@ impl Turns {
 /// Runs the driver of an auto-progress domain on a thread of its own, until the domain is gone.
 pub(crate) fn spawn(engine: &Arc<Engine>, name: String) -> Result<()> {
     let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
-    let run = move || {
-        let _leave = Leave(engine.clone());
-        let mut turns = Turns::new();
-        loop {
-            let Some(engine) = Weak::upgrade(&engine) else { return };
-            let next = turns.turn(&engine, None);
-            drop(engine);
-            match next {
-                Next::Again => std::hint::spin_loop(),
-                // What is ready is looked at in the next turn.
-                Next::Sleep => drop(set.wait(None, |_| {})),
-                Next::Watch => drop(set.wait(Some(WATCH), |_| {})),
-            }
-            if next != Next::Again {
-                set.drain();
-            }
-        }
-    };
-    let spawned = thread::Builder::new().name(name).spawn(run);
+    let spawned = thread::Builder::new().name(name).spawn(move || run(&set, &engine));
     spawned.map(drop).map_err(|error: io::Error| Error::os("clone", error.raw_os_error().unwrap_or_default()))
+}
+
+/// Drives a domain from this thread, until it is gone.
+pub(crate) fn run(set: &PollSet, engine: &Weak<Engine>) {
+    let _leave = Leave(engine.clone());
+    let mut turns = Turns::new();
+    loop {
+        let Some(engine) = engine.upgrade() else { return };
+        let next = turns.turn(&engine, None);
+        drop(engine);
+        match next {
+            Next::Again => sync::spin(),
+            // What is ready is looked at in the next turn.
+            Next::Sleep => drop(set.wait(None, |_| {})),
+            Next::Watch => drop(set.wait(Some(WATCH), |_| {})),
+        }
+        if next != Next::Again {
+            set.drain();
+        }
+    }
 }
 
 /// Whoever drove has gone, because its runtime went or because it panicked: from now on tasks keep themselves runnable.
@@ -127,36 +130,55 @@ impl Drop for Leave {
     }
 }
 
+/// What a driver that is a task sleeps on: readable when there may be news.
+pub struct Doorbell(Arc<PollSet>);
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
 /// Drives a domain from a task, for as long as the domain is open.
-pub struct DriverHandle {
+pub struct TaskDriver {
     set: Arc<PollSet>,
     engine: Weak<Engine>,
     turns: Turns,
     _leave: Leave,
 }
 
-impl DriverHandle {
+impl TaskDriver {
     pub(crate) fn new(engine: &Arc<Engine>) -> Self {
-        let engine_ref = Arc::downgrade(engine);
-        let leave = Leave(engine_ref.clone());
-        Self { set: engine.set.clone(), engine: engine_ref, turns: Turns::new(), _leave: leave }
+        let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
+        Self { set, _leave: Leave(engine.clone()), engine, turns: Turns::new() }
     }
 
-    /// The descriptor that becomes readable when there may be news.
+    /// What it sleeps on.
     #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.set.fd()
+    pub fn doorbell(&self) -> Doorbell {
+        Doorbell(self.set.clone())
     }
 
-    /// The descriptor was readable: silences the domain's own doorbell. The next turn looks at everything else.
-    pub fn woken(&self) {
-        self.set.drain();
-    }
-
-    /// One turn; `None` when the domain is gone. `waker` wakes the task out of its sleep.
-    pub fn turn(&mut self, waker: &Waker) -> Option<Next> {
-        let engine = self.engine.upgrade()?;
-        Some(self.turns.turn(&engine, Some(waker)))
+    /// Drives; ready when the domain is gone. `readable` polls the doorbell for having become readable, and forgets
+    /// that it was: what comes afterwards makes it readable again. An error of it ends the driver.
+    pub fn poll<E>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut readable: impl FnMut(&mut Context<'_>) -> Poll<Result<(), E>>,
+    ) -> Poll<()> {
+        loop {
+            let Some(engine) = self.engine.upgrade() else { return Poll::Ready(()) };
+            let next = self.turns.turn(&engine, Some(cx.waker()));
+            drop(engine);
+            if next == Next::Again {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if ready!(readable(cx)).is_err() {
+                return Poll::Ready(());
+            }
+            self.set.drain();
+        }
     }
 }
 

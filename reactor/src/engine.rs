@@ -223,6 +223,12 @@ impl Locked<'_> {
         }
     }
 
+    /// The application polls, once and without waiting.
+    pub(crate) fn glance(&mut self) -> bool {
+        self.wake_up();
+        self.pass()
+    }
+
     /// Moves what can be moved, once.
     pub(crate) fn pass(&mut self) -> bool {
         let state = &mut **self;

@@ -9,8 +9,6 @@
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | [`provider`] | the registry, and shared memory |
 
-#![deny(unsafe_code)]
-
 pub mod domain;
 mod driver;
 mod engine;
@@ -30,7 +28,7 @@ mod vectors;
 mod wait;
 
 pub use domain::Domain;
-pub use driver::{DriverHandle, Next};
+pub use driver::{Doorbell, TaskDriver};
 pub use hub::{AvId, Bindings, CounterId, CqId};
 pub use ops::{Credit, Ended, Posted, Route};
 pub use queue::EventRing;

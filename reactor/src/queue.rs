@@ -51,9 +51,6 @@ impl CompletionRing {
         count
     }
 
-    pub(crate) fn pop(&mut self) -> Option<Completion> {
-        self.entries.pop_front()
-    }
 }
 
 /// A counter: how many operations ended well, and how many badly.

@@ -28,6 +28,14 @@ pub(crate) fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
+/// Between two looks of a thread that has nothing else to do.
+pub(crate) fn spin() {
+    #[cfg(not(loom))]
+    std::hint::spin_loop();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
 /// Locks if nobody else has; also after a panic elsewhere.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {

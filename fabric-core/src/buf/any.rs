@@ -1,4 +1,5 @@
 //! One type for every buffer an operation can own.
+#![allow(unsafe_code)] // the length of a vector that was filled, and the duty of who brings a buffer of their own
 
 use std::any::Any;
 use std::fmt;

@@ -1,14 +1,12 @@
 //! Models of who drives: the real engine and the real turns of the driver, on a reduced provider and a reduced kernel.
 //!
 //! Three threads: a task that receives, a peer that sends, a driver. A lost wake-up is a deadlock, which loom reports.
-//! [`task_driver`] is the loop of the driver task in `fabric-async` (`poll_fn` in its `driver.rs`), [`thread_driver`]
-//! that of `driver::spawn`. Under loom the windows of the wait policy are zero long (`wait/policy.rs`), so that
+//! Under loom the windows of the wait policy are zero long (`wait/policy.rs`), so that
 //! nothing depends on time.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Weak};
-use std::task::Poll;
-use std::time::Duration;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use fabric_core::completion::OpKind;
 use fabric_core::info::Progress;
@@ -17,51 +15,31 @@ use loom::future::block_on;
 use loom::thread;
 
 use super::wire::{Wire, post};
-use crate::driver::{Next, Turns};
+use crate::driver::{self, Next, TaskDriver, Turns};
 use crate::engine::{Driver, Engine};
 use crate::wait::WaitPolicy;
 
 fn task_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
-    let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
+    let (set, mut driver) = (engine.set.clone(), TaskDriver::new(engine));
     thread::spawn(move || {
-        let mut turns = Turns::new();
         block_on(poll_fn(move |cx| {
-            loop {
-                let Some(engine) = Weak::upgrade(&engine) else { return Poll::Ready(()) };
-                let next = turns.turn(&engine, Some(cx.waker()));
-                drop(engine);
-                if next == Next::Again {
-                    cx.waker().wake_by_ref();
-                    thread::yield_now();
-                    return Poll::Pending;
-                }
-                if !set.became_readable(cx.waker()) {
-                    return Poll::Pending;
-                }
-                set.drain();
+            let readable = |cx: &mut Context<'_>| match set.became_readable(cx.waker()) {
+                true => Poll::Ready(Ok::<_, ()>(())),
+                false => Poll::Pending,
+            };
+            let polled = driver.poll(cx, readable);
+            if polled.is_pending() {
+                // An executor runs others first, also when the task has woken itself.
+                thread::yield_now();
             }
+            polled
         }));
     })
 }
 
 fn thread_driver(engine: &Arc<Engine>) -> thread::JoinHandle<()> {
     let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
-    thread::spawn(move || {
-        let mut turns = Turns::new();
-        loop {
-            let Some(engine) = Weak::upgrade(&engine) else { return };
-            let next = turns.turn(&engine, None);
-            drop(engine);
-            match next {
-                Next::Again => thread::yield_now(),
-                Next::Sleep => drop(set.wait(None, |_| {})),
-                Next::Watch => drop(set.wait(Some(Duration::from_millis(1)), |_| {})),
-            }
-            if next != Next::Again {
-                set.drain();
-            }
-        }
-    })
+    thread::spawn(move || driver::run(&set, &engine))
 }
 
 /// The driver of a domain with this progress.
@@ -196,7 +174,7 @@ fn a_pass_by_hand_leaves_the_doorbells_armed() {
     });
 }
 
-/// A glance at a queue (`Domain::try_cq`: a pass without disarming) takes a message whose doorbell has rung, while a
+/// A glance at a queue (`Domain::try_cq`) takes a message whose doorbell has rung, while a
 /// task waits: the domain must not be taken for armed afterwards.
 fn glance(progress: Progress) {
     loom::model(move || {
@@ -212,7 +190,7 @@ fn glance(progress: Progress) {
                 if !std::mem::replace(&mut glanced, true) {
                     thread::yield_now();
                     let mut locked = engine.lock();
-                    locked.pass();
+                    locked.glance();
                     locked.finish();
                 }
                 thread::yield_now();

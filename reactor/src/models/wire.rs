@@ -97,6 +97,10 @@ impl ProviderDomain for WireDomain {
 
     fn address_removed(&mut self, _: &mut dyn Host, _: EpId, _: FiAddr) {}
 
+    fn holds(&self, _: EpId, _: FiAddr) -> bool {
+        false
+    }
+
     fn progress(&mut self, host: &mut dyn Host) -> bool {
         if self.wire.arrived.load(Ordering::Acquire) == self.taken {
             return false;
