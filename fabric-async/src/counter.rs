@@ -69,7 +69,7 @@ impl<M: ThreadModel> Counter<M> {
     /// Waits until the value is at least `threshold`, and returns it (`fi_cntr_wait`).
     ///
     /// # Errors
-    /// [`Error::Invalid`] as soon as an operation fails meanwhile, with both counts in the text; [`Error::Closed`] when
+    /// [`Error::CountedError`] as soon as an operation fails meanwhile, with both counts; [`Error::Closed`] when
     /// the counter is closed, before or meanwhile.
     ///
     /// # Cancel safety
@@ -89,10 +89,7 @@ impl<M: ThreadModel> Counter<M> {
         match reached {
             None => Err(Error::Closed(Class::Counter)),
             Some((value, _)) if value >= threshold => Ok(value),
-            Some((value, errors)) => Err(Error::Invalid {
-                what: "counter",
-                why: format!("an operation failed: {value} of {threshold} succeeded, {errors} failed"),
-            }),
+            Some((value, errors)) => Err(Error::CountedError { value, threshold, errors }),
         }
     }
 

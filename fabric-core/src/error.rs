@@ -40,6 +40,17 @@ pub enum Error {
         /// Bytes that did not fit.
         lost: usize,
     },
+    /// An operation failed while a counter was waited for: `value` of `threshold` ended well, `errors` badly, since the
+    /// counter was opened. The failed one's own error is with its future, queue or event. `FI_EAVAIL`.
+    #[error("an operation failed: {value} of {threshold} ended well, {errors} badly")]
+    CountedError {
+        /// What the counter counted.
+        value: u64,
+        /// What was waited for.
+        threshold: u64,
+        /// How many failed.
+        errors: u64,
+    },
     /// A length is over a limit of the provider. `FI_EMSGSIZE`.
     #[error("{what} of {len} bytes exceeds the limit of {limit} bytes")]
     TooLong {
@@ -133,7 +144,7 @@ pub enum Error {
         /// The offending bits by name.
         flags: String,
     },
-    /// An endpoint was enabled without an object it needs. `FI_ENOCQ`, `FI_ENOAV`, `FI_ENOEQ`.
+    /// An endpoint was enabled without an object it needs. `FI_ENOCQ`, `FI_ENOAV`.
     #[error("no {0} is bound")]
     Unbound(Class),
     /// A remote or local memory key that is taken or unknown. `FI_ENOKEY`.
@@ -231,6 +242,7 @@ impl Error {
             Self::Closed(_) => 258,
             Self::Canceled => 125,
             Self::Truncated { .. } => 265,
+            Self::CountedError { .. } => 259,
             Self::TooLong { .. } => 90,
             Self::NoSuchPeer(_) | Self::Refused { .. } => 111,
             Self::PeerGone(_) => 104,
@@ -241,7 +253,6 @@ impl Error {
             Self::BadAddress { .. } | Self::WrongScheme { .. } | Self::Invalid { .. } => 22,
             Self::UnknownProvider { .. } => 19,
             Self::BadFlags { .. } => 260,
-            Self::Unbound(Class::EventQueue) => 261,
             Self::Unbound(Class::CompletionQueue) => 263,
             Self::Unbound(_) => 267,
             Self::Key { .. } => 266,
@@ -250,6 +261,14 @@ impl Error {
             Self::Runtime(_) => 38,
             Self::Os { errno, .. } => *errno,
         }
+    }
+
+    /// Whether this says that the peer is not there, or not any more: [`Error::PeerGone`] while something was under
+    /// way, [`Error::NoSuchPeer`] when nobody answers to its name, [`Error::StaleAddress`] of a number that was taken
+    /// back, or is of another address vector.
+    #[must_use]
+    pub fn is_peer_gone(&self) -> bool {
+        matches!(self, Self::PeerGone(_) | Self::NoSuchPeer(_) | Self::StaleAddress(_))
     }
 
     /// The error of an operating-system call.

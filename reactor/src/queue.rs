@@ -50,7 +50,6 @@ impl CompletionRing {
         out.extend(self.entries.drain(..count));
         count
     }
-
 }
 
 /// A counter: how many operations ended well, and how many badly.

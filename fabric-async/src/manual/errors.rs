@@ -83,6 +83,7 @@
 //! | [`NoSuchPeer`], [`Refused`] | `FI_ECONNREFUSED` | 111 | nobody has that name; the peer declined, with its reason |
 //! | [`Canceled`] | `FI_ECANCELED` | 125 | the endpoint closed first |
 //! | [`Closed`] | `FI_EOPBADSTATE` | 258 | the object was closed |
+//! | [`CountedError`] | `FI_EAVAIL` | 259 | an operation failed while its counter was waited for |
 //! | [`BadFlags`] | `FI_EBADFLAGS` | 260 | flags that mean nothing here |
 //! | [`Foreign`] | `FI_EDOMAIN` | 262 | objects of different domains or fabrics |
 //! | [`Truncated`] | `FI_ETRUNC` | 265 | the message was longer than the room |
@@ -105,6 +106,7 @@
 //! [`OtherUser`]: crate::Error::OtherUser
 //! [`Busy`]: crate::Error::Busy
 //! [`UnknownProvider`]: crate::Error::UnknownProvider
+//! [`CountedError`]: crate::Error::CountedError
 //! [`Invalid`]: crate::Error::Invalid
 //! [`BadAddress`]: crate::Error::BadAddress
 //! [`WrongScheme`]: crate::Error::WrongScheme

@@ -21,7 +21,7 @@
 //!         match reply.map_err(|failed| failed.error) {
 //!             Ok(reply) => drop(reply),                       // it goes on by itself
 //!             Err(Error::Again(_)) => {}                      // this client does not take its replies
-//!             Err(Error::PeerGone(_) | Error::NoSuchPeer(_) | Error::StaleAddress(_)) => {} // it has left
+//!             Err(error) if error.is_peer_gone() => {}        // it has left
 //!             Err(error) => return Err(error),
 //!         }
 //!     }

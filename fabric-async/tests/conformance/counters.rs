@@ -75,7 +75,7 @@ pub(crate) async fn a_failure_wakes_who_waits(setup: Setup) {
     let cut = b.ep.recv_into(vec![0; 2].into_boxed_slice()).start().unwrap();
     a.ep.send(to_b, "too long").await.unwrap();
     let error = waiting.await.unwrap_err();
-    assert!(matches!(error, Error::Invalid { what: "counter", .. }), "{error}");
+    assert_eq!(error, Error::CountedError { value: 0, threshold: 3, errors: 1 });
     assert_eq!((b.recvs.value(), b.recvs.errors()), (0, 1));
     assert!(cut.await.is_err());
     // Errors of the past do not end later waits.
