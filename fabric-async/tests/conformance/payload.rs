@@ -66,7 +66,7 @@ pub(crate) async fn yields(count: u64) {
 /// time.
 pub(crate) async fn settled(value: impl Fn() -> u64) -> u64 {
     let (mut last, mut same) = (value(), 0);
-    while same < 20 {
+    while same < 10 {
         yields(50).await;
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         let now = value();
