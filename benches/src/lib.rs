@@ -1,4 +1,32 @@
-//! The instruments of the benchmark harness: what this machine can do at all, and where processes run.
+//! The benchmark harness: the instruments, and the commands of `fabric-bench` made of them.
+//!
+//! | room | subject |
+//! |---|---|
+//! | [`cli`] | the command line, and which command is whose |
+//! | [`choice`], [`size`], [`pin`] | what can be asked for, by name: operations, interfaces, sizes, cores |
+//! | [`floor`] | what no library can go below on this machine |
+//! | [`measure`] | latency, bandwidth and rate over the fabric |
+//! | [`pair`] | the second process |
+//! | [`samples`], [`cpu`] | time stamps and what becomes of them; processor time |
+//! | [`record`], [`table`], [`output`], [`progress`] | results, and how they are shown |
+//! | [`info`] | what the providers offer |
+//! | [`stop`], [`error`] | Ctrl-C; what can go wrong |
 
+pub mod choice;
+pub mod cli;
+pub mod cpu;
+pub mod error;
 pub mod floor;
+pub mod info;
+pub mod measure;
+pub mod output;
+pub mod pair;
 pub mod pin;
+pub mod progress;
+pub mod record;
+pub mod samples;
+pub mod size;
+pub mod stop;
+pub mod table;
+
+pub use error::{Error, Result};

@@ -1,4 +1,7 @@
-//! Keeping a thread on one core.
+//! Which core a thread runs on.
+
+use std::str::FromStr;
+use std::thread;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -14,4 +17,66 @@ pub fn to_core(core: usize) -> bool {
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set).is_ok()
+}
+
+/// Does this on the core, if one is named: processes started there stay there.
+pub fn on<T: Send>(core: Option<usize>, work: impl FnOnce() -> T + Send) -> T {
+    let Some(core) = core else { return work() };
+    let pinned = || {
+        to_core(core);
+        work()
+    };
+    thread::scope(|scope| match scope.spawn(pinned).join() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// Where the two sides of a measurement run.
+///
+/// ```
+/// use fabric_bench::pin::Pin;
+/// let pin: Pin = "0,1".parse()?;
+/// assert_eq!(pin.lane(0), (Some(0), Some(1)));
+/// assert_eq!("none".parse::<Pin>()?.lane(0), (None, None));
+/// assert!("0;1".parse::<Pin>().is_err());
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin(Vec<usize>);
+
+impl Pin {
+    /// All cores of this process.
+    #[must_use]
+    pub fn auto() -> Self {
+        Self(cores())
+    }
+
+    /// The core of the measuring side and that of the other side, for the lane of this number: the cores are dealt out
+    /// in turn, and with one core both are on it.
+    #[must_use]
+    pub fn lane(&self, lane: usize) -> (Option<usize>, Option<usize>) {
+        let core = |at: usize| (!self.0.is_empty()).then(|| self.0[at % self.0.len()]);
+        (core(2 * lane), core(2 * lane + 1))
+    }
+}
+
+impl FromStr for Pin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = cores();
+        match text {
+            "auto" => Ok(Self::auto()),
+            "none" => Ok(Self(Vec::new())),
+            list => list
+                .split(',')
+                .map(|core| core.trim().parse().ok().filter(|core| known.contains(core)))
+                .collect::<Option<_>>()
+                .map(Self)
+                .ok_or_else(|| {
+                    format!("{text:?} is neither auto, none, nor a list of cores out of {known:?}")
+                }),
+        }
+    }
 }

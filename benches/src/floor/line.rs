@@ -1,6 +1,6 @@
-//! The physical floor: what no library can go below on this machine.
+//! A cache line that bounces between two cores.
 
-use std::hint::{black_box, spin_loop};
+use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,10 +15,15 @@ struct Line(AtomicU64);
 /// threads, each on a core of its own where there are two.
 #[must_use]
 pub fn core_to_core() -> Duration {
+    let cores = pin::cores();
+    between(cores.first().copied(), cores.last().copied())
+}
+
+/// The same between these cores, or between any when they are not named.
+#[must_use]
+pub fn between(here: Option<usize>, there: Option<usize>) -> Duration {
     const RUNS: usize = 9;
     const TRIPS: u64 = 20_000;
-    let cores = pin::cores();
-    let (here, there) = (cores.first().copied(), cores.last().copied());
     let (ping, pong) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
     let answer = || {
         there.map(pin::to_core);
@@ -50,35 +55,4 @@ pub fn core_to_core() -> Duration {
         scope.spawn(answer);
         scope.spawn(ask).join().unwrap_or_default()
     })
-}
-
-/// Bytes per second that one core copies between two buffers of this size: the median of several runs.
-#[must_use]
-pub fn memcpy(size: usize) -> f64 {
-    const RUNS: usize = 9;
-    let (source, mut target) = (vec![1u8; size], vec![0u8; size]);
-    let copies = ((64 << 20) / size.max(1)).clamp(1, 1 << 20);
-    let mut runs: Vec<f64> = (0..RUNS)
-        .map(|_| {
-            let start = Instant::now();
-            for _ in 0..copies {
-                target.copy_from_slice(black_box(&source));
-                black_box(&mut target);
-            }
-            (copies * size) as f64 / start.elapsed().as_secs_f64()
-        })
-        .collect();
-    runs.sort_unstable_by(f64::total_cmp);
-    runs[RUNS / 2]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_floor_is_somewhere() {
-        assert!(core_to_core() > Duration::ZERO);
-        assert!(memcpy(4096) > 0.0);
-    }
 }

@@ -1,0 +1,218 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait};
+use crate::info::{EpKind, describe, hints};
+use crate::measure::{Budget, Plan, measure};
+use crate::output::{Output, print};
+use crate::pair::{Pair, serve, until_stdin_ends};
+use crate::pin::Pin;
+use crate::samples::timer_cost;
+use crate::size::Size;
+use crate::stop::Stop;
+use crate::{Result, floor};
+
+/// Measures the fabric, what this machine can do at all, and others beside it.
+#[derive(Debug, Parser)]
+#[command(name = "fabric-bench", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// What this machine can do at all: cache lines, copies, wake-ups, sockets of the kernel
+    Floor(FloorArgs),
+    /// Latency: half round trips between two processes
+    Lat(MeasureArgs),
+    /// Bandwidth: large messages in one direction
+    Bw(StreamArgs),
+    /// Message rate: small messages in one direction
+    Rate(StreamArgs),
+    /// What the providers offer, as fi_info does
+    Info(InfoArgs),
+    /// The second process of a measurement
+    #[command(hide = true)]
+    Serve {
+        #[arg(long)]
+        listen: String,
+    },
+}
+
+#[derive(Debug, Args)]
+struct FloorArgs {
+    /// Cores: auto, none, or two of them
+    #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
+    pin: Pin,
+    /// One JSON object a line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct MeasureArgs {
+    /// The provider
+    #[arg(long, default_value = "shm")]
+    provider: String,
+    /// The operation that moves the bytes
+    #[arg(long, value_enum, default_value = "send")]
+    op: Op,
+    /// Sizes of messages: 8,64KiB,1MiB
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    size: Vec<Size>,
+    /// How completions are heard of
+    #[arg(long, value_enum, default_value = "await")]
+    api: Api,
+    /// How waiting is done
+    #[arg(long, value_enum, default_value = "spin")]
+    wait: Wait,
+    /// Who makes progress
+    #[arg(long, value_enum, default_value = "manual")]
+    progress: Drive,
+    /// The Tokio runtime of each thread
+    #[arg(long, value_enum, default_value = "current")]
+    runtime: Runtime,
+    /// Measuring threads, each with an endpoint and a domain of its own
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Endpoints on the other side, for each thread
+    #[arg(long, default_value_t = 1)]
+    peers: usize,
+    /// Messages, or round trips, of each size
+    #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
+    iters: Option<u64>,
+    /// Time for each size
+    #[arg(long, default_value_t = 1.5, value_parser = seconds)]
+    seconds: f64,
+    /// Cores, dealt out in turn to this side and the other
+    #[arg(long, default_value = "auto", value_name = "auto|none|A,B,..")]
+    pin: Pin,
+    /// Only be the other side, at this address, for one measurement
+    #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
+    listen: Option<String>,
+    /// Measure with the other side at this address, started with --listen
+    #[arg(long, value_name = "ADDR")]
+    connect: Option<String>,
+    /// One JSON object a line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct StreamArgs {
+    #[command(flatten)]
+    measure: MeasureArgs,
+    /// Messages under way
+    #[arg(long)]
+    window: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+struct InfoArgs {
+    /// Every attribute
+    #[arg(short, long)]
+    verbose: bool,
+    /// Only this provider
+    #[arg(short, long)]
+    provider: Option<String>,
+    /// Only endpoints of this type
+    #[arg(short = 't', long, value_enum)]
+    ep_type: Option<EpKind>,
+    /// Only what has these capabilities: msg,tagged
+    #[arg(short, long, value_name = "LIST")]
+    caps: Option<String>,
+}
+
+impl Cli {
+    /// Does what was asked.
+    ///
+    /// # Errors
+    /// Those of the command.
+    pub fn run(self) -> Result<()> {
+        match self.command {
+            Command::Floor(args) => {
+                let (stop, mut output) = (Stop::on_ctrl_c()?, Output::new(args.json));
+                floor::measure(&args.pin, &stop, |record| output.emit(&record))
+            }
+            Command::Lat(args) => args.run(Bench::Lat, 1),
+            Command::Bw(args) => args.measure.run(Bench::Bw, args.window.unwrap_or(16)),
+            Command::Rate(args) => args.measure.run(Bench::Rate, args.window.unwrap_or(64)),
+            Command::Info(args) => {
+                let hints = hints(args.provider.as_deref(), args.ep_type, args.caps.as_deref())?;
+                let offers =
+                    Runtime::Current.run(async move { Ok(fabric_async::discover(&hints).await?) })?;
+                print(describe(&offers, args.verbose).trim_end())
+            }
+            Command::Serve { listen } => {
+                until_stdin_ends()?;
+                serve(&listen)
+            }
+        }
+    }
+}
+
+impl MeasureArgs {
+    fn run(self, bench: Bench, window: usize) -> Result<()> {
+        if let Some(at) = &self.listen {
+            return serve(at);
+        }
+        let (stop, mut output, connect) = (Stop::on_ctrl_c()?, Output::new(self.json), self.connect.clone());
+        let plan = self.plan(bench, window)?;
+        let mut pair = match connect {
+            Some(at) => Pair::connect(&at)?,
+            None => Pair::start(&plan.provider)?,
+        };
+        let mut floor_ns = None;
+        measure(&plan, &mut pair, &stop, |record| {
+            floor_ns = record.floor_ns;
+            output.emit(&record)
+        })?;
+        let timer = timer_cost();
+        output.note(&match bench {
+            Bench::Lat => format!(
+                "Looking at the clock takes {timer:.0} ns, once in each round trip: {:.0} ns of each half.\n\
+                 The floor is a cache line from core to core and one copy of the message.",
+                timer / 2.0
+            ),
+            Bench::Bw | Bench::Rate => {
+                format!("Looking at the clock takes {timer:.0} ns, twice in each round of many messages.")
+            }
+        })
+    }
+
+    fn plan(self, bench: Bench, window: usize) -> Result<Plan> {
+        let sizes: Vec<usize> = match (self.size.is_empty(), bench) {
+            (false, _) => self.size.iter().map(|size| size.0).collect(),
+            (true, Bench::Lat) => vec![8, 64, 512, 4 << 10, 64 << 10, 1 << 20],
+            (true, Bench::Bw) => vec![4 << 10, 64 << 10, 1 << 20],
+            (true, Bench::Rate) => vec![8],
+        };
+        let plan = Plan {
+            bench,
+            provider: self.provider,
+            op: self.op,
+            api: self.api,
+            wait: self.wait,
+            progress: self.progress,
+            runtime: self.runtime,
+            window,
+            peers: self.peers,
+            threads: self.threads,
+            budget: self.iters.map_or(Budget::Seconds(self.seconds), Budget::Iters),
+            sizes,
+            cores: (0..self.threads).map(|lane| self.pin.lane(lane)).collect(),
+        };
+        let checked = plan.clone();
+        Runtime::Current.run(async move { checked.check().await })?;
+        Ok(plan)
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    seconds
+        .filter(|seconds| (0.001..=3600.0).contains(seconds))
+        .ok_or_else(|| format!("{text:?} is no number of seconds between 0.001 and 3600"))
+}

@@ -1,0 +1,68 @@
+//! What can go wrong in the harness.
+
+use std::io;
+
+/// The result of a command or a part of it.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a command ended without what it was asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The fabric failed.
+    #[error(transparent)]
+    Fabric(#[from] fabric_async::Error),
+    /// The operating system failed.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What came of it.
+        error: io::Error,
+    },
+    /// What was asked for cannot be done; the text says why, and what can.
+    #[error("{0}")]
+    Refused(String),
+    /// A process that was started for the measurement has died.
+    #[error("{who} died ({status}){}", said(stderr))]
+    PeerDied {
+        /// Which one.
+        who: String,
+        /// How.
+        status: String,
+        /// What it had to say.
+        stderr: String,
+    },
+    /// Somebody said something that is not understood.
+    #[error("{who} said what is not understood: {text:?}")]
+    NotUnderstood {
+        /// Who.
+        who: String,
+        /// What.
+        text: String,
+    },
+}
+
+impl Error {
+    /// An error of the operating system, for use with `map_err`.
+    pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        |error| Self::Io { what: what.into(), error }
+    }
+
+    /// The exit code of a process that ends with this: 2 for what was asked wrongly, 1 for the rest.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        if matches!(self, Self::Refused(_)) { 2 } else { 1 }
+    }
+}
+
+impl<B> From<fabric_async::Failed<B>> for Error {
+    fn from(failed: fabric_async::Failed<B>) -> Self {
+        Self::Fabric(failed.error)
+    }
+}
+
+fn said(stderr: &str) -> String {
+    let stderr = stderr.trim();
+    if stderr.is_empty() { "; it wrote nothing to stderr".into() } else { format!("; its stderr:\n{stderr}") }
+}

@@ -1,0 +1,71 @@
+//! A turn that is passed to and fro between two threads, each on a core of its own.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::pin;
+use crate::samples::{Samples, Stamps};
+
+/// Trips between two looks at whether the time is over.
+const ROUND: usize = 256;
+
+/// One of two ends.
+pub(super) trait End: Send {
+    /// Passes the turn on.
+    fn pass(&mut self) -> io::Result<()>;
+    /// Waits for the turn.
+    fn wait(&mut self) -> io::Result<()>;
+}
+
+/// Half round trips for about this long; the first round is warm-up.
+pub(super) fn bounce(
+    (here, there): (Option<usize>, Option<usize>),
+    (mut near, mut far): (impl End, impl End),
+    time: Duration,
+) -> io::Result<Samples> {
+    let over = AtomicBool::new(false);
+    let answer = || {
+        there.map(pin::to_core);
+        loop {
+            far.wait()?;
+            // SYNC: raised in `ask` before the last turn is passed.
+            let last = over.load(Ordering::Acquire);
+            far.pass()?;
+            if last {
+                return Ok(());
+            }
+        }
+    };
+    let ask = || {
+        here.map(pin::to_core);
+        let (mut samples, mut stamps) = (Samples::new(), Stamps::with_capacity(ROUND));
+        let mut rounds = || {
+            let mut began = None;
+            while began.is_none_or(|began: Instant| began.elapsed() < time) {
+                stamps.begin(ROUND);
+                for _ in 0..ROUND {
+                    near.pass()?;
+                    near.wait()?;
+                    stamps.stamp();
+                }
+                match began {
+                    Some(_) => samples.add_stamps(&stamps, 2),
+                    None => began = Some(Instant::now()),
+                }
+            }
+            Ok(())
+        };
+        let ended: io::Result<()> = rounds();
+        over.store(true, Ordering::Release);
+        near.pass()?;
+        ended.map(|()| samples)
+    };
+    thread::scope(|scope| {
+        let answer = scope.spawn(answer);
+        let died = |_| io::Error::other("a measuring thread panicked");
+        let samples = scope.spawn(ask).join().map_err(died)??;
+        answer.join().map_err(died)?.map(|()| samples)
+    })
+}

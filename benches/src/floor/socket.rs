@@ -1,0 +1,67 @@
+//! Eight bytes over a socket of the kernel, with plain system calls: sleeping in `read`, or calling it until something
+//! is there.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use super::bounce::{End, bounce};
+use crate::samples::Samples;
+
+type Cores = (Option<usize>, Option<usize>);
+
+pub(super) fn tcp_blocking(cores: Cores, time: Duration) -> io::Result<Samples> {
+    let (near, far) = tcp_pair()?;
+    bounce(cores, (Ends(near), Ends(far)), time)
+}
+
+pub(super) fn tcp_spinning(cores: Cores, time: Duration) -> io::Result<Samples> {
+    let (near, far) = tcp_pair()?;
+    near.set_nonblocking(true)?;
+    far.set_nonblocking(true)?;
+    bounce(cores, (Ends(near), Ends(far)), time)
+}
+
+pub(super) fn unix_blocking(cores: Cores, time: Duration) -> io::Result<Samples> {
+    let (near, far) = UnixStream::pair()?;
+    bounce(cores, (Ends(near), Ends(far)), time)
+}
+
+pub(super) fn unix_spinning(cores: Cores, time: Duration) -> io::Result<Samples> {
+    let (near, far) = UnixStream::pair()?;
+    near.set_nonblocking(true)?;
+    far.set_nonblocking(true)?;
+    bounce(cores, (Ends(near), Ends(far)), time)
+}
+
+fn tcp_pair() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let near = TcpStream::connect(listener.local_addr()?)?;
+    let (far, _) = listener.accept()?;
+    near.set_nodelay(true)?;
+    far.set_nodelay(true)?;
+    Ok((near, far))
+}
+
+struct Ends<S>(S);
+
+impl<S: Read + Write + Send> End for Ends<S> {
+    fn pass(&mut self) -> io::Result<()> {
+        // Eight bytes always have room: one turn is under way at most.
+        self.0.write_all(&[7; 8])
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        let (mut buf, mut got) = ([0; 8], 0);
+        while got < buf.len() {
+            match self.0.read(&mut buf[got..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => got += count,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

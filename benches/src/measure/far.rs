@@ -1,0 +1,117 @@
+//! The other side of one lane: a thread whose endpoints do what they are asked.
+
+use std::thread;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+use super::plan::Plan;
+use super::station::{Station, open};
+use crate::choice::Api;
+use crate::pair::talk::{hear, tell};
+use crate::{Error, Result, pin};
+
+/// What an endpoint is asked to do.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum Task {
+    /// Send back so many messages.
+    Echo { size: usize, count: u64 },
+    /// Receive so many, and say when they are there.
+    Sink { size: usize, count: u64 },
+}
+
+/// All messages of a sink are there.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Finished;
+
+/// Starts lane `number` and returns the names of its endpoints. What goes wrong later is sent to `failures`.
+pub(crate) async fn start(
+    plan: &Plan,
+    number: usize,
+    failures: mpsc::UnboundedSender<Error>,
+) -> Result<Vec<String>> {
+    let (names, opened) = oneshot::channel();
+    let plan = plan.clone();
+    let work = move || {
+        plan.cores.get(number).and_then(|cores| cores.1).map(pin::to_core);
+        let (runtime, failed) = (plan.runtime, failures.clone());
+        let run = async move {
+            let stations = open(&plan, plan.peers).await?;
+            let _ = names.send(stations.iter().map(|station| station.ep.name().to_string()).collect());
+            let serve = |station| {
+                let (window, failures) = (plan.window, failures.clone());
+                async move {
+                    if let Err(error) = serve(station, window).await {
+                        let _ = failures.send(error);
+                    }
+                }
+            };
+            let tasks: Vec<_> = stations.into_iter().map(|station| tokio::spawn(serve(station))).collect();
+            for task in tasks {
+                let _ = task.await;
+            }
+            Ok(())
+        };
+        if let Err(error) = runtime.run(run) {
+            let _ = failed.send(error);
+        }
+    };
+    thread::Builder::new()
+        .name(format!("lane {number}"))
+        .spawn(work)
+        .map_err(Error::io("starting a thread"))?;
+    opened.await.map_err(|_| Error::Refused(format!("lane {number} could not be opened")))
+}
+
+async fn serve(mut station: Station, window: usize) -> Result<()> {
+    let mut asker = None;
+    loop {
+        let (peer, task) = hear(&station.ep, asker).await?;
+        asker = Some(peer);
+        match task {
+            Task::Echo { size, count } => {
+                let mut buf = vec![0u8; size];
+                for _ in 0..count {
+                    buf = station.recv_one(peer, buf).await?;
+                    buf = station.send_one(peer, buf).await?;
+                }
+            }
+            Task::Sink { size, count } => {
+                sink(&mut station, peer, size, (count as usize, window)).await?;
+                tell(&station.ep, peer, &Finished).await?;
+            }
+        }
+    }
+}
+
+async fn sink(
+    station: &mut Station,
+    peer: fabric_async::FiAddr,
+    size: usize,
+    (count, window): (usize, usize),
+) -> Result<()> {
+    if station.api() == Api::Await {
+        let mut buf = vec![0u8; size];
+        for _ in 0..count {
+            buf = station.recv_one(peer, buf).await?;
+        }
+        return Ok(());
+    }
+    let (mut posted, mut received) = (0, 0);
+    while posted < count.min(window) {
+        station.recv(peer, vec![0u8; size]).post()?;
+        posted += 1;
+    }
+    while received < count {
+        station.received().await?;
+        while station.at_hand() > 0 {
+            let buf = station.next_buf()?;
+            received += 1;
+            if posted < count {
+                station.recv(peer, buf).post()?;
+                posted += 1;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Latency, bandwidth and rate over the fabric, between two processes.
+//!
+//! A measurement has lanes, one per thread: an endpoint on this side, and one or several on the other, each side with a
+//! domain and a runtime of its own. They work in rounds of about a tenth of a second. The other side is told what a
+//! round is made of, then messages move, then the next round is planned.
+//!
+//! * **Latency** is the half round trip of a ping-pong. After each trip the clock is looked at once.
+//! * **Streams** go in one direction, a window of messages under way. A round ends when the receiver has said that it
+//!   has all of it. A sample is the mean time of a message in one round.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `plan` | what is to be measured, and who refuses it |
+//! | `station` | an endpoint with its queues |
+//! | `near` | the measuring side of a lane |
+//! | `far` | the other side |
+
+pub(crate) mod far;
+mod near;
+mod plan;
+mod station;
+
+use std::time::Duration;
+
+pub use plan::{Budget, Plan};
+
+use crate::choice::Bench;
+use crate::cpu::Cpu;
+use crate::floor::Floor;
+use crate::pair::Pair;
+use crate::record::Record;
+use crate::samples::Samples;
+use crate::stop::Stop;
+use crate::{Result, progress};
+use near::Lane;
+
+/// Measures all sizes of the plan; each result is passed on when it is there. Ends early, with what it has, when it is
+/// told to stop.
+///
+/// # Errors
+/// The other side died or failed.
+pub fn measure(
+    plan: &Plan,
+    pair: &mut Pair,
+    stop: &Stop,
+    mut emit: impl FnMut(Record) -> Result<()>,
+) -> Result<()> {
+    let (here, there) = plan.cores.first().copied().unwrap_or_default();
+    progress::show("the floor of this machine", 0.0);
+    let floor = Floor::measure(here, there);
+    let ended = lanes(plan, pair, stop).and_then(|lanes| {
+        for size in plan.sizes.iter().copied() {
+            if stop.raised() {
+                break;
+            }
+            let copy = floor.copy_ns(size);
+            let mut record = one_size(plan, pair, &lanes, size)?;
+            let least = if plan.bench == Bench::Lat { floor.line_ns() + copy } else { copy };
+            record.floor_ns = Some((least * 10.0).round() / 10.0);
+            if record.samples > 0 {
+                progress::clear();
+                emit(record)?;
+            }
+        }
+        pair.end()
+    });
+    progress::clear();
+    ended.map_err(|error| pair.explain(error))
+}
+
+fn lanes(plan: &Plan, pair: &mut Pair, stop: &Stop) -> Result<Vec<Lane>> {
+    let names = pair.set_up(plan)?;
+    let lanes = names.into_iter().enumerate();
+    lanes.map(|(number, names)| Lane::start(plan, number, names, stop.clone())).collect()
+}
+
+fn one_size(plan: &Plan, pair: &mut Pair, lanes: &[Lane], size: usize) -> Result<Record> {
+    let cpu = |pair: &mut Pair| Ok::<_, crate::Error>((Cpu::now(), pair.cpu()?));
+    let before = cpu(pair)?;
+    lanes.iter().for_each(|lane| lane.begin(size));
+    let (mut samples, mut rate) = (Samples::new(), 0.0);
+    for lane in lanes {
+        let outcome = lane.finish()?;
+        samples.merge(&outcome.samples);
+        if outcome.busy > Duration::ZERO {
+            rate += outcome.messages as f64 / outcome.busy.as_secs_f64();
+        }
+    }
+    let after = cpu(pair)?;
+    let mut record = plan.record(size);
+    samples.describe(&mut record);
+    record.msgs_per_s = Some(rate.round());
+    record.bytes_per_s = Some((rate * size as f64).round());
+    if let ((Some(here), Some(there)), (Some(here_after), Some(there_after))) = (before, after) {
+        let spent = (here_after - here) + (there_after - there);
+        (record.cpu_user_s, record.cpu_sys_s) = (Some(cents(spent.user)), Some(cents(spent.sys)));
+    }
+    Ok(record)
+}
+
+/// Rounded to the kernel's clock ticks, of which the differences are made.
+fn cents(seconds: f64) -> f64 {
+    (seconds * 100.0).round() / 100.0
+}

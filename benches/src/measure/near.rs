@@ -1,0 +1,253 @@
+//! The measuring side of one lane: a thread with an endpoint and a runtime of its own.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fabric_async::{Error as FabricError, FiAddr, Operation};
+
+use super::far::{Finished, Task};
+use super::plan::{Budget, Plan};
+use super::station::{Station, open};
+use crate::choice::{Api, Bench, Op, name};
+use crate::pair::talk::{hear, tell};
+use crate::samples::{Samples, Stamps};
+use crate::size::Size;
+use crate::stop::Stop;
+use crate::{Error, Result, pin, progress};
+
+/// The length of a round: long enough that asking for it does not count, short enough to be stopped.
+const ROUND: Duration = Duration::from_millis(100);
+/// Messages of the first round, which is warm-up and not counted; and most bytes of it.
+const WARM_UP: u64 = 512;
+const WARM_UP_BYTES: u64 = 64 << 20;
+/// Most messages in one round; of latencies there is memory for as many time stamps.
+const LONGEST_ROUND: u64 = 1 << 20;
+
+/// What one lane has measured of one size.
+pub(super) struct Outcome {
+    /// Of each message, or of each round.
+    pub(super) samples: Samples,
+    /// Messages in one direction.
+    pub(super) messages: u64,
+    /// How long they took.
+    pub(super) busy: Duration,
+}
+
+/// A lane that waits for sizes to measure.
+pub(super) struct Lane {
+    orders: Sender<usize>,
+    outcomes: Receiver<Result<Outcome>>,
+}
+
+impl Lane {
+    /// Starts the thread of lane `number`, which talks to the endpoints of these names.
+    pub(super) fn start(plan: &Plan, number: usize, names: Vec<String>, stop: Stop) -> Result<Self> {
+        let ((orders, sizes), (results, outcomes)) = (channel(), channel());
+        let plan = plan.clone();
+        let work = move || {
+            plan.cores.get(number).and_then(|cores| cores.0).map(pin::to_core);
+            let failed = results.clone();
+            let runtime = plan.runtime;
+            let run = async move {
+                let mut near = Near::connect(plan, &names, stop, number == 0).await?;
+                while let Ok(size) = sizes.recv() {
+                    if results.send(near.measure(size).await).is_err() {
+                        break;
+                    }
+                }
+                Ok(())
+            };
+            if let Err(error) = runtime.run(run) {
+                let _ = failed.send(Err(error));
+            }
+        };
+        thread::Builder::new()
+            .name(format!("lane {number}"))
+            .spawn(work)
+            .map_err(Error::io("starting a thread"))?;
+        Ok(Self { orders, outcomes })
+    }
+
+    /// Begins to measure this size.
+    pub(super) fn begin(&self, size: usize) {
+        // A lane that has ended has left its reason, which `finish` finds.
+        let _ = self.orders.send(size);
+    }
+
+    /// Waits for what came of it.
+    pub(super) fn finish(&self) -> Result<Outcome> {
+        self.outcomes.recv().unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
+    }
+}
+
+struct Near {
+    plan: Plan,
+    station: Station,
+    peers: Vec<FiAddr>,
+    stop: Stop,
+    /// Shows progress; one lane does.
+    leads: bool,
+    stamps: Stamps,
+}
+
+impl Near {
+    async fn connect(plan: Plan, names: &[String], stop: Stop, leads: bool) -> Result<Self> {
+        let station = open(&plan, 1).await?.swap_remove(0);
+        let mut peers = Vec::with_capacity(names.len());
+        for name in names {
+            peers.push(station.ep.lookup(&name[..]).await?);
+        }
+        Ok(Self { plan, station, peers, stop, leads, stamps: Stamps::with_capacity(0) })
+    }
+
+    /// Rounds until it is enough. The first is warm-up and not counted.
+    async fn measure(&mut self, size: usize) -> Result<Outcome> {
+        let mut outcome = Outcome { samples: Samples::new(), messages: 0, busy: Duration::ZERO };
+        let mut count = WARM_UP.min(WARM_UP_BYTES / size.max(1) as u64);
+        let mut began = None;
+        loop {
+            count = self.whole(count.clamp(1, LONGEST_ROUND));
+            let took = if self.plan.bench == Bench::Lat {
+                self.latencies(size, count).await?
+            } else {
+                self.stream(size, count).await?
+            };
+            if began.is_some() {
+                outcome.messages += count;
+                outcome.busy += took;
+                match self.plan.bench {
+                    Bench::Lat => outcome.samples.add_stamps(&self.stamps, 2),
+                    Bench::Bw | Bench::Rate => outcome.samples.add(took.as_nanos() as f64 / count as f64),
+                }
+            }
+            let began = *began.get_or_insert_with(Instant::now);
+            let (part, left) = match self.plan.budget {
+                Budget::Seconds(seconds) => (began.elapsed().as_secs_f64() / seconds, u64::MAX),
+                Budget::Iters(iters) => {
+                    (outcome.messages as f64 / iters as f64, iters.saturating_sub(outcome.messages))
+                }
+            };
+            if self.leads {
+                progress::show(&format!("{} {}", name(self.plan.bench), Size(size)), part);
+            }
+            if part >= 1.0 || self.stop.raised() {
+                return Ok(outcome);
+            }
+            let per_message = (took.as_secs_f64() / count as f64).max(1e-9);
+            let round = match self.plan.budget {
+                Budget::Seconds(seconds) => (seconds / 10.0).min(ROUND.as_secs_f64()),
+                Budget::Iters(_) => ROUND.as_secs_f64(),
+            };
+            count = ((round / per_message) as u64).min(left);
+        }
+    }
+
+    /// A number of messages that every peer gets the same share of.
+    fn whole(&self, count: u64) -> u64 {
+        count.next_multiple_of(self.peers.len() as u64)
+    }
+
+    async fn ask(&self, task: impl Fn(u64) -> Task, count: u64) -> Result<()> {
+        let share = count / self.peers.len() as u64;
+        for peer in &self.peers {
+            tell(&self.station.ep, *peer, &task(share)).await?;
+        }
+        Ok(())
+    }
+
+    /// Round trips, to each peer in turn, with a time stamp after each.
+    async fn latencies(&mut self, size: usize, count: u64) -> Result<Duration> {
+        self.ask(|count| Task::Echo { size, count }, count).await?;
+        let (mut ping, mut pong) = (vec![7u8; size], vec![0u8; size]);
+        self.stamps.begin(count as usize);
+        for trip in 0..count as usize {
+            let peer = self.peers[trip % self.peers.len()];
+            ping = self.station.send_one(peer, ping).await?;
+            pong = self.station.recv_one(peer, pong).await?;
+            self.stamps.stamp();
+        }
+        Ok(self.stamps.elapsed())
+    }
+
+    /// Messages in one direction, to each peer in turn, until the last one says that it has all of its own.
+    async fn stream(&mut self, size: usize, count: u64) -> Result<Duration> {
+        self.ask(|count| Task::Sink { size, count }, count).await?;
+        let buffers: Vec<Vec<u8>> = (0..self.plan.window).map(|_| vec![7u8; size]).collect();
+        let began = Instant::now();
+        match (self.plan.op, self.plan.api) {
+            (Op::Inject, _) => {
+                for at in 0..count as usize {
+                    self.station.inject(self.peers[at % self.peers.len()], &buffers[0]).await?;
+                }
+            }
+            (_, Api::Await) => self.stream_futures(buffers, count as usize).await?,
+            _ => self.stream_queue(buffers, count as usize).await?,
+        }
+        for peer in &self.peers {
+            hear::<Finished>(&self.station.ep, Some(*peer)).await?;
+        }
+        Ok(began.elapsed())
+    }
+
+    /// Operations that are started, and awaited in their order when the window is full.
+    async fn stream_futures(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<()> {
+        let mut under_way: VecDeque<Operation<Vec<u8>>> = VecDeque::with_capacity(free.len());
+        for at in 0..count {
+            let peer = self.peers[at % self.peers.len()];
+            let mut buf = match (free.pop(), under_way.pop_front()) {
+                (Some(buf), oldest) => {
+                    under_way.extend(oldest);
+                    buf
+                }
+                (None, Some(oldest)) => oldest.await?.into_buf(),
+                (None, None) => return Err(FabricError::Canceled.into()),
+            };
+            let operation = loop {
+                match self.station.send(peer, buf).start() {
+                    Ok(operation) => break operation,
+                    Err(failed) if matches!(failed.error, FabricError::Again(_)) => {
+                        buf = failed.buf;
+                        drop(self.station.ep.reserve(peer).await?);
+                    }
+                    Err(failed) => return Err(failed.into()),
+                }
+            };
+            under_way.push_back(operation);
+        }
+        for operation in under_way {
+            operation.await?;
+        }
+        Ok(())
+    }
+
+    /// Sends that report to the queue.
+    async fn stream_queue(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<()> {
+        let (mut posted, mut completed) = (0, 0);
+        while completed < count {
+            while posted < count
+                && let Some(buf) = free.pop()
+            {
+                match self.station.send(self.peers[posted % self.peers.len()], buf).post() {
+                    Ok(()) => posted += 1,
+                    Err(failed) if matches!(failed.error, FabricError::Again(_)) => {
+                        free.push(failed.buf);
+                        break;
+                    }
+                    Err(failed) => return Err(failed.into()),
+                }
+            }
+            if posted == completed {
+                drop(self.station.ep.reserve(self.peers[posted % self.peers.len()]).await?);
+                continue;
+            }
+            self.station.sent().await?;
+            while self.station.at_hand() > 0 {
+                free.push(self.station.next_buf()?);
+                completed += 1;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! What is to be measured, complete and checked.
+
+use fabric_async::{Caps, EpType, Error as FabricError, Hints, Info, discover};
+use serde::{Deserialize, Serialize};
+
+use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait, name};
+use crate::record::Record;
+use crate::size::Size;
+use crate::{Error, Result};
+
+/// What is to be measured. The other side gets the same.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// What is measured.
+    pub bench: Bench,
+    /// Over which provider.
+    pub provider: String,
+    /// By which operation.
+    pub op: Op,
+    /// How completions are heard of.
+    pub api: Api,
+    /// How waiting is done.
+    pub wait: Wait,
+    /// Who makes progress.
+    pub progress: Drive,
+    /// On which runtime.
+    pub runtime: Runtime,
+    /// Messages under way, of streams.
+    pub window: usize,
+    /// Endpoints on the other side, per thread.
+    pub peers: usize,
+    /// Measuring threads, each with an endpoint and a domain of its own.
+    pub threads: usize,
+    /// When it is enough, for each size.
+    pub budget: Budget,
+    /// The sizes, in bytes.
+    pub sizes: Vec<usize>,
+    /// The core of each thread, and that of its counterpart on the other side.
+    pub cores: Vec<(Option<usize>, Option<usize>)>,
+}
+
+/// When it is enough.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Budget {
+    /// After so many seconds.
+    Seconds(f64),
+    /// After so many messages, or round trips.
+    Iters(u64),
+}
+
+/// Most messages under way, most peers and most threads.
+const MOST: usize = 512;
+
+impl Plan {
+    /// Checks it against what the provider offers.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], with what is missing and what is allowed.
+    pub async fn check(&self) -> Result<()> {
+        let offer = self.offer(Caps::MSG).await?;
+        match self.op.caps() {
+            Some(caps) => drop(self.offer(caps).await?),
+            None => {
+                return Err(self.refuse("no provider lends memory of its own yet"));
+            }
+        }
+        if !self.op.is_measured() {
+            return Err(self.refuse("the provider can, the harness has no measurement for it yet"));
+        }
+        if self.provider == "sim" {
+            return Err(Error::Refused(
+                "the provider sim lives inside one process, a measurement takes two; known to reach another: shm"
+                    .into(),
+            ));
+        }
+        let largest = self.sizes.iter().copied().max().unwrap_or(0);
+        let limit = if self.op == Op::Inject { offer.tx.inject_size } else { offer.ep.max_msg_size };
+        if largest > limit {
+            let why = format!("messages of {} are over its limit of {}", Size(largest), Size(limit));
+            return Err(self.refuse(&why));
+        }
+        for (what, count) in [("window", self.window), ("peers", self.peers), ("threads", self.threads)] {
+            if !(1..=MOST).contains(&count) {
+                return Err(Error::Refused(format!("--{what} {count} is not within 1 to {MOST}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the provider offers, if it can do this.
+    pub(super) async fn offer(&self, caps: Caps) -> Result<Info> {
+        let hints = Hints::new()
+            .provider(&self.provider)
+            .ep_type(EpType::Rdm)
+            .caps(caps)
+            .progress(self.progress.progress());
+        match discover(&hints).await {
+            Ok(mut offers) => Ok(offers.swap_remove(0)),
+            Err(FabricError::NoMatch(_)) => {
+                let names: Vec<_> = caps.iter_names().map(|(name, _)| format!("FI_{name}")).collect();
+                Err(self.refuse(&format!("the capability {} is missing", names.join(" | "))))
+            }
+            Err(unknown @ FabricError::UnknownProvider { .. }) => Err(Error::Refused(unknown.to_string())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn refuse(&self, why: &str) -> Error {
+        Error::Refused(format!("--op {} over {}: {why}", name(self.op), self.provider))
+    }
+
+    /// A result of this plan without numbers.
+    pub(super) fn record(&self, size: usize) -> Record {
+        Record {
+            bench: name(self.bench),
+            provider: self.provider.clone(),
+            op: name(self.op),
+            api: name(self.api),
+            size,
+            wait: name(self.wait),
+            progress: name(self.progress),
+            runtime: name(self.runtime),
+            window: if self.bench == Bench::Lat { 1 } else { self.window },
+            peers: self.peers,
+            ..Record::default()
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! An endpoint with its queues, and how messages move over it: the same on both sides.
+
+use fabric_async::{
+    Caps, Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, FiAddr, RecvRequest,
+    SendRequest,
+};
+use futures_util::StreamExt;
+
+use super::plan::Plan;
+use crate::Result;
+use crate::choice::{Api, Op};
+
+/// The tag of measured messages, when they have one.
+const TAG: u64 = 0xda7a;
+/// Completions that are taken out of a queue at once.
+const BATCH: usize = 64;
+
+/// An endpoint with a queue for each direction.
+pub(super) struct Station {
+    pub(super) ep: Endpoint,
+    tx: CompletionQueue,
+    rx: CompletionQueue,
+    op: Op,
+    api: Api,
+    done: Vec<Completion>,
+}
+
+/// Opens a domain as planned, with this many endpoints.
+pub(super) async fn open(plan: &Plan, count: usize) -> Result<Vec<Station>> {
+    let info = plan.offer(Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE).await?;
+    let fabric = Fabric::open(&info)?;
+    let domain = fabric.domain_builder(&info).wait_policy(plan.wait.policy()).open()?;
+    let fresh = format!("{}://", plan.provider);
+    let mut stations = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (tx, rx) = (domain.completion_queue(plan.window)?, domain.completion_queue(plan.window)?);
+        let ep = domain
+            .endpoint(&info)?
+            .name(&fresh)?
+            .bind_cq(&tx, CqBind::TRANSMIT)?
+            .bind_cq(&rx, CqBind::RECV)?
+            .bind_av(&domain.welcoming_address_vector()?)?
+            .enable()
+            .await?;
+        let done = Vec::with_capacity(BATCH);
+        stations.push(Station { ep, tx, rx, op: plan.op, api: plan.api, done });
+    }
+    Ok(stations)
+}
+
+impl Station {
+    pub(super) fn send(&self, peer: FiAddr, buf: Vec<u8>) -> SendRequest<'_, Vec<u8>> {
+        let request = self.ep.send(peer, buf);
+        if self.op == Op::Tagged { request.tag(TAG) } else { request }
+    }
+
+    pub(super) fn recv(&self, peer: FiAddr, buf: Vec<u8>) -> RecvRequest<'_, Vec<u8>> {
+        let request = self.ep.recv_into(buf).from(peer);
+        if self.op == Op::Tagged { request.tag(TAG) } else { request }
+    }
+
+    /// Copies a message out, waiting for room if there is none.
+    pub(super) async fn inject(&self, peer: FiAddr, bytes: &[u8]) -> Result<()> {
+        loop {
+            match self.ep.inject(peer, bytes) {
+                Err(FabricError::Again(_)) => drop(self.ep.reserve(peer).await?),
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// Sends one message and waits until its buffer is back.
+    pub(super) async fn send_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
+        match (self.op, self.api) {
+            (Op::Inject, _) => self.inject(peer, &buf).await.map(|()| buf),
+            (_, Api::Await) => Ok(self.send(peer, buf).await?.into_buf()),
+            _ => {
+                self.send(peer, buf).post()?;
+                self.sent().await?;
+                self.next_buf()
+            }
+        }
+    }
+
+    /// Receives one message.
+    pub(super) async fn recv_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
+        if self.api == Api::Await {
+            return Ok(self.recv(peer, buf).await?.into_buf());
+        }
+        self.recv(peer, buf).post()?;
+        self.received().await?;
+        self.next_buf()
+    }
+
+    /// Waits for completions of sends, one or as many as there are; [`Station::next_buf`] hands out their buffers.
+    pub(super) async fn sent(&mut self) -> Result<()> {
+        completions(&mut self.tx, self.api, &mut self.done).await
+    }
+
+    /// The same for receives.
+    pub(super) async fn received(&mut self) -> Result<()> {
+        completions(&mut self.rx, self.api, &mut self.done).await
+    }
+
+    /// The buffer of a completion that was waited for.
+    pub(super) fn next_buf(&mut self) -> Result<Vec<u8>> {
+        let done = self.done.pop().ok_or(FabricError::Canceled)?;
+        Ok(done.into_result::<Vec<u8>>()?.into_buf())
+    }
+
+    /// How completions are heard of.
+    pub(super) fn api(&self) -> Api {
+        self.api
+    }
+
+    /// Completions that were waited for and not handed out.
+    pub(super) fn at_hand(&self) -> usize {
+        self.done.len()
+    }
+}
+
+async fn completions(queue: &mut CompletionQueue, api: Api, done: &mut Vec<Completion>) -> Result<()> {
+    if api == Api::Batch {
+        queue.next_batch(done, BATCH).await;
+    } else {
+        done.extend(queue.next().await);
+    }
+    Ok(())
+}

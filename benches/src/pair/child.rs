@@ -1,0 +1,91 @@
+//! A process that is started for a measurement, and watched.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{self, ChildStdin, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result};
+
+/// What a process says on stdout when it can be reached, in front of its address.
+const LISTENING: &str = "listening on ";
+/// How long a process that was told to end has for it.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long to wait for a process whose connection broke to be seen dead.
+const DYING: Duration = Duration::from_millis(500);
+
+/// A process that ends with this value. It ends by itself when its stdin does, that is, however this process ends.
+#[derive(Debug)]
+pub struct Child {
+    who: String,
+    process: process::Child,
+    stdin: Option<ChildStdin>,
+    stderr: Option<JoinHandle<String>>,
+}
+
+/// This program, to be started again.
+///
+/// # Errors
+/// It cannot be found any more.
+pub fn program() -> Result<Command> {
+    std::env::current_exe().map(Command::new).map_err(Error::io("finding this program"))
+}
+
+impl Child {
+    /// Starts it and waits for the line `listening on ADDRESS`; returns the address.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when it cannot be started, [`Error::PeerDied`] when it ends without that line.
+    pub fn start(who: &str, mut command: Command) -> Result<(Self, String)> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // In a group of its own Ctrl-C does not reach it: the measuring side tells it when to end.
+        let mut process = command.process_group(0).spawn().map_err(Error::io(format!("starting {who}")))?;
+        let (stdout, stderr, stdin) = (process.stdout.take(), process.stderr.take(), process.stdin.take());
+        let stderr = stderr.map(|mut stderr| {
+            thread::spawn(move || {
+                let mut text = Vec::new();
+                let _ = stderr.read_to_end(&mut text);
+                String::from_utf8_lossy(&text).into_owned()
+            })
+        });
+        let mut child = Self { who: who.to_owned(), process, stdin, stderr };
+        let mut line = String::new();
+        if let Some(stdout) = stdout {
+            BufReader::new(stdout).read_line(&mut line).map_err(Error::io(format!("listening to {who}")))?;
+        }
+        match line.trim_end().strip_prefix(LISTENING) {
+            Some(address) => Ok((child, address.to_owned())),
+            None => {
+                Err(child.died().unwrap_or_else(|| Error::NotUnderstood { who: who.to_owned(), text: line }))
+            }
+        }
+    }
+
+    /// How it died, if it did: looks for a moment, since a connection breaks before its process is seen dead.
+    pub fn died(&mut self) -> Option<Error> {
+        let status = self.wait(DYING)?;
+        let stderr = self.stderr.take().and_then(|reader| reader.join().ok()).unwrap_or_default();
+        Some(Error::PeerDied { who: self.who.clone(), status: status.to_string(), stderr })
+    }
+
+    fn wait(&mut self, time: Duration) -> Option<ExitStatus> {
+        let began = Instant::now();
+        loop {
+            match self.process.try_wait() {
+                Ok(None) if began.elapsed() < time => thread::sleep(Duration::from_millis(5)),
+                ended => return ended.ok().flatten(),
+            }
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        if self.wait(GRACE).is_none() {
+            let _ = self.process.kill();
+            let _ = self.process.wait();
+        }
+    }
+}

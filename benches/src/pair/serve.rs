@@ -1,0 +1,59 @@
+//! What the second process does: opens its half of the lanes, and answers until it is told to end.
+
+use std::io::Read;
+use std::thread;
+
+use fabric_async::Endpoint;
+use tokio::sync::mpsc;
+
+use super::talk::{hear, tell};
+use super::{Ask, Names};
+use crate::choice::Runtime;
+use crate::cpu::Cpu;
+use crate::measure::far;
+use crate::{Error, Result};
+
+/// Serves one measurement at this address. Says on stdout where it listens.
+///
+/// # Errors
+/// The address is bad or taken; the measuring side is gone; a lane failed.
+pub fn serve(at: &str) -> Result<()> {
+    let runtime = Runtime::Current.build().map_err(Error::io("starting a runtime"))?;
+    runtime.block_on(async {
+        let ep = Endpoint::bind(at).await?;
+        println!("listening on {}", ep.name());
+        let (failures, mut failed) = mpsc::unbounded_channel();
+        let mut asker = None;
+        loop {
+            let (peer, ask) = tokio::select! {
+                asked = hear(&ep, asker) => asked?,
+                Some(error) = failed.recv() => return Err(error),
+            };
+            asker = Some(peer);
+            match ask {
+                Ask::Lanes(plan) => {
+                    let mut names = Names::new();
+                    for number in 0..plan.threads {
+                        names.push(far::start(&plan, number, failures.clone()).await?);
+                    }
+                    tell(&ep, peer, &names).await?;
+                }
+                Ask::Cpu => tell(&ep, peer, &Cpu::now()).await?,
+                Ask::End => return Ok(()),
+            }
+        }
+    })
+}
+
+/// Ends this process when its stdin ends: when whoever started it is gone, however that came.
+///
+/// # Errors
+/// The system has no thread left.
+pub fn until_stdin_ends() -> Result<()> {
+    let watch = || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(1);
+    };
+    thread::Builder::new().name("stdin".into()).spawn(watch).map_err(Error::io("starting a thread"))?;
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! One result, as it is printed and read back.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// One result. The fields are the keys of the JSON stream, and stay as they are.
+///
+/// Times are nanoseconds. For latency they are half round trips. For streams they are the time of one message, averaged
+/// over a round of many: percentiles are then those of rounds. What somebody did not measure or does not say is `None`,
+/// and `null` in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// What was measured: `lat`, `bw`, `rate` or `floor`.
+    pub bench: String,
+    /// Who was measured: a provider, a peer library, or a part of the floor.
+    pub provider: String,
+    /// The operation.
+    pub op: String,
+    /// How the application heard of completions.
+    pub api: String,
+    /// Bytes of a message.
+    pub size: usize,
+    /// How waiting was done.
+    pub wait: String,
+    /// Who made progress.
+    pub progress: String,
+    /// On which runtime.
+    pub runtime: String,
+    /// Messages under way.
+    pub window: usize,
+    /// Endpoints on the other side.
+    pub peers: usize,
+    /// The median.
+    pub p50_ns: Option<f64>,
+    /// Nine of ten are at most this.
+    pub p90_ns: Option<f64>,
+    /// 99 of 100.
+    pub p99_ns: Option<f64>,
+    /// 999 of 1000.
+    pub p999_ns: Option<f64>,
+    /// The largest.
+    pub max_ns: Option<f64>,
+    /// The mean.
+    pub mean_ns: Option<f64>,
+    /// Messages per second in one direction.
+    pub msgs_per_s: Option<f64>,
+    /// Bytes per second in one direction.
+    pub bytes_per_s: Option<f64>,
+    /// Seconds of processor time in user mode, of both processes together.
+    pub cpu_user_s: Option<f64>,
+    /// Likewise in the kernel.
+    pub cpu_sys_s: Option<f64>,
+    /// What this machine needs at least, measured in the same run on the same cores: for latency, a cache line from
+    /// core to core and one copy of the message; for streams the copy alone.
+    pub floor_ns: Option<f64>,
+    /// How many measurements the percentiles are of.
+    pub samples: u64,
+}
+
+impl Record {
+    /// The time to quote: the median, or the mean of those who do not say the median.
+    #[must_use]
+    pub fn typical_ns(&self) -> Option<f64> {
+        self.p50_ns.or(self.mean_ns)
+    }
+
+    /// One line of JSON.
+    ///
+    /// # Errors
+    /// None that are known: numbers and text always serialise.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self)
+            .map_err(|error| Error::NotUnderstood { who: "the JSON writer".into(), text: error.to_string() })
+    }
+}
+
+/// Reads a stream of results: one JSON object a line, blank lines between them allowed.
+///
+/// # Errors
+/// The file cannot be read, or a line of it; the error names the line.
+pub fn read(path: &Path) -> Result<Vec<Record>> {
+    let text = std::fs::read_to_string(path).map_err(Error::io(format!("reading {}", path.display())))?;
+    parse(&text).map_err(|(line, why)| Error::Refused(format!("{}:{line}: {why}", path.display())))
+}
+
+/// The results in this text; else the number of the first line that is none, and why.
+///
+/// # Errors
+/// As above.
+pub fn parse(text: &str) -> Result<Vec<Record>, (usize, String)> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines.map(|(at, line)| serde_json::from_str(line).map_err(|why| (at + 1, why.to_string()))).collect()
+}

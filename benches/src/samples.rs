@@ -1,0 +1,170 @@
+//! Time stamps, and what becomes of them.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use crate::record::Record;
+
+/// Parts of a nanosecond in the histogram.
+const PARTS: f64 = 10.0;
+
+/// Measured times, in nanoseconds.
+///
+/// While something is measured, [`Stamps`] only writes numbers into memory that is there already; they are sorted into
+/// the histogram between rounds. Consecutive stamps are one measurement each, so a stall lies in one of them whatever
+/// its cause: nothing is left out because the measuring side was late.
+#[derive(Clone, Debug)]
+pub struct Samples {
+    /// In tenths of a nanosecond: what takes part in a round is measured more finely than the clock ticks.
+    histogram: Histogram<u64>,
+    /// The mean is of exact numbers.
+    sum: f64,
+}
+
+impl Samples {
+    /// None yet. Times up to an hour, to three digits.
+    #[must_use]
+    pub fn new() -> Self {
+        let histogram = Histogram::new_with_bounds(1, 36_000_000_000_000, 3)
+            .unwrap_or_else(|_| unreachable!("an hour in nanoseconds, to 3 digits, is allowed"));
+        Self { histogram, sum: 0.0 }
+    }
+
+    /// Adds one time.
+    pub fn add(&mut self, ns: f64) {
+        self.histogram.saturating_record((ns * PARTS).round() as u64);
+        self.sum += ns;
+    }
+
+    /// Adds what these stamps say: each step between two of them, divided by `parts`.
+    pub fn add_stamps(&mut self, stamps: &Stamps, parts: u32) {
+        let mut last = 0;
+        for stamp in &stamps.at {
+            self.add((stamp - last) as f64 / f64::from(parts));
+            last = *stamp;
+        }
+    }
+
+    /// Adds those of another.
+    pub fn merge(&mut self, other: &Self) {
+        self.histogram += &other.histogram;
+        self.sum += other.sum;
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// The median.
+    #[must_use]
+    pub fn median(&self) -> f64 {
+        self.histogram.value_at_quantile(0.5) as f64 / PARTS
+    }
+
+    /// Writes percentiles, mean and count into a result; leaves it alone when there are none.
+    pub fn describe(&self, record: &mut Record) {
+        record.samples = self.count();
+        if self.count() == 0 {
+            return;
+        }
+        let at = |quantile| Some(self.histogram.value_at_quantile(quantile) as f64 / PARTS);
+        (record.p50_ns, record.p90_ns) = (at(0.5), at(0.9));
+        (record.p99_ns, record.p999_ns) = (at(0.99), at(0.999));
+        record.max_ns = Some(self.histogram.max() as f64 / PARTS);
+        record.mean_ns = Some((self.sum / self.count() as f64 * 10.0).round() / 10.0);
+    }
+}
+
+impl Default for Samples {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Time stamps of one round, in memory that was allocated before it began.
+#[derive(Debug)]
+pub struct Stamps {
+    at: Vec<u64>,
+    began: Instant,
+}
+
+impl Stamps {
+    /// Room for so many.
+    #[must_use]
+    pub fn with_capacity(count: usize) -> Self {
+        Self { at: Vec::with_capacity(count), began: Instant::now() }
+    }
+
+    /// A round of up to `count` stamps begins now.
+    pub fn begin(&mut self, count: usize) {
+        self.at.clear();
+        self.at.reserve(count);
+        self.began = Instant::now();
+    }
+
+    /// Something has ended, and the next begins.
+    #[inline]
+    pub fn stamp(&mut self) {
+        self.at.push(self.began.elapsed().as_nanos() as u64);
+    }
+
+    /// From the beginning to the last stamp.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.at.last().copied().unwrap_or(0))
+    }
+}
+
+/// What one stamp costs, in nanoseconds: the median of several rounds. Every measured time contains it once.
+#[must_use]
+pub fn timer_cost() -> f64 {
+    const STAMPS: usize = 10_000;
+    let mut stamps = Stamps::with_capacity(STAMPS);
+    let mut rounds: Vec<f64> = (0..15)
+        .map(|_| {
+            stamps.begin(STAMPS);
+            (0..STAMPS).for_each(|_| black_box(&mut stamps).stamp());
+            stamps.elapsed().as_nanos() as f64 / STAMPS as f64
+        })
+        .collect();
+    rounds.sort_unstable_by(f64::total_cmp);
+    rounds[rounds.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_of_known_times() {
+        let mut samples = Samples::new();
+        (1..=1000).for_each(|ns| samples.add(f64::from(ns) / 10.0));
+        let mut record = Record::default();
+        samples.describe(&mut record);
+        assert_eq!((record.samples, record.mean_ns), (1000, Some(50.1)));
+        assert_eq!((record.p50_ns, record.p90_ns, record.max_ns), (Some(50.0), Some(90.0), Some(100.0)));
+    }
+
+    #[test]
+    fn a_stall_is_in_one_sample() {
+        let stamps = Stamps { at: vec![10, 20, 1_000_020, 1_000_030], began: Instant::now() };
+        let mut samples = Samples::new();
+        samples.add_stamps(&stamps, 2);
+        let mut record = Record::default();
+        samples.describe(&mut record);
+        assert_eq!(record.p50_ns, Some(5.0));
+        assert!(record.max_ns.is_some_and(|max| (499_000.0..=501_000.0).contains(&max)));
+        assert_eq!(stamps.elapsed(), Duration::from_nanos(1_000_030));
+    }
+
+    #[test]
+    fn nothing_measured_says_nothing() {
+        let mut record = Record::default();
+        Samples::new().describe(&mut record);
+        assert_eq!(record, Record::default());
+    }
+}

@@ -1,0 +1,105 @@
+//! Results as a table.
+
+use crate::record::Record;
+use crate::size::Size;
+
+/// A column: its title, its width, and what stands in it.
+type Column = (&'static str, usize, fn(&Record) -> String);
+
+const LATENCY: &[Column] = &[
+    ("size", 8, |record| Size(record.size).to_string()),
+    ("p50 us", 9, |record| micros(record.p50_ns)),
+    ("p90 us", 9, |record| micros(record.p90_ns)),
+    ("p99 us", 9, |record| micros(record.p99_ns)),
+    ("p99.9 us", 9, |record| micros(record.p999_ns)),
+    ("max us", 10, |record| micros(record.max_ns)),
+    ("mean us", 9, |record| micros(record.mean_ns)),
+    ("x floor", 8, |record| ratio(record.p50_ns, record.floor_ns)),
+    ("cpu s", 7, cpu),
+    ("samples", 9, |record| record.samples.to_string()),
+];
+
+const STREAM: &[Column] = &[
+    ("size", 8, |record| Size(record.size).to_string()),
+    ("window", 7, |record| record.window.to_string()),
+    ("messages/s", 12, |record| number(record.msgs_per_s, 1.0, 0)),
+    ("GB/s", 9, |record| number(record.bytes_per_s, 1e9, 3)),
+    ("p50 us", 9, |record| micros(record.p50_ns)),
+    ("max us", 9, |record| micros(record.max_ns)),
+    ("x memcpy", 9, |record| ratio(record.floor_ns, record.p50_ns)),
+    ("cpu s", 7, cpu),
+    ("rounds", 7, |record| record.samples.to_string()),
+];
+
+const FLOOR: &[Column] = &[
+    ("what", 13, |record| record.provider.clone()),
+    ("how", 10, |record| record.op.clone()),
+    ("waiting", 8, |record| record.wait.clone()),
+    ("size", 8, |record| Size(record.size).to_string()),
+    ("p50 us", 9, |record| micros(record.p50_ns)),
+    ("p99 us", 9, |record| micros(record.p99_ns)),
+    ("GB/s", 8, |record| number(record.bytes_per_s, 1e9, 2)),
+];
+
+fn columns(bench: &str) -> &'static [Column] {
+    match bench {
+        "lat" => LATENCY,
+        "floor" => FLOOR,
+        _ => STREAM,
+    }
+}
+
+/// The titles of the table that results of this kind go into.
+#[must_use]
+pub fn titles(bench: &str) -> String {
+    line(columns(bench).iter().map(|(title, width, _)| (title.to_string(), *width)))
+}
+
+/// A result as a row of it.
+#[must_use]
+pub fn row(record: &Record) -> String {
+    line(columns(&record.bench).iter().map(|(_, width, cell)| (cell(record), *width)))
+}
+
+/// A title that says what the rows below have in common.
+#[must_use]
+pub fn heading(record: &Record) -> String {
+    let what = match &record.bench[..] {
+        "lat" => "half round trips",
+        "bw" | "rate" => "a stream in one direction; times are of one message, averaged over a round",
+        _ => return "what this machine can do at all; times are half round trips, or of one copy".into(),
+    };
+    let Record { provider, op, api, wait, progress, runtime, peers, .. } = record;
+    format!(
+        "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime {runtime}, peers {peers}"
+    )
+}
+
+/// Cells on the right of their columns.
+pub(crate) fn line(cells: impl Iterator<Item = (String, usize)>) -> String {
+    let line: String = cells.map(|(cell, width)| format!("{cell:>width$}  ")).collect();
+    line.trim_end().to_owned()
+}
+
+/// Nanoseconds as microseconds; `-` where nothing was measured.
+#[must_use]
+pub fn micros(ns: Option<f64>) -> String {
+    number(ns, 1e3, 3)
+}
+
+/// A quotient; `-` where a part of it is missing.
+#[must_use]
+pub fn ratio(this: Option<f64>, that: Option<f64>) -> String {
+    match (this, that) {
+        (Some(this), Some(that)) if that > 0.0 => format!("{:.2}", this / that),
+        _ => "-".into(),
+    }
+}
+
+fn number(value: Option<f64>, unit: f64, digits: usize) -> String {
+    value.map_or_else(|| "-".into(), |value| format!("{:.digits$}", value / unit))
+}
+
+fn cpu(record: &Record) -> String {
+    number(record.cpu_user_s.zip(record.cpu_sys_s).map(|(user, sys)| user + sys), 1.0, 2)
+}

@@ -1,0 +1,201 @@
+//! The commands as a user runs them: what they print, what they refuse, and what they say when the peer dies.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fabric_bench::Error;
+use fabric_bench::pair::Child;
+use fabric_bench::record::{Record, parse};
+
+fn bench(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fabric-bench"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    bench(args).output().expect("the harness starts")
+}
+
+fn records(args: &[&str]) -> Vec<Record> {
+    let output = run(args);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{args:?}: {err}");
+    parse(&out).unwrap_or_else(|(line, why)| panic!("{args:?}, line {line}: {why}\n{out}"))
+}
+
+#[track_caller]
+fn refused(args: &[&str], parts: &[&str]) {
+    let output = run(args);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {err}");
+    for part in parts {
+        assert!(err.contains(part), "{args:?} should say {part:?}: {err}");
+    }
+}
+
+#[test]
+fn unknown_names_list_the_known_ones() {
+    refused(&["lat", "--op", "sned"], &["sned", "send", "tagged", "inject", "atomic"]);
+    refused(&["lat", "--api", "x"], &["await", "cq", "batch"]);
+    refused(&["lat", "--wait", "x"], &["spin", "adaptive", "park"]);
+    refused(&["lat", "--progress", "x"], &["manual", "auto"]);
+    refused(&["lat", "--runtime", "x"], &["current", "multi"]);
+    refused(&["lat", "--provider", "carrier-pigeon"], &["carrier-pigeon", "known: ", "shm"]);
+    refused(&["info", "--caps", "msg,wings"], &["wings", "tagged", "rma"]);
+    refused(&["lad"], &["lad", "lat"]);
+    refused(&["lat", "--size", "8,9KB"], &["9KB", "64KiB"]);
+    refused(&["lat", "--pin", "zero"], &["zero", "auto", "none"]);
+    refused(&["lat", "--seconds", "0"], &["between 0.001 and 3600"]);
+}
+
+#[test]
+fn impossible_combinations_say_what_is_missing() {
+    refused(&["lat", "--op", "atomic"], &["atomic over shm", "FI_ATOMIC"]);
+    refused(&["bw", "--op", "write"], &["FI_RMA"]);
+    refused(&["lat", "--op", "writedata"], &["FI_RMA"]);
+    refused(&["lat", "--op", "loan"], &["loan over shm"]);
+    refused(&["lat", "--op", "inject", "--size", "8,64KiB"], &["64KiB", "4KiB"]);
+    refused(&["lat", "--provider", "sim"], &["inside one process"]);
+    refused(&["rate", "--window", "100000"], &["--window 100000", "512"]);
+    refused(&["lat", "--iters", "5", "--seconds", "1"], &["--iters", "--seconds"]);
+}
+
+#[test]
+fn every_way_of_measuring_measures() {
+    for (command, more) in [
+        ("lat", &["--size", "8,5000", "--api", "await"][..]),
+        ("lat", &["--size", "8", "--api", "cq", "--op", "tagged"]),
+        ("lat", &["--size", "8", "--api", "batch", "--wait", "adaptive", "--progress", "auto"]),
+        ("lat", &["--size", "64", "--op", "inject", "--peers", "3"]),
+        ("lat", &["--size", "0,1", "--runtime", "multi", "--wait", "park"]),
+        ("bw", &["--size", "64KiB", "--window", "3"]),
+        ("bw", &["--size", "64KiB", "--window", "3", "--api", "cq", "--peers", "2"]),
+        ("rate", &["--api", "batch", "--window", "7", "--op", "tagged"]),
+        ("rate", &["--op", "inject", "--threads", "2"]),
+        ("rate", &["--threads", "2", "--peers", "2", "--wait", "adaptive"]),
+    ] {
+        let args = [&[command, "--json", "--iters", "200"][..], more].concat();
+        let records = records(&args);
+        assert!(!records.is_empty(), "{args:?}");
+        for record in records {
+            assert_eq!((&record.bench[..], &record.provider[..]), (command, "shm"), "{args:?}");
+            assert!(record.samples > 0 && record.p50_ns <= record.max_ns, "{args:?}: {record:?}");
+            assert!(record.msgs_per_s.is_some_and(|rate| rate > 0.0), "{args:?}: {record:?}");
+            assert!(record.floor_ns.is_some() && record.cpu_user_s.is_some(), "{args:?}: {record:?}");
+        }
+    }
+}
+
+#[test]
+fn iterations_are_counted_exactly_and_warm_up_is_not() {
+    let records = records(&["lat", "--json", "--iters", "777", "--size", "8,16"]);
+    let samples: Vec<_> = records.iter().map(|record| (record.size, record.samples)).collect();
+    assert_eq!(samples, [(8, 777), (16, 777)]);
+}
+
+#[test]
+fn the_table_says_what_the_timer_costs() {
+    let output = run(&["lat", "--iters", "100", "--size", "8"]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.contains("shm, send") && out.contains("x floor") && out.contains("the clock takes"), "{out}");
+    assert!(output.stderr.is_empty(), "no progress is shown where nobody watches");
+}
+
+#[test]
+fn both_sides_by_hand() {
+    let name = format!("shm://by-hand-{}", std::process::id());
+    let mut far = bench(&["lat", "--listen", &name]).stdout(Stdio::piped()).spawn().expect("starts");
+    let began = Instant::now();
+    let records = loop {
+        let output = run(&["lat", "--connect", &name, "--json", "--iters", "50", "--size", "8"]);
+        if output.status.success() {
+            break parse(&String::from_utf8_lossy(&output.stdout)).expect("results");
+        }
+        // It may not listen yet.
+        assert!(began.elapsed() < Duration::from_secs(20), "{}", String::from_utf8_lossy(&output.stderr));
+        thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(records.len(), 1);
+    assert!(far.wait().expect("it ends").success(), "the listening side ends with the measurement");
+}
+
+#[test]
+fn ctrl_c_ends_both_and_prints_what_was_measured() {
+    const SIZES: usize = 300;
+    let sizes = vec!["8"; SIZES].join(",");
+    let mut measuring = bench(&["lat", "--json", "--seconds", "1", "--size", &sizes])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let peer = child_of(measuring.id());
+    let mut out = BufReader::new(measuring.stdout.take().expect("piped"));
+    let mut text = String::new();
+    out.read_line(&mut text).expect("a first result");
+    signal(measuring.id(), "INT");
+    out.read_to_string(&mut text).expect("the rest");
+    let output = measuring.wait_with_output().expect("it ends");
+    let records = parse(&text).expect("results");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!((1..SIZES).contains(&records.len()), "{} results", records.len());
+    assert!(!std::path::Path::new(&format!("/proc/{peer}")).exists(), "the peer has ended");
+}
+
+#[test]
+fn a_peer_that_is_killed_is_reported() {
+    let measuring = bench(&["lat", "--seconds", "600", "--size", "8"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    signal(child_of(measuring.id()), "KILL");
+    let output = measuring.wait_with_output().expect("it ends");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("the peer process died") && err.contains("signal: 9"), "{err}");
+}
+
+#[test]
+fn a_peer_that_dies_is_reported_with_its_stderr() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo no such luck >&2; exit 7"]);
+    match Child::start("the unlucky one", command).map(drop) {
+        Err(error @ Error::PeerDied { .. }) => {
+            let text = error.to_string();
+            assert!(text.contains("the unlucky one died") && text.contains("no such luck"), "{text}");
+            assert!(text.contains('7'), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn info_shows_offers_and_says_why_there_are_none() {
+    let text = |args: &[&str]| String::from_utf8_lossy(&run(args).stdout).into_owned();
+    assert!(text(&["info"]).contains("provider: shm"));
+    assert!(text(&["info", "-v", "-p", "shm", "-c", "FI_TAGGED"]).contains("inject_size: 4096"));
+    let none = run(&["info", "-p", "shm", "-t", "dgram"]);
+    assert!(!none.status.success() && String::from_utf8_lossy(&none.stderr).contains("shm"));
+}
+
+/// The process that this one has started, once it has.
+fn child_of(pid: u32) -> u32 {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let began = Instant::now();
+    loop {
+        let children = std::fs::read_to_string(&path).unwrap_or_default();
+        if let Some(child) = children.split_ascii_whitespace().next() {
+            return child.parse().expect("a process id");
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "no second process");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+}

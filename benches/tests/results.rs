@@ -1,0 +1,102 @@
+//! Results: written and read back, and shown as a table.
+
+use fabric_bench::record::{Record, parse};
+use fabric_bench::table;
+
+/// The keys, in their order. They are a promise.
+const KEYS: [&str; 22] = [
+    "bench",
+    "provider",
+    "op",
+    "api",
+    "size",
+    "wait",
+    "progress",
+    "runtime",
+    "window",
+    "peers",
+    "p50_ns",
+    "p90_ns",
+    "p99_ns",
+    "p999_ns",
+    "max_ns",
+    "mean_ns",
+    "msgs_per_s",
+    "bytes_per_s",
+    "cpu_user_s",
+    "cpu_sys_s",
+    "floor_ns",
+    "samples",
+];
+
+fn latency() -> Record {
+    Record {
+        bench: "lat".into(),
+        provider: "shm".into(),
+        op: "send".into(),
+        api: "await".into(),
+        size: 4096,
+        wait: "spin".into(),
+        progress: "manual".into(),
+        runtime: "current".into(),
+        window: 1,
+        peers: 1,
+        p50_ns: Some(1400.0),
+        p90_ns: Some(1500.0),
+        p99_ns: Some(2000.0),
+        p999_ns: Some(30_000.0),
+        max_ns: Some(1_000_000.0),
+        mean_ns: Some(1450.5),
+        msgs_per_s: Some(345_000.0),
+        bytes_per_s: Some(1_413_120_000.0),
+        cpu_user_s: Some(1.25),
+        cpu_sys_s: Some(0.25),
+        floor_ns: Some(200.0),
+        samples: 500_000,
+    }
+}
+
+#[test]
+fn a_record_comes_back_as_it_was_under_the_promised_keys() {
+    let record = latency();
+    let json = record.to_json().expect("serialises");
+    assert_eq!(parse(&json), Ok(vec![record]));
+    let mut at = 0;
+    for key in KEYS {
+        at += json[at..]
+            .find(&format!("\"{key}\":"))
+            .unwrap_or_else(|| panic!("{key} is missing or misplaced"));
+    }
+    assert_eq!(json.matches("\":").count(), KEYS.len(), "no other keys: {json}");
+}
+
+#[test]
+fn what_was_not_measured_is_null() {
+    let record = Record { p999_ns: None, ..latency() };
+    let json = record.to_json().expect("serialises");
+    assert!(json.contains("\"p999_ns\":null"));
+    assert_eq!(parse(&format!("\n{json}\n\n{json}\n")).map(|records| records.len()), Ok(2));
+}
+
+#[test]
+fn a_line_that_is_no_record_is_named() {
+    let (line, why) = parse("\n{\"bench\":\"lat\"}").expect_err("it lacks nearly everything");
+    assert_eq!(line, 2);
+    assert!(why.contains("missing field"), "{why}");
+}
+
+#[test]
+fn the_table_of_a_fixed_record() {
+    assert_eq!(
+        table::row(&latency()),
+        "    4KiB      1.400      1.500      2.000     30.000    1000.000      1.450      7.00     1.50     500000"
+    );
+    assert_eq!(table::titles("lat").len(), table::row(&latency()).len());
+    let stream = Record { bench: "bw".into(), window: 16, p999_ns: None, ..latency() };
+    assert_eq!(
+        table::row(&stream),
+        "    4KiB       16        345000      1.413      1.400   1000.000       0.14     1.50   500000"
+    );
+    let floor = Record { bench: "floor".into(), bytes_per_s: None, p99_ns: None, ..latency() };
+    assert!(table::row(&floor).ends_with("1.400          -         -"));
+}
