@@ -1,12 +1,16 @@
 //! The command line.
 
+use std::time::Duration;
+
 use clap::{Args, Parser, Subcommand};
 
 use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait};
+use crate::compare::{Scope, choose, compare};
 use crate::info::{EpKind, describe, hints};
 use crate::measure::{Budget, Plan, measure};
 use crate::output::{Output, print};
 use crate::pair::{Pair, serve, until_stdin_ends};
+use crate::peers::{Case, Ours, Sockets, all, echo};
 use crate::pin::Pin;
 use crate::samples::timer_cost;
 use crate::size::Size;
@@ -31,6 +35,8 @@ enum Command {
     Bw(StreamArgs),
     /// Message rate: small messages in one direction
     Rate(StreamArgs),
+    /// The fabric beside libfabric, UCX and Tokio's sockets, in turn and repeated
+    Compare(CompareArgs),
     /// What the providers offer, as fi_info does
     Info(InfoArgs),
     /// The second process of a measurement
@@ -38,6 +44,12 @@ enum Command {
     Serve {
         #[arg(long)]
         listen: String,
+    },
+    /// The other side of a measurement of sockets
+    #[command(hide = true)]
+    Echo {
+        #[arg(value_enum)]
+        socket: Sockets,
     },
 }
 
@@ -110,6 +122,34 @@ struct StreamArgs {
 }
 
 #[derive(Debug, Args)]
+struct CompareArgs {
+    /// The provider of the fabric
+    #[arg(long, default_value = "shm")]
+    provider: String,
+    /// Fewer sizes and shorter runs: within three minutes
+    #[arg(long)]
+    quick: bool,
+    /// Sizes of messages, for half round trips and streams alike
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    size: Vec<Size>,
+    /// Only peers whose name contains one of these
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    peer: Vec<String>,
+    /// How often everything is measured
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
+    repeat: Option<u16>,
+    /// Time of one measurement
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Cores: auto, none, or two of them
+    #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
+    pin: Pin,
+    /// One JSON object a line for every single run, instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
 struct InfoArgs {
     /// Every attribute
     #[arg(short, long)]
@@ -139,6 +179,7 @@ impl Cli {
             Command::Lat(args) => args.run(Bench::Lat, 1),
             Command::Bw(args) => args.measure.run(Bench::Bw, args.window.unwrap_or(16)),
             Command::Rate(args) => args.measure.run(Bench::Rate, args.window.unwrap_or(64)),
+            Command::Compare(args) => args.run(),
             Command::Info(args) => {
                 let hints = hints(args.provider.as_deref(), args.ep_type, args.caps.as_deref())?;
                 let offers =
@@ -149,7 +190,42 @@ impl Cli {
                 until_stdin_ends()?;
                 serve(&listen)
             }
+            Command::Echo { socket } => {
+                until_stdin_ends()?;
+                echo(socket)
+            }
         }
+    }
+}
+
+impl CompareArgs {
+    fn run(self) -> Result<()> {
+        let stop = Stop::on_ctrl_c()?;
+        let asked: Vec<usize> = self.size.iter().map(|size| size.0).collect();
+        let (latencies, streams, repeat, time) = match self.quick {
+            true => (vec![8, 4 << 10, 64 << 10], vec![64 << 10], 3, 0.4),
+            false => {
+                (vec![8, 64, 512, 4 << 10, 64 << 10, 1 << 20], vec![8, 4 << 10, 64 << 10, 1 << 20], 5, 1.0)
+            }
+        };
+        let or = |sizes| if asked.is_empty() { sizes } else { asked.clone() };
+        let scope = Scope {
+            latencies: or(latencies),
+            streams: or(streams),
+            repeat: self.repeat.unwrap_or(repeat).into(),
+            time: Duration::from_secs_f64(self.seconds.unwrap_or(time)),
+            pin: self.pin,
+        };
+        let ours = Ours::new(&self.provider);
+        let plan = ours.plan(&Case {
+            bench: Bench::Lat,
+            size: scope.latencies.iter().chain(&scope.streams).copied().max().unwrap_or(0),
+            time: scope.time,
+            cores: scope.pin.lane(0),
+        });
+        Runtime::Current.run(async move { plan.check().await })?;
+        let peers = choose(all(&self.provider), &self.peer)?;
+        compare(&peers, &scope, self.json, &stop)
     }
 }
 

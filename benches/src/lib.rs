@@ -7,6 +7,7 @@
 //! | [`floor`] | what no library can go below on this machine |
 //! | [`measure`] | latency, bandwidth and rate over the fabric |
 //! | [`pair`] | the second process |
+//! | [`peers`], [`compare`] | what we are compared with, a file each; the comparison |
 //! | [`samples`], [`cpu`] | time stamps and what becomes of them; processor time |
 //! | [`record`], [`table`], [`output`], [`progress`] | results, and how they are shown |
 //! | [`info`] | what the providers offer |
@@ -14,6 +15,7 @@
 
 pub mod choice;
 pub mod cli;
+pub mod compare;
 pub mod cpu;
 pub mod error;
 pub mod floor;
@@ -21,6 +23,7 @@ pub mod info;
 pub mod measure;
 pub mod output;
 pub mod pair;
+pub mod peers;
 pub mod pin;
 pub mod progress;
 pub mod record;

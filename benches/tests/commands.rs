@@ -181,6 +181,39 @@ fn info_shows_offers_and_says_why_there_are_none() {
     assert!(!none.status.success() && String::from_utf8_lossy(&none.stderr).contains("shm"));
 }
 
+#[test]
+fn peers_are_compared_in_turn() {
+    let args = ["compare", "--json", "--repeat", "2", "--seconds", "0.02", "--size", "64", "--peer", "tokio"];
+    let providers: Vec<_> =
+        records(&args).into_iter().map(|record| (record.bench, record.provider)).collect();
+    let round = [
+        ("lat", "fabric shm"),
+        ("lat", "tokio UnixStream"),
+        ("lat", "tokio TcpStream"),
+        ("bw", "fabric shm"),
+        ("bw", "tokio UnixStream"),
+        ("bw", "tokio TcpStream"),
+    ];
+    let twice: Vec<_> =
+        [round, round].concat().into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect();
+    assert_eq!(providers, twice);
+}
+
+#[test]
+fn missing_peers_are_named_with_how_to_install_them() {
+    let mut command = bench(&["compare", "--repeat", "1", "--seconds", "0.01", "--size", "8"]);
+    let output = command.env("PATH", "/nonexistent").output().expect("starts");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for part in ["x ours", "apt-get install libfabric-bin", "apt-get install ucx-utils", "tokio TcpStream"] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    refused(
+        &["compare", "--peer", "smoke signals"],
+        &["smoke signals", "fi_pingpong shm", "tokio TcpStream"],
+    );
+}
+
 /// The process that this one has started, once it has.
 fn child_of(pid: u32) -> u32 {
     let path = format!("/proc/{pid}/task/{pid}/children");

@@ -11,6 +11,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `plan` | what is to be measured, and who refuses it |
+//! | `rounds` | how long a round is, and when it is enough |
 //! | `station` | an endpoint with its queues |
 //! | `near` | the measuring side of a lane |
 //! | `far` | the other side |
@@ -18,9 +19,8 @@
 pub(crate) mod far;
 mod near;
 mod plan;
+pub(crate) mod rounds;
 mod station;
-
-use std::time::Duration;
 
 pub use plan::{Budget, Plan};
 
@@ -29,7 +29,6 @@ use crate::cpu::Cpu;
 use crate::floor::Floor;
 use crate::pair::Pair;
 use crate::record::Record;
-use crate::samples::Samples;
 use crate::stop::Stop;
 use crate::{Result, progress};
 use near::Lane;
@@ -78,19 +77,10 @@ fn one_size(plan: &Plan, pair: &mut Pair, lanes: &[Lane], size: usize) -> Result
     let cpu = |pair: &mut Pair| Ok::<_, crate::Error>((Cpu::now(), pair.cpu()?));
     let before = cpu(pair)?;
     lanes.iter().for_each(|lane| lane.begin(size));
-    let (mut samples, mut rate) = (Samples::new(), 0.0);
-    for lane in lanes {
-        let outcome = lane.finish()?;
-        samples.merge(&outcome.samples);
-        if outcome.busy > Duration::ZERO {
-            rate += outcome.messages as f64 / outcome.busy.as_secs_f64();
-        }
-    }
+    let outcomes: Vec<_> = lanes.iter().map(Lane::finish).collect::<Result<_>>()?;
     let after = cpu(pair)?;
     let mut record = plan.record(size);
-    samples.describe(&mut record);
-    record.msgs_per_s = Some(rate.round());
-    record.bytes_per_s = Some((rate * size as f64).round());
+    rounds::describe(&outcomes, &mut record);
     if let ((Some(here), Some(there)), (Some(here_after), Some(there_after))) = (before, after) {
         let spent = (here_after - here) + (there_after - there);
         (record.cpu_user_s, record.cpu_sys_s) = (Some(cents(spent.user)), Some(cents(spent.sys)));

@@ -8,32 +8,15 @@ use std::time::{Duration, Instant};
 use fabric_async::{Error as FabricError, FiAddr, Operation};
 
 use super::far::{Finished, Task};
-use super::plan::{Budget, Plan};
+use super::plan::Plan;
+use super::rounds::{Outcome, Rounds};
 use super::station::{Station, open};
 use crate::choice::{Api, Bench, Op, name};
 use crate::pair::talk::{hear, tell};
-use crate::samples::{Samples, Stamps};
+use crate::samples::Stamps;
 use crate::size::Size;
 use crate::stop::Stop;
 use crate::{Error, Result, pin, progress};
-
-/// The length of a round: long enough that asking for it does not count, short enough to be stopped.
-const ROUND: Duration = Duration::from_millis(100);
-/// Messages of the first round, which is warm-up and not counted; and most bytes of it.
-const WARM_UP: u64 = 512;
-const WARM_UP_BYTES: u64 = 64 << 20;
-/// Most messages in one round; of latencies there is memory for as many time stamps.
-const LONGEST_ROUND: u64 = 1 << 20;
-
-/// What one lane has measured of one size.
-pub(super) struct Outcome {
-    /// Of each message, or of each round.
-    pub(super) samples: Samples,
-    /// Messages in one direction.
-    pub(super) messages: u64,
-    /// How long they took.
-    pub(super) busy: Duration,
-}
 
 /// A lane that waits for sizes to measure.
 pub(super) struct Lane {
@@ -102,51 +85,20 @@ impl Near {
         Ok(Self { plan, station, peers, stop, leads, stamps: Stamps::with_capacity(0) })
     }
 
-    /// Rounds until it is enough. The first is warm-up and not counted.
     async fn measure(&mut self, size: usize) -> Result<Outcome> {
-        let mut outcome = Outcome { samples: Samples::new(), messages: 0, busy: Duration::ZERO };
-        let mut count = WARM_UP.min(WARM_UP_BYTES / size.max(1) as u64);
-        let mut began = None;
-        loop {
-            count = self.whole(count.clamp(1, LONGEST_ROUND));
-            let took = if self.plan.bench == Bench::Lat {
-                self.latencies(size, count).await?
-            } else {
-                self.stream(size, count).await?
+        let mut rounds = Rounds::new(self.plan.bench, self.plan.budget, size);
+        // Every peer gets the same share.
+        while let Some(count) = rounds.next(self.peers.len() as u64, &self.stop) {
+            let took = match self.plan.bench {
+                Bench::Lat => self.latencies(size, count).await?,
+                Bench::Bw | Bench::Rate => self.stream(size, count).await?,
             };
-            if began.is_some() {
-                outcome.messages += count;
-                outcome.busy += took;
-                match self.plan.bench {
-                    Bench::Lat => outcome.samples.add_stamps(&self.stamps, 2),
-                    Bench::Bw | Bench::Rate => outcome.samples.add(took.as_nanos() as f64 / count as f64),
-                }
-            }
-            let began = *began.get_or_insert_with(Instant::now);
-            let (part, left) = match self.plan.budget {
-                Budget::Seconds(seconds) => (began.elapsed().as_secs_f64() / seconds, u64::MAX),
-                Budget::Iters(iters) => {
-                    (outcome.messages as f64 / iters as f64, iters.saturating_sub(outcome.messages))
-                }
-            };
+            rounds.ended(count, took, &self.stamps);
             if self.leads {
-                progress::show(&format!("{} {}", name(self.plan.bench), Size(size)), part);
+                progress::show(&format!("{} {}", name(self.plan.bench), Size(size)), rounds.part());
             }
-            if part >= 1.0 || self.stop.raised() {
-                return Ok(outcome);
-            }
-            let per_message = (took.as_secs_f64() / count as f64).max(1e-9);
-            let round = match self.plan.budget {
-                Budget::Seconds(seconds) => (seconds / 10.0).min(ROUND.as_secs_f64()),
-                Budget::Iters(_) => ROUND.as_secs_f64(),
-            };
-            count = ((round / per_message) as u64).min(left);
         }
-    }
-
-    /// A number of messages that every peer gets the same share of.
-    fn whole(&self, count: u64) -> u64 {
-        count.next_multiple_of(self.peers.len() as u64)
+        Ok(rounds.outcome())
     }
 
     async fn ask(&self, task: impl Fn(u64) -> Task, count: u64) -> Result<()> {

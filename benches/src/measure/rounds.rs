@@ -1,0 +1,106 @@
+//! A measurement as a series of rounds: how long the next one is, and when it is enough.
+
+use std::time::{Duration, Instant};
+
+use super::plan::Budget;
+use crate::choice::Bench;
+use crate::record::Record;
+use crate::samples::{Samples, Stamps};
+use crate::stop::Stop;
+
+/// The length of a round: long enough that asking for it does not count, short enough to be stopped.
+const ROUND: Duration = Duration::from_millis(100);
+/// Messages of the first round, which is warm-up and not counted; and most bytes of it.
+const WARM_UP: u64 = 512;
+const WARM_UP_BYTES: u64 = 64 << 20;
+/// Most messages in one round; of latencies there is memory for as many time stamps.
+const LONGEST_ROUND: u64 = 1 << 20;
+
+/// What was measured of one size.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// Of each message, or of each round.
+    pub(crate) samples: Samples,
+    /// Messages in one direction.
+    pub(crate) messages: u64,
+    /// How long they took.
+    pub(crate) busy: Duration,
+}
+
+/// Rounds until it is enough; the first is warm-up.
+#[derive(Debug)]
+pub(crate) struct Rounds {
+    bench: Bench,
+    budget: Budget,
+    count: u64,
+    /// When the warm-up ended.
+    began: Option<Instant>,
+    outcome: Outcome,
+}
+
+impl Rounds {
+    pub(crate) fn new(bench: Bench, budget: Budget, size: usize) -> Self {
+        let count = WARM_UP.min(WARM_UP_BYTES / size.max(1) as u64).max(1);
+        let outcome = Outcome { samples: Samples::new(), messages: 0, busy: Duration::ZERO };
+        Self { bench, budget, count, began: None, outcome }
+    }
+
+    /// How many messages the next round has, a multiple of `share`; `None` when it is enough.
+    pub(crate) fn next(&self, share: u64, stop: &Stop) -> Option<u64> {
+        let enough = self.part() >= 1.0 || stop.raised();
+        (!enough).then(|| self.count.clamp(1, LONGEST_ROUND).next_multiple_of(share))
+    }
+
+    /// Which part of the budget is used up.
+    pub(crate) fn part(&self) -> f64 {
+        match (self.budget, self.began) {
+            (_, None) => 0.0,
+            (Budget::Seconds(seconds), Some(began)) => began.elapsed().as_secs_f64() / seconds,
+            (Budget::Iters(iters), Some(_)) => self.outcome.messages as f64 / iters as f64,
+        }
+    }
+
+    /// A round of so many messages has taken so long. Latencies have left a stamp for each round trip.
+    pub(crate) fn ended(&mut self, count: u64, took: Duration, stamps: &Stamps) {
+        if self.began.is_some() {
+            self.outcome.messages += count;
+            self.outcome.busy += took;
+            match self.bench {
+                Bench::Lat => self.outcome.samples.add_stamps(stamps, 2),
+                Bench::Bw | Bench::Rate => {
+                    self.outcome.samples.add(took.as_nanos() as f64 / count as f64);
+                }
+            }
+        }
+        self.began.get_or_insert_with(Instant::now);
+        let (longest, left) = match self.budget {
+            Budget::Seconds(seconds) => (seconds / 10.0, u64::MAX),
+            Budget::Iters(iters) => (f64::INFINITY, iters.saturating_sub(self.outcome.messages)),
+        };
+        let per_message = (took.as_secs_f64() / count as f64).max(1e-9);
+        self.count = ((ROUND.as_secs_f64().min(longest) / per_message) as u64).min(left);
+    }
+
+    pub(crate) fn outcome(self) -> Outcome {
+        self.outcome
+    }
+}
+
+impl Outcome {
+    /// Messages per second.
+    pub(crate) fn rate(&self) -> f64 {
+        if self.busy.is_zero() { 0.0 } else { self.messages as f64 / self.busy.as_secs_f64() }
+    }
+}
+
+/// Writes times and rates into a result: those of lanes that worked at the same time.
+pub(crate) fn describe(lanes: &[Outcome], record: &mut Record) {
+    let (mut samples, mut rate) = (Samples::new(), 0.0);
+    for lane in lanes {
+        samples.merge(&lane.samples);
+        rate += lane.rate();
+    }
+    samples.describe(record);
+    record.msgs_per_s = Some(rate.round());
+    record.bytes_per_s = Some((rate * record.size as f64).round());
+}

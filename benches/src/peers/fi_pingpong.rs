@@ -1,0 +1,90 @@
+//! libfabric, by its own program `fi_pingpong`. What it prints is reported as it stands: a mean, of two digits behind the
+//! point, over all round trips from the first on.
+
+use std::process::Command;
+use std::time::Duration;
+
+use super::{Case, Peer, program};
+use crate::choice::Bench;
+use crate::record::Record;
+use crate::{Error, Result};
+
+const PROGRAM: &str = "fi_pingpong";
+
+/// One provider of libfabric.
+#[derive(Debug)]
+pub struct FiPingpong {
+    provider: &'static str,
+    name: String,
+}
+
+impl FiPingpong {
+    /// With this provider.
+    #[must_use]
+    pub fn new(provider: &'static str) -> Self {
+        Self { provider, name: format!("{PROGRAM} {provider}") }
+    }
+}
+
+impl Peer for FiPingpong {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn missing(&self) -> Option<String> {
+        program::missing(PROGRAM, "libfabric-bin")
+    }
+
+    fn measures(&self, bench: Bench) -> bool {
+        bench == Bench::Lat
+    }
+
+    fn measure(&self, case: &Case) -> Result<Record> {
+        let guess = Duration::from_nanos(if self.provider == "shm" { 1_500 } else { 20_000 });
+        let count = case.count(2 * (guess + Duration::from_nanos(case.size as u64 / 2)));
+        let build = |port: u16, server: bool| {
+            let mut command = Command::new(PROGRAM);
+            command.args(["-e", "rdm", "-p", self.provider]);
+            command.args(["-I", &count.to_string(), "-S", &case.size.to_string()]);
+            match server {
+                true => command.args(["-B", &port.to_string()]),
+                false => command.args(["-P", &port.to_string(), "127.0.0.1"]),
+            };
+            command
+        };
+        let text = program::run(&self.name, case, build)?;
+        let mean = parse(&text).ok_or(Error::NotUnderstood { who: self.name.clone(), text })?;
+        let per_second = (1e9 / mean).round();
+        Ok(Record {
+            wait: "spin".into(),
+            progress: "manual".into(),
+            mean_ns: Some(mean),
+            msgs_per_s: Some((per_second / 2.0).round()),
+            bytes_per_s: Some((per_second / 2.0 * case.size as f64).round()),
+            samples: count,
+            ..case.record(self)
+        })
+    }
+}
+
+/// The half round trip in nanoseconds: the column `usec/xfer` of the last line.
+fn parse(text: &str) -> Option<f64> {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let column = lines.next()?.split_ascii_whitespace().position(|title| title == "usec/xfer")?;
+    let micros: f64 = lines.next_back()?.split_ascii_whitespace().nth(column)?.parse().ok()?;
+    (micros > 0.0).then_some(micros * 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_program_prints() {
+        let text = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
+                    64      20k     =20k     2.4m        0.04s      72.32       0.88       1.13\n";
+        assert_eq!(parse(text), Some(880.0));
+        assert_eq!(parse("bytes   #sent\n64   20k\n"), None);
+        assert_eq!(parse(""), None);
+    }
+}

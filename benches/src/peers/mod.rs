@@ -1,0 +1,90 @@
+//! What the fabric is compared with: a file each, behind one trait.
+//!
+//! | file | peer |
+//! |---|---|
+//! | `ours` | the fabric itself |
+//! | `sockets` | Tokio's `TcpStream` and `UnixStream` |
+//! | `fi_pingpong` | libfabric, by its own program |
+//! | `ucx_perftest` | UCX, by its own program |
+//! | `program` | running such a program twice, as server and client |
+
+mod fi_pingpong;
+mod ours;
+mod program;
+mod sockets;
+mod ucx_perftest;
+
+use std::time::Duration;
+
+pub use fi_pingpong::FiPingpong;
+pub use ours::Ours;
+pub use sockets::{Sockets, echo};
+pub use ucx_perftest::UcxPerftest;
+
+use crate::Result;
+use crate::choice::{Bench, name};
+use crate::record::Record;
+
+/// Two processes that pass messages of one size.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Half round trips, or a stream.
+    pub bench: Bench,
+    /// Bytes of a message.
+    pub size: usize,
+    /// About how long.
+    pub time: Duration,
+    /// The core of the measuring side, and that of the other.
+    pub cores: (Option<usize>, Option<usize>),
+}
+
+/// Something that passes messages between two processes and can be measured doing it.
+pub trait Peer {
+    /// Its name in results.
+    fn name(&self) -> &str;
+
+    /// What keeps it from being measured here, and how to install it; `None` when nothing does.
+    fn missing(&self) -> Option<String>;
+
+    /// Whether this can be measured with it.
+    fn measures(&self, bench: Bench) -> bool;
+
+    /// Measures it once, in two fresh processes.
+    ///
+    /// # Errors
+    /// One of the processes failed, or said what is not understood.
+    fn measure(&self, case: &Case) -> Result<Record>;
+}
+
+/// All peers there are, the fabric over this provider first.
+#[must_use]
+pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
+    vec![
+        Box::new(Ours::new(provider)),
+        Box::new(UcxPerftest),
+        Box::new(FiPingpong::new("shm")),
+        Box::new(FiPingpong::new("tcp")),
+        Box::new(Sockets::Unix),
+        Box::new(Sockets::Tcp),
+    ]
+}
+
+impl Case {
+    /// A result of this case without numbers.
+    fn record(&self, peer: &dyn Peer) -> Record {
+        Record {
+            bench: name(self.bench),
+            provider: peer.name().to_owned(),
+            op: "send".into(),
+            size: self.size,
+            window: 1,
+            peers: 1,
+            ..Record::default()
+        }
+    }
+
+    /// How many round trips, or messages, fill the time if one takes about so long.
+    fn count(&self, per_message: Duration) -> u64 {
+        ((self.time.as_secs_f64() / per_message.as_secs_f64()) as u64).max(100)
+    }
+}

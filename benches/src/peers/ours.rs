@@ -1,0 +1,71 @@
+//! The fabric itself, measured as `lat`, `bw` and `rate` do it.
+
+use super::{Case, Peer};
+use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait};
+use crate::measure::{Budget, Plan, measure};
+use crate::pair::Pair;
+use crate::record::Record;
+use crate::stop::Stop;
+use crate::{Error, Result};
+
+/// Messages under way in a stream.
+const WINDOW: usize = 32;
+
+/// The fabric over one provider.
+#[derive(Debug)]
+pub struct Ours {
+    provider: String,
+    name: String,
+}
+
+impl Ours {
+    /// Over this provider.
+    #[must_use]
+    pub fn new(provider: &str) -> Self {
+        Self { provider: provider.to_owned(), name: format!("fabric {provider}") }
+    }
+
+    /// What is measured: untagged messages, awaited, both sides spinning.
+    #[must_use]
+    pub fn plan(&self, case: &Case) -> Plan {
+        Plan {
+            bench: case.bench,
+            provider: self.provider.clone(),
+            op: Op::Send,
+            api: Api::Await,
+            wait: Wait::Spin,
+            progress: Drive::Manual,
+            runtime: Runtime::Current,
+            window: WINDOW,
+            peers: 1,
+            threads: 1,
+            budget: Budget::Seconds(case.time.as_secs_f64()),
+            sizes: vec![case.size],
+            cores: vec![case.cores],
+        }
+    }
+}
+
+impl Peer for Ours {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn missing(&self) -> Option<String> {
+        None
+    }
+
+    fn measures(&self, _: Bench) -> bool {
+        true
+    }
+
+    fn measure(&self, case: &Case) -> Result<Record> {
+        let (plan, mut measured) = (self.plan(case), None);
+        let mut pair = Pair::start(&self.provider)?;
+        measure(&plan, &mut pair, &Stop::default(), |record| {
+            measured = Some(Record { provider: self.name.clone(), ..record });
+            Ok(())
+        })?;
+        measured.ok_or_else(|| Error::Refused(format!("{} measured nothing", self.name)))
+    }
+}

@@ -1,0 +1,158 @@
+//! Tokio's sockets: what an async service would use without a fabric.
+//!
+//! Two processes, each with a current-thread runtime, as for the fabric. The measuring side says in 24 bytes what a
+//! round is made of.
+
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use super::{Case, Peer};
+use crate::choice::{Bench, Runtime, name};
+use crate::measure::Budget;
+use crate::measure::rounds::{Outcome, Rounds, describe};
+use crate::pair::{Child, program};
+use crate::record::Record;
+use crate::samples::Stamps;
+use crate::stop::Stop;
+use crate::{Error, Result, pin};
+
+/// What the other side is to do with the messages of a round.
+const ECHO: u64 = 1;
+const SINK: u64 = 2;
+
+/// A kind of socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sockets {
+    /// Loopback TCP without delay.
+    Tcp,
+    /// A Unix socket.
+    Unix,
+}
+
+impl Peer for Sockets {
+    fn name(&self) -> &str {
+        match self {
+            Self::Tcp => "tokio TcpStream",
+            Self::Unix => "tokio UnixStream",
+        }
+    }
+
+    fn missing(&self) -> Option<String> {
+        None
+    }
+
+    fn measures(&self, _: Bench) -> bool {
+        true
+    }
+
+    fn measure(&self, case: &Case) -> Result<Record> {
+        let mut command = program()?;
+        command.args(["echo", &name(*self)]);
+        let (mut child, at) = pin::on(case.cores.1, || Child::start(self.name(), command))?;
+        let measured = pin::on(case.cores.0, || {
+            let runtime = Runtime::Current.build().map_err(Error::io("starting a runtime"))?;
+            let failed = Error::io(format!("talking to {at}"));
+            match self {
+                Self::Tcp => runtime.block_on(async {
+                    let stream = TcpStream::connect(&at).await?;
+                    stream.set_nodelay(true)?;
+                    near(stream, case).await
+                }),
+                Self::Unix => runtime.block_on(async { near(UnixStream::connect(&at).await?, case).await }),
+            }
+            .map_err(failed)
+        });
+        let outcome = measured.map_err(|error| child.died().unwrap_or(error))?;
+        let mut record = Record {
+            api: "await".into(),
+            wait: "park".into(),
+            runtime: "current".into(),
+            ..case.record(self)
+        };
+        describe(&[outcome], &mut record);
+        Ok(record)
+    }
+}
+
+async fn near(mut stream: impl AsyncRead + AsyncWrite + Unpin, case: &Case) -> std::io::Result<Outcome> {
+    let (ping, mut pong) = (vec![7u8; case.size], vec![0u8; case.size]);
+    let mut stamps = Stamps::with_capacity(0);
+    let mut rounds = Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size);
+    while let Some(count) = rounds.next(1, &Stop::default()) {
+        let what = if case.bench == Bench::Lat { ECHO } else { SINK };
+        for number in [what, case.size as u64, count] {
+            stream.write_u64(number).await?;
+        }
+        let began = Instant::now();
+        stamps.begin(count as usize);
+        let took: Duration = if what == ECHO {
+            for _ in 0..count {
+                stream.write_all(&ping).await?;
+                stream.read_exact(&mut pong).await?;
+                stamps.stamp();
+            }
+            stamps.elapsed()
+        } else {
+            for _ in 0..count {
+                stream.write_all(&ping).await?;
+            }
+            stream.read_u8().await?;
+            began.elapsed()
+        };
+        rounds.ended(count, took, &stamps);
+    }
+    Ok(rounds.outcome())
+}
+
+/// The other side: says on stdout where it listens, serves one connection, and ends with it.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn echo(kind: Sockets) -> Result<()> {
+    let runtime = Runtime::Current.build().map_err(Error::io("starting a runtime"))?;
+    runtime
+        .block_on(async {
+            match kind {
+                Sockets::Tcp => {
+                    let listener = TcpListener::bind("127.0.0.1:0").await?;
+                    println!("listening on {}", listener.local_addr()?);
+                    let (stream, _) = listener.accept().await?;
+                    stream.set_nodelay(true)?;
+                    far(stream).await
+                }
+                Sockets::Unix => {
+                    let path = std::env::temp_dir().join(format!("fabric-bench-{}", std::process::id()));
+                    let listener = UnixListener::bind(&path)?;
+                    println!("listening on {}", path.display());
+                    let accepted = listener.accept().await;
+                    // Both ends are open: the name is not needed any more.
+                    std::fs::remove_file(&path)?;
+                    far(accepted?.0).await
+                }
+            }
+        })
+        .map_err(Error::io("serving a socket"))
+}
+
+async fn far(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
+    loop {
+        let what = match stream.read_u64().await {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
+            other => other?,
+        };
+        let (size, count) = (stream.read_u64().await?, stream.read_u64().await?);
+        let mut buf = vec![0u8; size as usize];
+        for _ in 0..count {
+            stream.read_exact(&mut buf).await?;
+            if what == ECHO {
+                stream.write_all(&buf).await?;
+            }
+        }
+        if what == SINK {
+            stream.write_u8(1).await?;
+        }
+    }
+}

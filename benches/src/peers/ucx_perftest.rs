@@ -1,0 +1,101 @@
+//! UCX over shared memory, by its own program `ucx_perftest`: tagged messages of its protocol layer.
+
+use std::process::Command;
+use std::time::Duration;
+
+use super::{Case, Peer, program};
+use crate::choice::Bench;
+use crate::record::Record;
+use crate::{Error, Result};
+
+const PROGRAM: &str = "ucx_perftest";
+/// The unit of its bandwidth.
+const MEGABYTE: f64 = 1024.0 * 1024.0;
+
+/// UCX.
+#[derive(Debug)]
+pub struct UcxPerftest;
+
+impl Peer for UcxPerftest {
+    fn name(&self) -> &str {
+        "ucx_perftest shm"
+    }
+
+    fn missing(&self) -> Option<String> {
+        program::missing(PROGRAM, "ucx-utils")
+    }
+
+    fn measures(&self, _: Bench) -> bool {
+        true
+    }
+
+    fn measure(&self, case: &Case) -> Result<Record> {
+        let (test, trips) = if case.bench == Bench::Lat { ("tag_lat", 2) } else { ("tag_bw", 1) };
+        let count = case.count(trips * Duration::from_nanos(400 + case.size as u64 / 4));
+        let build = |port: u16, server: bool| {
+            let mut command = Command::new(PROGRAM);
+            command.env("UCX_TLS", "shm,self").env("UCX_LOG_LEVEL", "error");
+            command.args(["-v", "-p", &port.to_string()]);
+            if !server {
+                command.args(["-t", test, "-s", &case.size.to_string(), "-n", &count.to_string()]);
+                command.args(["-w", &(count / 10).to_string(), "127.0.0.1"]);
+            }
+            command
+        };
+        let text = program::run(self.name(), case, build)?;
+        let row = parse(&text).ok_or_else(|| Error::NotUnderstood { who: self.name().into(), text })?;
+        let mut record = Record {
+            op: "tagged".into(),
+            wait: "spin".into(),
+            progress: "manual".into(),
+            mean_ns: Some(row.mean_ns),
+            samples: count,
+            ..case.record(self)
+        };
+        if case.bench == Bench::Lat {
+            record.p50_ns = Some(row.p50_ns);
+        } else {
+            record.bytes_per_s = Some(row.bytes_per_s);
+            record.msgs_per_s = Some(row.msgs_per_s);
+        }
+        Ok(record)
+    }
+}
+
+struct Row {
+    p50_ns: f64,
+    mean_ns: f64,
+    bytes_per_s: f64,
+    msgs_per_s: f64,
+}
+
+/// The last line of numbers, under the titles that the program gives them.
+fn parse(text: &str) -> Option<Row> {
+    let titles: Vec<_> = text.lines().find(|line| line.starts_with("iterations,"))?.split(',').collect();
+    let last = text.lines().rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))?;
+    let numbers: Vec<f64> =
+        last.split(',').map(|number| number.trim().parse().ok()).collect::<Option<_>>()?;
+    let number = |title: &str| numbers.get(titles.iter().position(|known| *known == title)?).copied();
+    Some(Row {
+        p50_ns: number("50.0_percentile_lat")? * 1e3,
+        mean_ns: number("overall_lat")? * 1e3,
+        bytes_per_s: number("overall_bw")? * MEGABYTE,
+        msgs_per_s: number("overall_mr")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_program_prints() {
+        let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n\
+                    20000,0.347,0.406,0.406,150.26,150.26,2461843,2461843\n";
+        let row = parse(text).expect("a row");
+        assert!((row.p50_ns - 347.0).abs() < 1e-6 && (row.mean_ns - 406.0).abs() < 1e-6);
+        assert!((row.bytes_per_s - 150.26 * MEGABYTE).abs() < 1.0 && row.msgs_per_s > 2.4e6);
+        assert!(parse("Connection refused\n").is_none());
+        assert!(parse("iterations,overall_lat\n5,0.1\n").is_none());
+    }
+}
