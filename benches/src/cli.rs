@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
@@ -7,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait};
 use crate::compare::{Scope, choose, compare};
 use crate::info::{EpKind, describe, hints};
-use crate::measure::{Budget, Plan, measure};
+use crate::measure::{Budget, Plan, WINDOW, measure};
 use crate::output::{Output, print};
 use crate::pair::{Pair, serve, until_stdin_ends};
 use crate::peers::{Case, Ours, Sockets, all, echo};
@@ -15,7 +16,7 @@ use crate::pin::Pin;
 use crate::samples::timer_cost;
 use crate::size::Size;
 use crate::stop::Stop;
-use crate::{Result, floor};
+use crate::{Error, Result, floor, record, report};
 
 /// Measures the fabric, what this machine can do at all, and others beside it.
 #[derive(Debug, Parser)]
@@ -37,6 +38,8 @@ enum Command {
     Rate(StreamArgs),
     /// The fabric beside libfabric, UCX and Tokio's sockets, in turn and repeated
     Compare(CompareArgs),
+    /// One page with pictures, of results in JSON
+    Report(ReportArgs),
     /// What the providers offer, as fi_info does
     Info(InfoArgs),
     /// The second process of a measurement
@@ -117,8 +120,8 @@ struct StreamArgs {
     #[command(flatten)]
     measure: MeasureArgs,
     /// Messages under way
-    #[arg(long)]
-    window: Option<usize>,
+    #[arg(long, default_value_t = WINDOW)]
+    window: usize,
 }
 
 #[derive(Debug, Args)]
@@ -150,6 +153,16 @@ struct CompareArgs {
 }
 
 #[derive(Debug, Args)]
+struct ReportArgs {
+    /// Files with what the other commands print under --json
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Where the page goes
+    #[arg(short, long, default_value = "fabric-bench.html")]
+    output: PathBuf,
+}
+
+#[derive(Debug, Args)]
 struct InfoArgs {
     /// Every attribute
     #[arg(short, long)]
@@ -177,9 +190,19 @@ impl Cli {
                 floor::measure(&args.pin, &stop, |record| output.emit(&record))
             }
             Command::Lat(args) => args.run(Bench::Lat, 1),
-            Command::Bw(args) => args.measure.run(Bench::Bw, args.window.unwrap_or(16)),
-            Command::Rate(args) => args.measure.run(Bench::Rate, args.window.unwrap_or(64)),
+            Command::Bw(args) => args.measure.run(Bench::Bw, args.window),
+            Command::Rate(args) => args.measure.run(Bench::Rate, args.window),
             Command::Compare(args) => args.run(),
+            Command::Report(args) => {
+                let mut records = Vec::new();
+                for file in &args.files {
+                    records.extend(record::read(file)?);
+                }
+                let at = args.output.display();
+                std::fs::write(&args.output, report::page(&records)?)
+                    .map_err(Error::io(format!("writing {at}")))?;
+                print(&format!("{at}: {} results", records.len()))
+            }
             Command::Info(args) => {
                 let hints = hints(args.provider.as_deref(), args.ep_type, args.caps.as_deref())?;
                 let offers =

@@ -10,6 +10,7 @@
 //! | [`peers`], [`compare`] | what we are compared with, a file each; the comparison |
 //! | [`samples`], [`cpu`] | time stamps and what becomes of them; processor time |
 //! | [`record`], [`table`], [`output`], [`progress`] | results, and how they are shown |
+//! | [`report`] | a page with pictures |
 //! | [`info`] | what the providers offer |
 //! | [`stop`], [`error`] | Ctrl-C; what can go wrong |
 
@@ -27,6 +28,7 @@ pub mod peers;
 pub mod pin;
 pub mod progress;
 pub mod record;
+pub mod report;
 pub mod samples;
 pub mod size;
 pub mod stop;

@@ -1,7 +1,7 @@
-//! Results: written and read back, and shown as a table.
+//! Results: written and read back, shown as a table and as a page.
 
 use fabric_bench::record::{Record, parse};
-use fabric_bench::table;
+use fabric_bench::{report, table};
 
 /// The keys, in their order. They are a promise.
 const KEYS: [&str; 22] = [
@@ -99,4 +99,46 @@ fn the_table_of_a_fixed_record() {
     );
     let floor = Record { bench: "floor".into(), bytes_per_s: None, p99_ns: None, ..latency() };
     assert!(table::row(&floor).ends_with("1.400          -         -"));
+}
+
+#[test]
+fn the_page_of_fixed_records() {
+    let stranger = Record {
+        provider: "<other & \"co\">".into(),
+        p50_ns: None,
+        p90_ns: None,
+        floor_ns: None,
+        size: 0,
+        ..latency()
+    };
+    let rate = Record { bench: "rate".into(), size: 8, window: 32, ..latency() };
+    let floor = Record { bench: "floor".into(), op: "line".into(), p50_ns: Some(100.0), ..latency() };
+    let page = report::page(&[latency(), stranger, rate, floor]).expect("something to draw");
+    for part in ["Latency by size", "Percentiles at 4KiB", "Bandwidth by size", "Message rate at 8B"] {
+        assert!(page.contains(part), "{part} is missing");
+    }
+    for part in ["fabric shm, 4KiB: 1.4 µs", "7.00 times the floor", "&lt;other &amp; &quot;co&quot;&gt;"] {
+        assert!(page.contains(part), "{part} is missing");
+    }
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    for part in ["NaN", "inf ", "<script", "http:", "https:", "<other"] {
+        assert!(!page.contains(part), "{part} does not belong there");
+    }
+}
+
+#[test]
+fn several_runs_are_one_point_and_other_ways_are_other_lines() {
+    let run = |p50| Record { p50_ns: Some(p50), ..latency() };
+    let tagged = Record { op: "tagged".into(), ..latency() };
+    let page = report::page(&[run(1100.0), run(9900.0), run(1200.0), tagged]).expect("something to draw");
+    assert!(
+        page.contains("fabric shm, send, 4KiB: 1.2 µs") && page.contains("fabric shm, tagged, 4KiB: 1.4 µs")
+    );
+    assert!(!page.contains("9.9 µs"));
+}
+
+#[test]
+fn a_page_of_nothing_is_refused() {
+    let floor = Record { bench: "floor".into(), ..latency() };
+    assert!(report::page(&[floor]).is_err_and(|error| error.to_string().contains("nothing to draw")));
 }

@@ -22,7 +22,7 @@ mod plan;
 pub(crate) mod rounds;
 mod station;
 
-pub use plan::{Budget, Plan};
+pub use plan::{Budget, Plan, WINDOW};
 
 use crate::choice::Bench;
 use crate::cpu::Cpu;

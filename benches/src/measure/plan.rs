@@ -48,6 +48,8 @@ pub enum Budget {
     Iters(u64),
 }
 
+/// Messages under way in a stream, unless said otherwise.
+pub const WINDOW: usize = 32;
 /// Most messages under way, most peers and most threads.
 const MOST: usize = 512;
 

@@ -2,14 +2,11 @@
 
 use super::{Case, Peer};
 use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait};
-use crate::measure::{Budget, Plan, measure};
+use crate::measure::{Budget, Plan, WINDOW, measure};
 use crate::pair::Pair;
 use crate::record::Record;
 use crate::stop::Stop;
 use crate::{Error, Result};
-
-/// Messages under way in a stream.
-const WINDOW: usize = 32;
 
 /// The fabric over one provider.
 #[derive(Debug)]

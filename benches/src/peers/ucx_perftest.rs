@@ -72,7 +72,7 @@ struct Row {
 /// The last line of numbers, under the titles that the program gives them.
 fn parse(text: &str) -> Option<Row> {
     let titles: Vec<_> = text.lines().find(|line| line.starts_with("iterations,"))?.split(',').collect();
-    let last = text.lines().rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))?;
+    let last = text.lines().map(str::trim).rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))?;
     let numbers: Vec<f64> =
         last.split(',').map(|number| number.trim().parse().ok()).collect::<Option<_>>()?;
     let number = |title: &str| numbers.get(titles.iter().position(|known| *known == title)?).copied();
@@ -95,6 +95,8 @@ mod tests {
         let row = parse(text).expect("a row");
         assert!((row.p50_ns - 347.0).abs() < 1e-6 && (row.mean_ns - 406.0).abs() < 1e-6);
         assert!((row.bytes_per_s - 150.26 * MEGABYTE).abs() < 1.0 && row.msgs_per_s > 2.4e6);
+        let indented = text.replace("20000,", " 476,");
+        assert!(parse(&indented).is_some(), "small counts are indented");
         assert!(parse("Connection refused\n").is_none());
         assert!(parse("iterations,overall_lat\n5,0.1\n").is_none());
     }

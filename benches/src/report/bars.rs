@@ -1,0 +1,71 @@
+//! Bars beside names.
+
+use std::fmt::Write;
+
+use super::page::{Figure, escape};
+
+const WIDTH: f64 = 520.0;
+const BAR: f64 = 22.0;
+const STEP: f64 = 50.0;
+/// Room for the number behind the longest bar.
+const NUMBER: f64 = 84.0;
+
+/// A bar.
+pub(super) struct Bar {
+    pub(super) label: String,
+    pub(super) colour: usize,
+    pub(super) value: f64,
+}
+
+/// The picture with its numbers; `None` without bars.
+pub(super) fn figure(
+    bars: &[Bar],
+    floor: Option<f64>,
+    title: &str,
+    text: &str,
+    words: fn(f64) -> String,
+) -> Option<Figure> {
+    let most = bars.iter().map(|bar| bar.value).chain(floor).fold(0.0, f64::max);
+    if bars.is_empty() || most <= 0.0 {
+        return None;
+    }
+    let length = |value: f64| value / most * (WIDTH - NUMBER);
+    let height = bars.len() as f64 * STEP + 26.0;
+    let mut svg =
+        format!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">", escape(title));
+    for (at, bar) in bars.iter().enumerate() {
+        let (top, long) = (at as f64 * STEP + 20.0, length(bar.value).max(2.0));
+        let _ = write!(
+            svg,
+            "<text x=\"0\" y=\"{:.1}\">{}</text>\
+             <rect class=\"bar c{}\" x=\"0\" y=\"{top:.1}\" width=\"{long:.1}\" height=\"{BAR}\" rx=\"3\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            top - 5.0,
+            escape(&bar.label),
+            bar.colour % 8,
+            long + 7.0,
+            top + 16.0,
+            words(bar.value)
+        );
+    }
+    if let Some(floor) = floor {
+        let (at, end) = (length(floor), height - 18.0);
+        let _ = write!(
+            svg,
+            "<path class=\"floor\" d=\"M{at:.1} 4V{end}\"/>\
+             <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+            height - 3.0,
+            words(floor)
+        );
+    }
+    svg += "</svg>";
+    Some(Figure {
+        title: title.to_owned(),
+        text: text.to_owned(),
+        legend: Vec::new(),
+        dashed: None,
+        svg,
+        columns: vec!["rate".into()],
+        rows: bars.iter().map(|bar| (bar.label.clone(), vec![words(bar.value)])).collect(),
+    })
+}

@@ -1,0 +1,126 @@
+//! Lines over two axes.
+
+use std::fmt::Write;
+
+use super::page::{Figure, escape, marker};
+use super::scale::Scale;
+
+const WIDTH: f64 = 520.0;
+const HEIGHT: f64 = 330.0;
+const LEFT: f64 = 66.0;
+const RIGHT: f64 = 14.0;
+const TOP: f64 = 12.0;
+const BOTTOM: f64 = 34.0;
+/// Room for a name below the axis.
+const NAME: f64 = 46.0;
+
+/// Lines, and what is known of the floor.
+pub(super) struct Chart {
+    pub(super) lines: Vec<Line>,
+    pub(super) floor: Vec<(f64, f64)>,
+    /// Values in words.
+    pub(super) text: fn(f64) -> String,
+    /// Whether places along the bottom are powers.
+    pub(super) log_x: bool,
+}
+
+/// A line through places that have names.
+pub(super) struct Line {
+    pub(super) label: String,
+    pub(super) colour: usize,
+    pub(super) strong: bool,
+    pub(super) points: Vec<(f64, String, f64)>,
+}
+
+impl Chart {
+    pub(super) fn drop_empty(&mut self) {
+        self.lines.retain(|line| !line.points.is_empty());
+    }
+
+    /// The picture with its numbers; `None` without lines.
+    pub(super) fn figure(&self, title: &str, text: &str) -> Option<Figure> {
+        if self.lines.is_empty() {
+            return None;
+        }
+        let mut names: Vec<(f64, String)> = self
+            .lines
+            .iter()
+            .flat_map(|line| line.points.iter().map(|(x, name, _)| (*x, name.clone())))
+            .collect();
+        names.sort_by(|a, b| a.0.total_cmp(&b.0));
+        names.dedup_by(|a, b| a.0 == b.0);
+        let rows = self.lines.iter().map(|line| {
+            let value =
+                |(x, _): &(f64, String)| line.points.iter().find(|point| point.0 == *x).map(|point| point.2);
+            let cells = names.iter().map(|name| value(name).map_or_else(String::new, self.text));
+            (line.label.clone(), cells.collect())
+        });
+        Some(Figure {
+            title: title.to_owned(),
+            text: text.to_owned(),
+            legend: self.lines.iter().map(|line| (line.label.clone(), line.colour)).collect(),
+            dashed: (!self.floor.is_empty()).then_some("floor"),
+            svg: self.svg(title, &names),
+            columns: names.iter().map(|(_, name)| name.clone()).collect(),
+            rows: rows.collect(),
+        })
+    }
+
+    fn svg(&self, title: &str, names: &[(f64, String)]) -> String {
+        // A size of 0 has no logarithm; it stands where 1 does.
+        let least = |x: f64| if self.log_x { x.max(1.0) } else { x };
+        let x =
+            Scale::over(names.iter().map(|(x, _)| least(*x)), (LEFT, WIDTH - RIGHT), self.log_x).padded(0.05);
+        let values = self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.2));
+        let y = Scale::over(values.chain(self.floor.iter().map(|(_, y)| *y)), (HEIGHT - BOTTOM, TOP), true)
+            .padded(0.06);
+        let mut svg =
+            format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">", escape(title));
+        for tick in y.ticks() {
+            let (at, right) = (y.at(tick), WIDTH - RIGHT);
+            let _ = write!(
+                svg,
+                "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{right}\"/>\
+                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                LEFT - 7.0,
+                at + 4.5,
+                (self.text)(tick)
+            );
+        }
+        let mut free = f64::NEG_INFINITY;
+        for (place, name) in names {
+            let at = x.at(least(*place));
+            let _ = write!(svg, "<path class=\"tick\" d=\"M{at:.1} {:.1}v5\"/>", HEIGHT - BOTTOM);
+            if at - NAME / 2.0 >= free {
+                free = at + NAME / 2.0;
+                let _ = write!(
+                    svg,
+                    "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
+                    HEIGHT - 12.0,
+                    escape(name)
+                );
+            }
+        }
+        let _ = write!(svg, "<path class=\"axis\" d=\"M{LEFT} {:.1}H{}\"/>", HEIGHT - BOTTOM, WIDTH - RIGHT);
+        let path = |points: &mut dyn Iterator<Item = (f64, f64)>| {
+            let places = points.map(|(px, py)| format!("{:.1} {:.1}", x.at(least(px)), y.at(py)));
+            places.collect::<Vec<_>>().join("L")
+        };
+        if !self.floor.is_empty() {
+            let _ = write!(svg, "<path class=\"floor\" d=\"M{}\"/>", path(&mut self.floor.iter().copied()));
+        }
+        // Ours last, on top of the others.
+        for strong in [false, true] {
+            for line in self.lines.iter().filter(|line| line.strong == strong) {
+                let class = if strong { "line strong" } else { "line" };
+                let places = path(&mut line.points.iter().map(|(px, _, py)| (*px, *py)));
+                let _ = write!(svg, "<path class=\"{class} c{}\" d=\"M{places}\"/>", line.colour % 8);
+                for (px, name, py) in &line.points {
+                    let title = format!("{}, {name}: {}", line.label, (self.text)(*py));
+                    svg += &marker(line.colour, (x.at(least(*px)), y.at(*py)), &title);
+                }
+            }
+        }
+        svg + "</svg>"
+    }
+}

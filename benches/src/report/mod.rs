@@ -1,0 +1,113 @@
+//! Results as one page with pictures: no script, nothing to fetch, readable on a phone and on paper, light and dark.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `series` | which results belong to one line |
+//! | `scale` | numbers to places on paper, and to words |
+//! | `chart` | lines over two axes |
+//! | `bars` | bars beside names |
+//! | `page` | the page around them |
+
+mod bars;
+mod chart;
+mod page;
+mod scale;
+mod series;
+
+use crate::record::Record;
+use crate::size::Size;
+use crate::{Error, Result};
+use bars::Bar;
+use chart::{Chart, Line};
+use page::Figure;
+use scale::{rate_text, throughput_text, time_text};
+use series::{Names, Series};
+
+/// The largest message whose rate is shown as a rate of messages.
+const SMALL: usize = 64;
+
+/// The page for these results.
+///
+/// # Errors
+/// [`Error::Refused`] when there is nothing in them to draw.
+pub fn page(records: &[Record]) -> Result<String> {
+    let names = Names::of(records);
+    let latencies = series::group(&names, records, |record| record.bench == "lat");
+    let streams = series::group(&names, records, |record| matches!(&record.bench[..], "bw" | "rate"));
+    let mut figures = Vec::new();
+    figures.extend(latency_by_size(&latencies));
+    figures.extend(percentiles(&latencies));
+    figures.extend(bandwidth(&streams));
+    figures.extend(message_rate(&streams, records));
+    if figures.is_empty() {
+        return Err(Error::Refused("nothing to draw: no results of lat, bw, rate or compare".into()));
+    }
+    Ok(page::html(&latencies, &figures, records))
+}
+
+fn latency_by_size(series: &[Series]) -> Option<Figure> {
+    let lines: Vec<Line> = series.iter().map(|one| one.line(|record| record.typical_ns())).collect();
+    let mut chart = Chart { lines, floor: series::floor(series, |_, ns| ns), text: time_text, log_x: true };
+    chart.drop_empty();
+    chart.figure(
+        "Latency by size",
+        "Half round trip between two processes: the median, or the mean of programs that print nothing else. Dashed: \
+         the floor, a cache line from core to core and one copy of the message. Less is better.",
+    )
+}
+
+fn percentiles(series: &[Series]) -> Option<Figure> {
+    let sized =
+        |size| series.iter().filter(|one| one.at(size).is_some_and(|record| record.p90_ns.is_some())).count();
+    let sizes = series.iter().flat_map(|one| one.points.keys().copied());
+    let size = sizes.filter(|size| sized(*size) > 0).min()?;
+    let lines = series.iter().map(|one| {
+        let record = one.at(size);
+        let steps = record.filter(|record| record.p90_ns.is_some()).map(|record| {
+            let Record { p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = record;
+            [("50 %", p50_ns), ("90 %", p90_ns), ("99 %", p99_ns), ("99.9 %", p999_ns), ("max", max_ns)]
+        });
+        let steps = steps.into_iter().flatten().enumerate();
+        one.drawn(steps.filter_map(|(at, (name, ns))| Some((at as f64, name.to_owned(), (*ns)?))).collect())
+    });
+    let floor = series::floor(series, |_, ns| ns).into_iter().find(|(at, _)| *at == size as f64);
+    let floor = floor.map(|(_, ns)| vec![(0.0, ns), (4.0, ns)]).unwrap_or_default();
+    let mut chart = Chart { lines: lines.collect(), floor, text: time_text, log_x: false };
+    chart.drop_empty();
+    chart.figure(
+        &format!("Percentiles at {}", Size(size)),
+        "How much of the half round trips stays below which time. The largest are the machine's: what else ran, and \
+         when the process was put aside.",
+    )
+}
+
+fn bandwidth(series: &[Series]) -> Option<Figure> {
+    let lines: Vec<Line> = series.iter().map(|one| one.line(|record| record.bytes_per_s)).collect();
+    let floor = series::floor(series, |size, ns| size as f64 / ns * 1e9);
+    let mut chart = Chart { lines, floor, text: throughput_text, log_x: true };
+    chart.drop_empty();
+    chart.figure(
+        "Bandwidth by size",
+        "A stream in one direction. Dashed: one core that copies a message of this size again and again. More is \
+         better.",
+    )
+}
+
+fn message_rate(series: &[Series], records: &[Record]) -> Option<Figure> {
+    let size =
+        series.iter().flat_map(|one| one.points.keys().copied()).min().filter(|size| *size <= SMALL)?;
+    let rates = series.iter().filter_map(|one| Some((one, one.at(size)?.msgs_per_s?)));
+    let mut bars: Vec<Bar> =
+        rates.map(|(one, value)| Bar { label: one.label.clone(), colour: one.colour, value }).collect();
+    bars.sort_by(|a, b| b.value.total_cmp(&a.value));
+    let line = records.iter().find(|record| record.bench == "floor" && record.op == "line");
+    let floor = line.and_then(|record| record.p50_ns).map(|ns| 1e9 / ns);
+    let text = match floor {
+        Some(_) => {
+            "Messages per second in one direction. Dashed: cache lines that go from core to core one after the \
+                    other; many may be under way at once. More is better."
+        }
+        None => "Messages per second in one direction. More is better.",
+    };
+    bars::figure(&bars, floor, &format!("Message rate at {}", Size(size)), text, rate_text)
+}

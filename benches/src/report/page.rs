@@ -1,0 +1,132 @@
+//! The page around the pictures.
+
+use std::fmt::Write;
+
+use super::scale::time_text;
+use super::series::Series;
+use crate::record::Record;
+use crate::size::Size;
+use crate::table::ratio;
+
+const STYLE: &str = include_str!("page.css");
+
+/// A picture with what belongs to it.
+pub(super) struct Figure {
+    pub(super) title: String,
+    pub(super) text: String,
+    /// Names, and the numbers of their colours.
+    pub(super) legend: Vec<(String, usize)>,
+    /// The name of the dashed line.
+    pub(super) dashed: Option<&'static str>,
+    pub(super) svg: String,
+    /// The same as numbers.
+    pub(super) columns: Vec<String>,
+    pub(super) rows: Vec<(String, Vec<String>)>,
+}
+
+/// The whole page.
+pub(super) fn html(latencies: &[Series], figures: &[Figure], records: &[Record]) -> String {
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <title>Fabric, measured</title>\n<style>\n{STYLE}</style>\n<main>\n<h1>Fabric, measured</h1>\n"
+    );
+    page += &lead(latencies);
+    page += "<div class=\"figures\">\n";
+    for figure in figures {
+        page += &figure.html();
+    }
+    page += "</div>\n";
+    let _ = writeln!(
+        page,
+        "<footer>{} results. The floor was measured in the same run and on the same cores as the fabric. Of repeated \
+         runs the median one is shown.</footer>\n</main>\n</html>",
+        records.len()
+    );
+    page
+}
+
+/// The smallest message of each of our lines, in figures that can be read from afar.
+fn lead(latencies: &[Series]) -> String {
+    let mut text = String::new();
+    for one in latencies.iter().filter(|one| one.ours).take(3) {
+        let Some((size, record)) = one.points.first_key_value() else { continue };
+        let Some(ns) = record.typical_ns() else { continue };
+        let _ = writeln!(
+            text,
+            "<p class=\"lead\"><b>{}</b> half round trip of {} over {}<br><span>{} times the floor of this machine, \
+             {}</span></p>",
+            time_text(ns),
+            Size(*size),
+            escape(&one.label),
+            ratio(Some(ns), record.floor_ns),
+            record.floor_ns.map_or_else(|| "unknown".into(), time_text),
+        );
+    }
+    text
+}
+
+impl Figure {
+    fn html(&self) -> String {
+        let Self { svg, text, .. } = self;
+        let mut html = format!(
+            "<figure>\n<h2>{}</h2>\n<figcaption>{}</figcaption>\n",
+            escape(&self.title),
+            escape(text)
+        );
+        if !self.legend.is_empty() {
+            html += "<ul class=\"legend\">";
+            for (label, colour) in &self.legend {
+                let mark = marker(*colour, (11.0, 7.0), label);
+                let _ = write!(
+                    html,
+                    "<li><svg viewBox=\"0 0 22 14\" aria-hidden=\"true\"><path class=\"line c{}\" d=\"M0 7H22\"/>{mark}\
+                     </svg>{}</li>",
+                    colour % 8,
+                    escape(label)
+                );
+            }
+            if let Some(name) = self.dashed {
+                let _ = write!(
+                    html,
+                    "<li><svg viewBox=\"0 0 22 14\" aria-hidden=\"true\"><path class=\"floor\" d=\"M0 7H22\"/></svg>\
+                     {name}</li>"
+                );
+            }
+            html += "</ul>\n";
+        }
+        html += svg;
+        html += "\n<details><summary>Numbers</summary><div class=\"wide\"><table><tr><th></th>";
+        for column in &self.columns {
+            let _ = write!(html, "<th>{}</th>", escape(column));
+        }
+        for (label, cells) in &self.rows {
+            let _ = write!(html, "</tr>\n<tr><th>{}</th>", escape(label));
+            for cell in cells {
+                let _ = write!(html, "<td>{}</td>", escape(cell));
+            }
+        }
+        html + "</tr></table></div></details>\n</figure>\n"
+    }
+}
+
+/// A point, of a shape and a colour of its own: lines can be told apart without colour, too.
+pub(super) fn marker(number: usize, (x, y): (f64, f64), title: &str) -> String {
+    let shape = match number % 4 {
+        0 => "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
+        1 => "m-3.6-3.6h7.2v7.2h-7.2z",
+        2 => "m0-5l5 5l-5 5l-5-5z",
+        _ => "m0-4.8l4.6 8h-9.2z",
+    };
+    format!(
+        "<path class=\"mark c{}\" d=\"M{x:.1} {y:.1}{shape}\"><title>{}</title></path>",
+        number % 8,
+        escape(title)
+    )
+}
+
+/// Text as it may stand in HTML, also in quotes.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

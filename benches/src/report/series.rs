@@ -1,0 +1,153 @@
+//! Which results belong to one line.
+
+use std::collections::BTreeMap;
+
+use super::chart::Line;
+use crate::record::Record;
+use crate::size::Size;
+
+/// The names of all lines of a page, in the order of their colours: ours first.
+pub(super) struct Names {
+    labels: Vec<String>,
+    /// For each provider, the attributes that tell its results apart.
+    telling: BTreeMap<String, Vec<usize>>,
+}
+
+/// The results of one name, by size.
+pub(super) struct Series {
+    pub(super) label: String,
+    pub(super) colour: usize,
+    pub(super) ours: bool,
+    pub(super) points: BTreeMap<usize, Record>,
+}
+
+/// What may tell results of one provider apart.
+fn attributes(record: &Record) -> [(&'static str, String); 7] {
+    [
+        ("", record.op.clone()),
+        ("", record.api.clone()),
+        ("wait ", record.wait.clone()),
+        ("progress ", record.progress.clone()),
+        ("runtime ", record.runtime.clone()),
+        ("window ", record.window.to_string()),
+        ("peers ", record.peers.to_string()),
+    ]
+}
+
+/// Only our own measurements know the floor.
+fn is_ours(record: &Record) -> bool {
+    record.floor_ns.is_some()
+}
+
+fn provider(record: &Record) -> String {
+    match &record.provider {
+        name if is_ours(record) && !name.starts_with("fabric ") => format!("fabric {name}"),
+        name => name.clone(),
+    }
+}
+
+/// Latencies have a window of one: it tells nothing about how streams differ.
+fn kind(record: &Record) -> (String, bool) {
+    (provider(record), record.bench == "lat")
+}
+
+impl Names {
+    pub(super) fn of(records: &[Record]) -> Self {
+        let records: Vec<_> = records.iter().filter(|record| record.bench != "floor").collect();
+        let mut telling: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for record in &records {
+            let others = records.iter().filter(|other| kind(other) == kind(record));
+            for other in others {
+                let pairs = attributes(record).into_iter().zip(attributes(other)).enumerate();
+                for (at, _) in pairs.filter(|(_, (this, that))| this != that) {
+                    let known = telling.entry(provider(record)).or_default();
+                    if !known.contains(&at) {
+                        known.push(at);
+                    }
+                }
+            }
+        }
+        telling.values_mut().for_each(|known| known.sort_unstable());
+        let mut names = Self { labels: Vec::new(), telling };
+        for ours in [true, false] {
+            for record in records.iter().filter(|record| is_ours(record) == ours) {
+                let label = names.label(record);
+                if !names.labels.contains(&label) {
+                    names.labels.push(label);
+                }
+            }
+        }
+        names
+    }
+
+    fn label(&self, record: &Record) -> String {
+        let (mut label, attributes) = (provider(record), attributes(record));
+        for at in self.telling.get(&label).cloned().unwrap_or_default() {
+            let (name, value) = &attributes[at];
+            if !(value.is_empty() || *name == "window " && record.bench == "lat") {
+                label += &format!(", {name}{value}");
+            }
+        }
+        label
+    }
+}
+
+/// The results that this picks, line by line. Of several runs of the same, the median one stands for all.
+pub(super) fn group(names: &Names, records: &[Record], pick: impl Fn(&Record) -> bool) -> Vec<Series> {
+    let mut runs: BTreeMap<usize, BTreeMap<usize, Vec<&Record>>> = BTreeMap::new();
+    for record in records.iter().filter(|record| record.bench != "floor" && pick(record)) {
+        let label = names.label(record);
+        if let Some(colour) = names.labels.iter().position(|known| *known == label) {
+            runs.entry(colour).or_default().entry(record.size).or_default().push(record);
+        }
+    }
+    let lines = runs.into_iter().map(|(colour, sizes)| {
+        let points: BTreeMap<_, _> =
+            sizes.into_iter().filter_map(|(size, runs)| Some((size, median(runs)?.clone()))).collect();
+        let ours = points.values().any(is_ours);
+        Series { label: names.labels[colour].clone(), colour, ours, points }
+    });
+    lines.collect()
+}
+
+fn median(mut runs: Vec<&Record>) -> Option<&Record> {
+    let key = |record: &Record| match &record.bench[..] {
+        "lat" => record.typical_ns().unwrap_or(f64::INFINITY),
+        _ => record.bytes_per_s.unwrap_or(0.0),
+    };
+    runs.sort_by(|a, b| key(a).total_cmp(&key(b)));
+    runs.get(runs.len() / 2).copied()
+}
+
+/// The floor by size, as our measurements know it; of several lines, the lowest.
+pub(super) fn floor(series: &[Series], value: impl Fn(usize, f64) -> f64) -> Vec<(f64, f64)> {
+    let mut floor: BTreeMap<usize, f64> = BTreeMap::new();
+    for (size, record) in series.iter().flat_map(|one| &one.points) {
+        if let Some(ns) = record.floor_ns.filter(|ns| *ns > 0.0) {
+            let known = floor.entry(*size).or_insert(ns);
+            *known = known.min(ns);
+        }
+    }
+    floor.into_iter().map(|(size, ns)| (size as f64, value(size, ns))).collect()
+}
+
+impl Series {
+    pub(super) fn at(&self, size: usize) -> Option<&Record> {
+        self.points.get(&size)
+    }
+
+    /// A line over sizes.
+    pub(super) fn line(&self, value: impl Fn(&Record) -> Option<f64>) -> Line {
+        let points = self.points.iter();
+        self.drawn(
+            points
+                .filter_map(|(size, record)| Some((*size as f64, Size(*size).to_string(), value(record)?)))
+                .collect(),
+        )
+    }
+
+    /// A line through these places, each with its name.
+    pub(super) fn drawn(&self, points: Vec<(f64, String, f64)>) -> Line {
+        Line { label: self.label.clone(), colour: self.colour, strong: self.ours, points }
+    }
+}
