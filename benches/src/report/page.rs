@@ -41,7 +41,7 @@ pub(super) fn html(latencies: &[Series], figures: &[Figure], records: &[Record])
     let _ = writeln!(
         page,
         "<footer>{} results. The floor was measured in the same run and on the same cores as the fabric. Of repeated \
-         runs the median one is shown.</footer>\n</main>\n</html>",
+         runs the median one is shown, and the lowest floor.</footer>\n</main>\n</html>",
         records.len()
     );
     page

@@ -19,6 +19,8 @@ pub(super) struct Series {
     pub(super) colour: usize,
     pub(super) ours: bool,
     pub(super) points: BTreeMap<usize, Record>,
+    /// The floor, where it is known: the lowest of all runs, since noise only ever raises it.
+    floor: BTreeMap<usize, f64>,
 }
 
 /// What may tell results of one provider apart.
@@ -102,10 +104,20 @@ pub(super) fn group(names: &Names, records: &[Record], pick: impl Fn(&Record) ->
         }
     }
     let lines = runs.into_iter().map(|(colour, sizes)| {
-        let points: BTreeMap<_, _> =
-            sizes.into_iter().filter_map(|(size, runs)| Some((size, median(runs)?.clone()))).collect();
-        let ours = points.values().any(is_ours);
-        Series { label: names.labels[colour].clone(), colour, ours, points }
+        let mut one = Series {
+            label: names.labels[colour].clone(),
+            colour,
+            ours: false,
+            points: BTreeMap::new(),
+            floor: BTreeMap::new(),
+        };
+        for (size, runs) in sizes {
+            one.ours |= runs.iter().any(|record| is_ours(record));
+            let floors = runs.iter().filter_map(|record| record.floor_ns).filter(|ns| *ns > 0.0);
+            one.floor.extend(floors.min_by(f64::total_cmp).map(|ns| (size, ns)));
+            one.points.extend(median(runs).map(|record| (size, record.clone())));
+        }
+        one
     });
     lines.collect()
 }
@@ -122,11 +134,9 @@ fn median(mut runs: Vec<&Record>) -> Option<&Record> {
 /// The floor by size, as our measurements know it; of several lines, the lowest.
 pub(super) fn floor(series: &[Series], value: impl Fn(usize, f64) -> f64) -> Vec<(f64, f64)> {
     let mut floor: BTreeMap<usize, f64> = BTreeMap::new();
-    for (size, record) in series.iter().flat_map(|one| &one.points) {
-        if let Some(ns) = record.floor_ns.filter(|ns| *ns > 0.0) {
-            let known = floor.entry(*size).or_insert(ns);
-            *known = known.min(ns);
-        }
+    for (size, ns) in series.iter().flat_map(|one| &one.floor) {
+        let known = floor.entry(*size).or_insert(*ns);
+        *known = known.min(*ns);
     }
     floor.into_iter().map(|(size, ns)| (size as f64, value(size, ns))).collect()
 }
