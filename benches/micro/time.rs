@@ -1,0 +1,14 @@
+//! The pure parts, in nanoseconds: `cargo bench -p fabric-bench --bench time`.
+
+mod work;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+
+fn pure_parts(criterion: &mut Criterion) {
+    for (name, mut work) in work::all() {
+        criterion.bench_function(name, |bencher| bencher.iter(&mut work));
+    }
+}
+
+criterion_group!(benches, pure_parts);
+criterion_main!(benches);

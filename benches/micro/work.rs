@@ -1,0 +1,97 @@
+//! The pure parts at work: what both the clock and the instruction counter look at.
+
+use std::hint::black_box;
+
+use fabric_core::Address;
+use fabric_core::buf::Pool;
+use fabric_core::flags::Access;
+use fabric_core::matching::{Envelope, Matcher, PeerKey, Posted, RecvSpec, TagMatch};
+use fabric_core::mr::RegionTable;
+
+/// A piece of work, with its name; the result is what keeps the compiler from leaving it out.
+pub(crate) type Work = (&'static str, Box<dyn FnMut() -> usize>);
+
+/// All of it, each ready to be repeated.
+pub(crate) fn all() -> Vec<Work> {
+    vec![
+        ("matching/posted", posted(0)),
+        ("matching/posted behind 1000 others", posted(1000)),
+        ("matching/unexpected", unexpected()),
+        ("memory keys/check, 1000 regions", key_check()),
+        ("memory keys/insert and remove", key_insert()),
+        ("address/parse and print", address()),
+        ("pool/take and give 4 KiB", pool()),
+    ]
+}
+
+fn tagged(tag: u64) -> RecvSpec {
+    RecvSpec { from: None, tag: Some(TagMatch { tag, ignore: 0 }) }
+}
+
+fn envelope(matcher: &mut Matcher<u32, u32>, tag: u64) -> Envelope {
+    let arrival = matcher.next_arrival();
+    Envelope { peer: PeerKey(0), source: None, tag: Some(tag), len: 8, data: None, arrival }
+}
+
+/// A receive is posted, its message arrives; so many receives that do not fit stand in front.
+fn posted(others: u64) -> Box<dyn FnMut() -> usize> {
+    let mut matcher = Matcher::new();
+    for tag in 0..others {
+        assert!(matches!(matcher.post(tagged(tag), 0), Posted::Queued(_)), "nothing has arrived yet");
+    }
+    Box::new(move || {
+        let queued = matches!(matcher.post(tagged(1 << 40), 1), Posted::Queued(_));
+        let message = envelope(&mut matcher, 1 << 40);
+        usize::from(queued) + matcher.arrive(black_box(&message)).map_or(0, |receive| receive as usize)
+    })
+}
+
+/// A message arrives before its receive.
+fn unexpected() -> Box<dyn FnMut() -> usize> {
+    let mut matcher = Matcher::new();
+    Box::new(move || {
+        let message = envelope(&mut matcher, 7);
+        if matcher.arrive(black_box(&message)).is_none() {
+            matcher.wait(message, 3);
+        }
+        match matcher.post(tagged(7), 1) {
+            Posted::Matched(envelope, _) => envelope.len,
+            Posted::Queued(_) => 0,
+        }
+    })
+}
+
+fn key_check() -> Box<dyn FnMut() -> usize> {
+    let mut table = RegionTable::new();
+    let keys: Vec<u64> =
+        (0..1000).filter_map(|_| table.insert(4096, Access::REMOTE_WRITE, None).ok()).collect();
+    let mut at = 0;
+    Box::new(move || {
+        at = (at + 7) % keys.len();
+        table.check(black_box(keys[at]), 64, 128, Access::REMOTE_WRITE).map_or(0, |region| region.len)
+    })
+}
+
+fn key_insert() -> Box<dyn FnMut() -> usize> {
+    let mut table = RegionTable::new();
+    Box::new(move || {
+        let key = table.insert(black_box(4096), Access::REMOTE_READ, None);
+        key.ok().and_then(|key| table.remove(key)).map_or(0, |region| region.len)
+    })
+}
+
+fn address() -> Box<dyn FnMut() -> usize> {
+    Box::new(|| {
+        let address = black_box("fi_shm://some-service.42").parse::<Address>();
+        address.map_or(0, |address| address.to_string().len())
+    })
+}
+
+fn pool() -> Box<dyn FnMut() -> usize> {
+    let pool = Pool::new();
+    Box::new(move || {
+        let mut buf = pool.take(black_box(4096));
+        buf.extend_from_slice(&[7; 64]);
+        buf.len()
+    })
+}
