@@ -54,6 +54,10 @@ enum Command {
         #[arg(value_enum)]
         socket: Sockets,
     },
+    /// The other side of a measurement of iceoryx2
+    #[cfg(feature = "iceoryx2")]
+    #[command(hide = true)]
+    EchoIceoryx2 { name: String, size: usize },
 }
 
 #[derive(Debug, Args)]
@@ -216,6 +220,11 @@ impl Cli {
             Command::Echo { socket } => {
                 until_stdin_ends()?;
                 echo(socket)
+            }
+            #[cfg(feature = "iceoryx2")]
+            Command::EchoIceoryx2 { name, size } => {
+                until_stdin_ends()?;
+                crate::peers::echo_iceoryx2(&name, size)
             }
         }
     }

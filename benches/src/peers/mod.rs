@@ -6,9 +6,12 @@
 //! | `sockets` | Tokio's `TcpStream` and `UnixStream` |
 //! | `fi_pingpong` | libfabric, by its own program |
 //! | `ucx_perftest` | UCX, by its own program |
+//! | `iceoryx2` | the crate of this name, with the feature of this name |
 //! | `program` | running such a program twice, as server and client |
 
 mod fi_pingpong;
+#[cfg(feature = "iceoryx2")]
+mod iceoryx2;
 mod ours;
 mod program;
 mod sockets;
@@ -17,6 +20,8 @@ mod ucx_perftest;
 use std::time::Duration;
 
 pub use fi_pingpong::FiPingpong;
+#[cfg(feature = "iceoryx2")]
+pub use iceoryx2::{Iceoryx2, echo_iceoryx2};
 pub use ours::Ours;
 pub use sockets::{Sockets, echo};
 pub use ucx_perftest::UcxPerftest;
@@ -61,6 +66,8 @@ pub trait Peer {
 pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
     vec![
         Box::new(Ours::new(provider)),
+        #[cfg(feature = "iceoryx2")]
+        Box::new(Iceoryx2),
         Box::new(UcxPerftest),
         Box::new(FiPingpong::new("shm")),
         Box::new(FiPingpong::new("tcp")),
