@@ -16,7 +16,7 @@ mod wake;
 
 use std::time::Duration;
 
-use crate::pin::Pin;
+use crate::pin::{self, Pin};
 use crate::record::Record;
 use crate::stop::Stop;
 use crate::{Error, Result, progress};
@@ -33,13 +33,14 @@ const TIME: Duration = Duration::from_millis(500);
 #[derive(Clone, Copy, Debug)]
 pub struct Floor {
     line_ns: f64,
+    here: Option<usize>,
 }
 
 impl Floor {
     /// Measures it, on these cores.
     #[must_use]
     pub fn measure(here: Option<usize>, there: Option<usize>) -> Self {
-        Self { line_ns: between(here, there).as_secs_f64() * 1e9 }
+        Self { line_ns: between(here, there).as_secs_f64() * 1e9, here }
     }
 
     /// A cache line from core to core, in nanoseconds.
@@ -48,10 +49,10 @@ impl Floor {
         self.line_ns
     }
 
-    /// One copy of a message of this size, in nanoseconds; measured now.
+    /// One copy of a message of this size on the first of the cores, in nanoseconds; measured now.
     #[must_use]
     pub fn copy_ns(&self, size: usize) -> f64 {
-        if size == 0 { 0.0 } else { size as f64 / memcpy(size) * 1e9 }
+        if size == 0 { 0.0 } else { size as f64 / pin::on(self.here, || memcpy(size)) * 1e9 }
     }
 }
 
@@ -79,7 +80,7 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
             return Ok(());
         }
         progress::show("memcpy", 0.1);
-        let rate = memcpy(size);
+        let rate = pin::on(here, || memcpy(size));
         emit(Record {
             bytes_per_s: Some(rate),
             p50_ns: Some(size as f64 / rate * 1e9),
