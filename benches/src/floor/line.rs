@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::pin;
 
+/// Many short runs: most of them fall between the moments in which a thread has lost its core to somebody else.
+pub(super) const RUNS: usize = 401;
+const TRIPS: u64 = 500;
+
 /// A word alone on its cache lines.
 #[repr(align(128))]
 struct Line(AtomicU64);
@@ -22,8 +26,6 @@ pub fn core_to_core() -> Duration {
 /// The same between these cores, or between any when they are not named.
 #[must_use]
 pub fn between(here: Option<usize>, there: Option<usize>) -> Duration {
-    const RUNS: usize = 9;
-    const TRIPS: u64 = 20_000;
     let (ping, pong) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
     let answer = || {
         there.map(pin::to_core);

@@ -73,8 +73,12 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
         ..Record::default()
     };
     progress::show("core to core", 0.0);
-    let line = Floor::measure(here, there).line_ns();
-    emit(Record { p50_ns: Some(line), samples: 9, ..blank("core to core", "line", "spin", 8) })?;
+    let line_ns = Floor::measure(here, there).line_ns();
+    emit(Record {
+        p50_ns: Some(line_ns),
+        samples: line::RUNS as u64,
+        ..blank("core to core", "line", "spin", 8)
+    })?;
     for size in COPIES {
         if stop.raised() {
             return Ok(());
@@ -84,7 +88,7 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
         emit(Record {
             bytes_per_s: Some(rate),
             p50_ns: Some(size as f64 / rate * 1e9),
-            samples: 9,
+            samples: copy::RUNS as u64,
             ..blank("memcpy", "copy", "", size)
         })?;
     }
