@@ -252,3 +252,24 @@ pub(crate) async fn a_name_that_is_used_again_is_somebody_else(setup: Setup) {
         ep.close().unwrap();
     }
 }
+
+/// Who is told goodbye may leave at once: the word has arrived all the same, whoever is faster.
+pub(crate) async fn a_last_word_has_arrived(setup: Setup) {
+    let b = setup.station().await;
+    for round in 0..40 {
+        let a = setup.station().await;
+        let to_a = b.ep.lookup(a.ep.name()).await.unwrap();
+        let hears = async move {
+            a.ep.recv().await.unwrap();
+            a.ep.close().unwrap();
+        };
+        let hears = tokio::spawn(hears);
+        assert_eq!(
+            b.ep.send(to_a, "goodbye").await.map(drop).map_err(|failed| failed.error),
+            Ok(()),
+            "round {round}"
+        );
+        hears.await.unwrap();
+        b.ep.address_vector().remove(to_a).unwrap();
+    }
+}

@@ -176,6 +176,7 @@ macro_rules! scenarios {
                 closing_ends_who_waits: MSG,
             }
             events {
+                a_last_word_has_arrived: MSG,
                 a_peer_connects_and_closes: SOURCE,
                 an_endpoint_can_have_a_queue_of_its_own: MSG,
                 a_failed_send_nobody_awaits_is_an_event: MSG,

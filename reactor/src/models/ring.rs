@@ -3,7 +3,7 @@
 use loom::thread;
 
 use super::memory::Lines;
-use crate::provider::shm::ring::{Consumer, HEADER, LINE, Producer};
+use crate::provider::shm::ring::{Consumer, HEADER, LINE, Producer, Reader};
 
 /// Any kind that a record may have.
 const KIND: u8 = 1;
@@ -92,4 +92,30 @@ fn a_filler_waits_for_room() {
     const LONG: usize = 2 * LINE - HEADER;
     const SHORT: usize = 8;
     deliver(16, &[LONG, LONG, LONG, LONG, LONG, LONG, LONG, SHORT, LONG, LONG], 7, 0);
+}
+
+/// A consumer that takes what it finds, once or twice, and closes, while the producer asks what became of its record:
+/// what was taken never counts as lost, and what comes after the end never counts as taken.
+#[test]
+fn the_last_record_before_the_end() {
+    loom::model(|| {
+        let memory = Lines::new(8);
+        let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
+        let reader = thread::spawn(move || {
+            let taken = try_pop(&mut consumer, 0, 8).is_some() || {
+                consumer.arm();
+                try_pop(&mut consumer, 0, 8).is_some()
+            };
+            consumer.close();
+            taken
+        });
+        assert!(try_push(&mut producer, 0, 8));
+        let found = producer.reader();
+        let taken = reader.join().expect("the reader does not panic");
+        assert!(!taken || found != Reader::Closed, "what was taken has arrived");
+        let after = producer.reader();
+        assert_eq!(after == Reader::Closed, !taken, "and the same is found out later");
+        assert!(try_push(&mut producer, 1, 8));
+        assert_eq!(producer.reader(), Reader::Closed, "nobody takes what comes after the end");
+    });
 }

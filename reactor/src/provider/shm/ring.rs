@@ -123,7 +123,7 @@ pub(crate) enum Reader {
     Awake,
     /// It slept; whoever learns of that must ring.
     Asleep,
-    /// It has closed, and may not have seen the last record.
+    /// It has closed, and did not take the last record.
     Closed,
 }
 
@@ -184,15 +184,27 @@ impl<M: Memory> Producer<M> {
     pub(crate) fn reader(&self) -> Reader {
         // SYNC: pairs with the fence in `Consumer::arm`.
         full_fence();
-        match self.memory.armed().load(Ordering::Relaxed) {
+        // SYNC: the acquire pairs with the release in `Consumer::close`.
+        match self.memory.armed().load(Ordering::Acquire) {
             0 => Reader::Awake,
-            CLOSED => Reader::Closed,
-            _ => match self.memory.armed().swap(0, Ordering::Relaxed) {
+            CLOSED => self.closed(),
+            _ => match self.memory.armed().swap(0, Ordering::Acquire) {
                 0 => Reader::Awake,
-                CLOSED => Reader::Closed,
+                CLOSED => {
+                    // Not the producer's to take down: the next question has the same answer.
+                    self.memory.armed().swap(CLOSED, Ordering::Relaxed);
+                    self.closed()
+                }
                 _ => Reader::Asleep,
             },
         }
+    }
+
+    /// The consumer has closed: what it took before arrived all the same.
+    #[cold]
+    fn closed(&self) -> Reader {
+        let taken = self.memory.returned().load(Ordering::Relaxed) == self.position;
+        if taken { Reader::Awake } else { Reader::Closed }
     }
 
     /// Before sleeping for room for a record of this many bytes: true when it is safe to sleep.
@@ -367,9 +379,12 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// Nothing will be read any more.
+    /// Nothing will be read any more. What was consumed is made known first: a producer that asks finds out whether
+    /// its last record was.
     pub(crate) fn close(&self) {
-        self.memory.armed().swap(CLOSED, Ordering::Relaxed);
+        self.memory.returned().store(self.position, Ordering::Release);
+        // SYNC: pairs with the acquire in `Producer::reader`.
+        self.memory.armed().swap(CLOSED, Ordering::Release);
     }
 
     /// The header at the current position, if it is one of this lap.

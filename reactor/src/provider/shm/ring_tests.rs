@@ -332,3 +332,20 @@ fn a_filler_around_the_ring_is_broken() {
     heap.header(0).store(word(0xff, 0, 16 * LINE as u64, 1), Ordering::Relaxed);
     assert!(Consumer::new(heap).peek().is_err());
 }
+
+/// Who asks after its record learns whether it was taken before the end, as often as it asks.
+#[test]
+fn what_was_taken_before_the_end_has_arrived() {
+    for taken in [false, true] {
+        let mut pair = Pair::new(16);
+        assert!(pair.push(100));
+        if taken {
+            pair.pop();
+        }
+        pair.consumer.close();
+        let expected = if taken { Reader::Awake } else { Reader::Closed };
+        assert_eq!((pair.producer.reader(), pair.producer.reader()), (expected, expected));
+        assert!(pair.producer.push(1, 0, HEADER, |_| ()));
+        assert_eq!(pair.producer.reader(), Reader::Closed);
+    }
+}
