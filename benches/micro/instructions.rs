@@ -1,4 +1,4 @@
-//! The pure parts, in instructions: `cargo bench -p fabric-bench --bench instructions`.
+//! The parts, in instructions: `cargo bench -p fabric-bench --bench instructions`.
 //!
 //! Counts are stable where times are not. Valgrind's callgrind runs this program twice for each piece of work, once with
 //! few and once with many repetitions; the difference is what the repetitions take, without start-up and preparation.

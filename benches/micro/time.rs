@@ -1,4 +1,4 @@
-//! The pure parts, in nanoseconds: `cargo bench -p fabric-bench --bench time`.
+//! The parts, in nanoseconds: `cargo bench -p fabric-bench --bench time`.
 
 mod work;
 

@@ -1,4 +1,4 @@
-//! The pure parts at work: what both the clock and the instruction counter look at.
+//! The parts at work, inner ones and pure ones: what both the clock and the instruction counter look at.
 
 use std::hint::black_box;
 
@@ -13,6 +13,12 @@ pub(crate) type Work = (&'static str, Box<dyn FnMut() -> usize>);
 
 /// All of it, each ready to be repeated.
 pub(crate) fn all() -> Vec<Work> {
+    let mut all = fabric_reactor::work::all();
+    all.extend(pure());
+    all
+}
+
+fn pure() -> Vec<Work> {
     vec![
         ("matching/posted", posted(0)),
         ("matching/posted behind 1000 others", posted(1000)),

@@ -48,7 +48,7 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
         for (at, case) in cases.iter().enumerate() {
             for (number, peer) in peers.iter().enumerate() {
                 done += 1.0;
-                if stop.raised() || left_out[number].is_some() || !peer.measures(case.bench) {
+                if stop.raised() || left_out[number].is_some() || !peer.measures(case) {
                     continue;
                 }
                 progress::show(&format!("{} {}", peer.name(), Size(case.size)), done / total);

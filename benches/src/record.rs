@@ -31,8 +31,11 @@ pub struct Record {
     pub runtime: String,
     /// Messages under way.
     pub window: usize,
-    /// Endpoints on the other side.
+    /// Endpoints on the other side, per thread.
     pub peers: usize,
+    /// Measuring threads; files from before this key was there have one.
+    #[serde(default = "one")]
+    pub threads: usize,
     /// The median.
     pub p50_ns: Option<f64>,
     /// Nine of ten are at most this.
@@ -58,6 +61,10 @@ pub struct Record {
     pub floor_ns: Option<f64>,
     /// How many measurements the percentiles are of.
     pub samples: u64,
+}
+
+fn one() -> usize {
+    1
 }
 
 impl Record {

@@ -69,9 +69,9 @@ pub fn heading(record: &Record) -> String {
         "bw" | "rate" => "a stream in one direction; times are of one message, averaged over a round",
         _ => return "what this machine can do at all; times are half round trips, or of one copy".into(),
     };
-    let Record { provider, op, api, wait, progress, runtime, peers, .. } = record;
+    let Record { provider, op, api, wait, progress, runtime, peers, threads, .. } = record;
     format!(
-        "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime {runtime}, peers {peers}"
+        "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime {runtime}, peers {peers}, threads {threads}"
     )
 }
 

@@ -4,7 +4,7 @@ use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
 /// The keys, in their order. They are a promise.
-const KEYS: [&str; 22] = [
+const KEYS: [&str; 23] = [
     "bench",
     "provider",
     "op",
@@ -15,6 +15,7 @@ const KEYS: [&str; 22] = [
     "runtime",
     "window",
     "peers",
+    "threads",
     "p50_ns",
     "p90_ns",
     "p99_ns",
@@ -41,6 +42,7 @@ fn latency() -> Record {
         runtime: "current".into(),
         window: 1,
         peers: 1,
+        threads: 1,
         p50_ns: Some(1400.0),
         p90_ns: Some(1500.0),
         p99_ns: Some(2000.0),

@@ -26,6 +26,9 @@ mod table;
 mod transmit;
 mod vectors;
 mod wait;
+#[cfg(all(feature = "work", not(loom)))]
+#[doc(hidden)]
+pub mod work;
 
 pub use domain::Domain;
 pub use driver::{Doorbell, TaskDriver};

@@ -70,6 +70,7 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
         size,
         window: 1,
         peers: 1,
+        threads: 1,
         ..Record::default()
     };
     progress::show("core to core", 0.0);

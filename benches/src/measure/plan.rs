@@ -124,6 +124,7 @@ impl Plan {
             runtime: name(self.runtime),
             window: if self.bench == Bench::Lat { 1 } else { self.window },
             peers: self.peers,
+            threads: self.threads,
             ..Record::default()
         }
     }

@@ -14,37 +14,53 @@ const PROGRAM: &str = "fi_pingpong";
 /// One provider of libfabric.
 #[derive(Debug)]
 pub struct FiPingpong {
+    name: &'static str,
     provider: &'static str,
-    name: String,
+    /// The type of the endpoints.
+    ep: &'static str,
+    /// A round trip of a small message is guessed to take as long.
+    guess: Duration,
+    /// The longest message.
+    limit: usize,
 }
 
 impl FiPingpong {
-    /// With this provider.
-    #[must_use]
-    pub fn new(provider: &'static str) -> Self {
-        Self { provider, name: format!("{PROGRAM} {provider}") }
+    /// Shared memory.
+    pub const SHM: Self = Self::new("fi_pingpong shm", "shm", "rdm", 3, usize::MAX);
+    /// TCP.
+    pub const TCP: Self = Self::new("fi_pingpong tcp", "tcp", "rdm", 40, usize::MAX);
+    /// UDP, whose messages are datagrams of one packet.
+    pub const UDP: Self = Self::new("fi_pingpong udp", "udp", "dgram", 40, 1472);
+
+    const fn new(
+        name: &'static str,
+        provider: &'static str,
+        ep: &'static str,
+        micros: u64,
+        limit: usize,
+    ) -> Self {
+        Self { name, provider, ep, guess: Duration::from_micros(micros), limit }
     }
 }
 
 impl Peer for FiPingpong {
     fn name(&self) -> &str {
-        &self.name
+        self.name
     }
 
     fn missing(&self) -> Option<String> {
         program::missing(PROGRAM, "libfabric-bin")
     }
 
-    fn measures(&self, bench: Bench) -> bool {
-        bench == Bench::Lat
+    fn measures(&self, case: &Case) -> bool {
+        case.bench == Bench::Lat && case.size <= self.limit
     }
 
     fn measure(&self, case: &Case) -> Result<Record> {
-        let guess = Duration::from_nanos(if self.provider == "shm" { 1_500 } else { 20_000 });
-        let count = case.count(2 * (guess + Duration::from_nanos(case.size as u64 / 2)));
+        let count = case.count(self.guess + Duration::from_nanos(case.size as u64));
         let build = |port: u16, server: bool| {
             let mut command = Command::new(PROGRAM);
-            command.args(["-e", "rdm", "-p", self.provider]);
+            command.args(["-e", self.ep, "-p", self.provider]);
             command.args(["-I", &count.to_string(), "-S", &case.size.to_string()]);
             match server {
                 true => command.args(["-B", &port.to_string()]),
@@ -52,8 +68,8 @@ impl Peer for FiPingpong {
             };
             command
         };
-        let text = program::run(&self.name, case, build)?;
-        let mean = parse(&text).ok_or(Error::NotUnderstood { who: self.name.clone(), text })?;
+        let text = program::run(self.name, case, build)?;
+        let mean = parse(&text).ok_or(Error::NotUnderstood { who: self.name.into(), text })?;
         let per_second = (1e9 / mean).round();
         Ok(Record {
             wait: "spin".into(),

@@ -40,8 +40,8 @@ impl Peer for Iceoryx2 {
         None
     }
 
-    fn measures(&self, bench: Bench) -> bool {
-        bench == Bench::Lat
+    fn measures(&self, case: &Case) -> bool {
+        case.bench == Bench::Lat
     }
 
     fn measure(&self, case: &Case) -> Result<Record> {

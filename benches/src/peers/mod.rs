@@ -52,7 +52,7 @@ pub trait Peer {
     fn missing(&self) -> Option<String>;
 
     /// Whether this can be measured with it.
-    fn measures(&self, bench: Bench) -> bool;
+    fn measures(&self, case: &Case) -> bool;
 
     /// Measures it once, in two fresh processes.
     ///
@@ -69,8 +69,9 @@ pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
         #[cfg(feature = "iceoryx2")]
         Box::new(Iceoryx2),
         Box::new(UcxPerftest),
-        Box::new(FiPingpong::new("shm")),
-        Box::new(FiPingpong::new("tcp")),
+        Box::new(FiPingpong::SHM),
+        Box::new(FiPingpong::TCP),
+        Box::new(FiPingpong::UDP),
         Box::new(Sockets::Unix),
         Box::new(Sockets::Tcp),
     ]
@@ -86,6 +87,7 @@ impl Case {
             size: self.size,
             window: 1,
             peers: 1,
+            threads: 1,
             ..Record::default()
         }
     }

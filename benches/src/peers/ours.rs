@@ -1,7 +1,7 @@
 //! The fabric itself, measured as `lat`, `bw` and `rate` do it.
 
 use super::{Case, Peer};
-use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait};
+use crate::choice::{Api, Drive, Op, Runtime, Wait};
 use crate::measure::{Budget, Plan, WINDOW, measure};
 use crate::pair::Pair;
 use crate::record::Record;
@@ -52,7 +52,7 @@ impl Peer for Ours {
         None
     }
 
-    fn measures(&self, _: Bench) -> bool {
+    fn measures(&self, _: &Case) -> bool {
         true
     }
 

@@ -44,7 +44,7 @@ impl Peer for Sockets {
         None
     }
 
-    fn measures(&self, _: Bench) -> bool {
+    fn measures(&self, _: &Case) -> bool {
         true
     }
 

@@ -25,7 +25,7 @@ impl Peer for UcxPerftest {
         program::missing(PROGRAM, "ucx-utils")
     }
 
-    fn measures(&self, _: Bench) -> bool {
+    fn measures(&self, _: &Case) -> bool {
         true
     }
 

@@ -24,7 +24,7 @@ pub(super) struct Series {
 }
 
 /// What may tell results of one provider apart.
-fn attributes(record: &Record) -> [(&'static str, String); 7] {
+fn attributes(record: &Record) -> [(&'static str, String); 8] {
     [
         ("", record.op.clone()),
         ("", record.api.clone()),
@@ -33,6 +33,7 @@ fn attributes(record: &Record) -> [(&'static str, String); 7] {
         ("runtime ", record.runtime.clone()),
         ("window ", record.window.to_string()),
         ("peers ", record.peers.to_string()),
+        ("threads ", record.threads.to_string()),
     ]
 }
 

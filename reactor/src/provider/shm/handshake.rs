@@ -142,6 +142,10 @@ fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> Read<Hello> {
 /// Says something, never blocking. A peer that has no room for it has other news to read, or is about to be noticed as
 /// gone.
 pub(crate) fn say(socket: &Socket, word: Word) {
+    let _ = rustix::net::send(socket, &encode_word(word), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}
+
+fn encode_word(word: Word) -> [u8; WORD_LEN] {
     let (code, incarnation) = match word {
         Word::Welcome(incarnation) => (WELCOME, incarnation),
         Word::Refused(Refusal::Version { .. }) => (REFUSED_VERSION, 0),
@@ -157,7 +161,7 @@ pub(crate) fn say(socket: &Socket, word: Word) {
     message[8..10].copy_from_slice(&VERSION.to_le_bytes());
     message[10..12].copy_from_slice(&code.to_le_bytes());
     message[12..].copy_from_slice(&incarnation.to_le_bytes());
-    let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    message
 }
 
 /// Reads what was said.
@@ -173,6 +177,12 @@ pub(crate) fn read_word(socket: &Socket) -> Read<Word> {
         }
         Received::Message(len, _) => parse_word(&bytes[..len]),
     }
+}
+
+/// Whether a word is read as it was written.
+#[cfg(feature = "work")]
+pub(crate) fn reads_back(word: Word) -> bool {
+    matches!(parse_word(&encode_word(word)), Read::Message(read) if read == word)
 }
 
 /// A refusal for the version is understood in every version: the first twelve bytes are the same in all.

@@ -22,6 +22,8 @@ mod ring_stress;
 mod ring_tests;
 mod segment;
 mod socket;
+#[cfg(all(feature = "work", not(loom)))]
+mod work;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +37,8 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
 use endpoint::{Endpoint, Token};
+#[cfg(all(feature = "work", not(loom)))]
+pub(crate) use work::all as work;
 
 /// The provider `shm`.
 #[derive(Clone, Copy, Debug)]
