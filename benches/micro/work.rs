@@ -1,12 +1,13 @@
 //! The parts at work, inner ones and pure ones: what both the clock and the instruction counter look at.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use fabric_core::Address;
 use fabric_core::buf::Pool;
 use fabric_core::flags::Access;
 use fabric_core::matching::{Envelope, Matcher, PeerKey, Posted, RecvSpec, TagMatch};
-use fabric_core::mr::RegionTable;
+use fabric_core::mr::{LocalMemory, RegionTable, check_access, check_range};
 
 /// A piece of work, with its name; the result is what keeps the compiler from leaving it out.
 pub(crate) type Work = (&'static str, Box<dyn FnMut() -> usize>);
@@ -68,21 +69,26 @@ fn unexpected() -> Box<dyn FnMut() -> usize> {
 }
 
 fn key_check() -> Box<dyn FnMut() -> usize> {
-    let mut table = RegionTable::new();
+    let (mut table, memory) = (RegionTable::new(), Arc::new(LocalMemory::new(4096).expect("a page")));
     let keys: Vec<u64> =
-        (0..1000).filter_map(|_| table.insert(4096, Access::REMOTE_WRITE, None).ok()).collect();
+        (0..1000).filter_map(|_| table.insert(memory.clone(), Access::REMOTE_WRITE, None).ok()).collect();
     let mut at = 0;
     Box::new(move || {
         at = (at + 7) % keys.len();
-        table.check(black_box(keys[at]), 64, 128, Access::REMOTE_WRITE).map_or(0, |region| region.len)
+        let region = table.get(black_box(keys[at]));
+        let at = region.and_then(|region| {
+            check_access(keys[at], region.access, Access::REMOTE_WRITE).ok()?;
+            check_range(region.memory.len(), 64, 128, 8).ok()
+        });
+        at.unwrap_or(0)
     })
 }
 
 fn key_insert() -> Box<dyn FnMut() -> usize> {
-    let mut table = RegionTable::new();
+    let (mut table, memory) = (RegionTable::new(), Arc::new(LocalMemory::new(4096).expect("a page")));
     Box::new(move || {
-        let key = table.insert(black_box(4096), Access::REMOTE_READ, None);
-        key.ok().and_then(|key| table.remove(key)).map_or(0, |region| region.len)
+        let key = table.insert(black_box(memory.clone()), Access::REMOTE_READ, None);
+        key.ok().and_then(|key| table.remove(key)).map_or(0, |region| region.memory.len())
     })
 }
 

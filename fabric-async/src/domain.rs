@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use fabric_core::buf::IoBufMut;
 use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
-use fabric_core::mr::RegionTable;
 use fabric_core::tree::{Children, Class, Hold, Node};
 use fabric_core::{Error, Result};
 use fabric_reactor as reactor;
@@ -22,7 +21,7 @@ use crate::endpoint::EndpointBuilder;
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::model::{Shared, ThreadModel};
-use crate::mr::MemoryRegion;
+use crate::mr::{Allocated, MemoryRegion};
 
 /// A domain (`fid_domain`): the boundary within which endpoints, queues, address vectors, memory regions and counters
 /// work together, and within which progress is made.
@@ -40,7 +39,6 @@ pub(crate) struct DomainInner {
     pub(crate) core: reactor::Domain,
     pub(crate) fabric: Fabric,
     pub(crate) info: Info,
-    pub(crate) regions: Mutex<RegionTable>,
     context: u64,
     eq: OnceLock<(Arc<crate::eq::EventQueueInner>, Hold)>,
 }
@@ -98,7 +96,6 @@ impl<'a> DomainBuilder<'a> {
             core,
             fabric: self.fabric.clone(),
             info: self.info.clone(),
-            regions: Mutex::new(RegionTable::new()),
             context: self.context,
             eq: OnceLock::new(),
         };
@@ -163,10 +160,30 @@ impl<M: ThreadModel> Domain<M> {
         Counter::open(self)
     }
 
-    /// Registers memory (`fi_mr_reg`): under the requested key, or a fresh one.
+    /// Memory that peers reach (`fi_mr_reg` with `FI_MR_ALLOCATED` turned around): this many bytes, zeroed, under a fresh
+    /// key.
     ///
     /// # Errors
-    /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] when no access is granted; [`Error::Closed`].
+    /// [`Error::BadFlags`] when no access is granted; [`Error::TooLong`], [`Error::Os`] without the memory;
+    /// [`Error::NotSupported`] by the provider; [`Error::Closed`].
+    pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
+        MemoryRegion::alloc(self, len, access, None)
+    }
+
+    /// The same under this key.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is taken.
+    pub fn alloc_with_key(&self, len: usize, access: Access, key: u64) -> Result<MemoryRegion<Allocated, M>> {
+        MemoryRegion::alloc(self, len, access, Some(key))
+    }
+
+    /// Registers a buffer of yours (`fi_mr_reg`), under the requested key or a fresh one: its bytes (those of
+    /// [`IoBuf::bytes`](crate::IoBuf::bytes), not a vector's spare capacity) are copied to where peers reach them, and
+    /// come back with [`MemoryRegion::close`]. [`alloc`](Self::alloc) saves the copies.
+    ///
+    /// # Errors
+    /// [`Error::Key`] when the key is taken; and as [`alloc`](Self::alloc).
     #[doc(alias = "fi_mr_reg")]
     pub fn register<B: IoBufMut>(
         &self,

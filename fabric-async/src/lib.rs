@@ -35,7 +35,7 @@
 //!
 //! # Where to read on
 //!
-//! [`manual`] has the chapters: progress, waiting, cancellation, memory, ordering, backpressure, serving, errors,
+//! [`manual`] has the chapters: progress, waiting, cancellation, memory, one-sided operations, ordering, backpressure, serving, errors,
 //! coming from libfabric, defaults.
 
 mod av;
@@ -63,9 +63,13 @@ pub use endpoint::{BindOptions, Endpoint, EndpointBuilder};
 pub use eq::EventQueue;
 pub use fabric::Fabric;
 pub use model::{Shared, ThreadModel};
-pub use mr::{MemoryRegion, RemoteRegion};
-pub use op::{Canceled, Message, Operation, Permit, RecvRequest, Reserve, SendRequest};
+pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
+pub use op::{
+    Answer, AtomicOperation, AtomicRequest, Canceled, Fetch, Message, Operation, Permit, Quiet, ReadRequest,
+    RecvRequest, Reserve, SendRequest, WriteRequest,
+};
 
+pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype, Row};
 pub use fabric_core::buf::{AnyBuf, CustomBuf, IoBuf, IoBufMut, PooledBuf};
 pub use fabric_core::completion::{Completion, Done, Failed, OpKind, Transfer};
 pub use fabric_core::event::{DownReason, Event, EventKind};

@@ -1,12 +1,14 @@
-//! Memory regions.
+//! Memory regions: memory that peers reach by themselves.
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
 
+use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
 use fabric_core::buf::IoBufMut;
 use fabric_core::flags::Access;
-use fabric_core::mr::RegionTable;
+use fabric_core::mr::{Memory, check_range};
 use fabric_core::tree::{Class, Node};
 use fabric_core::{Error, Result};
 
@@ -14,17 +16,63 @@ use crate::close::CloseError;
 use crate::domain::{Domain, DomainInner};
 use crate::model::{Shared, ThreadModel};
 
-/// A memory region (`fid_mr`): a buffer under a key.
+/// A memory region (`fid_mr`): memory under a key, that peers read, write and change atomically by themselves.
 ///
-/// The region owns its buffer until it is closed, which gives it back. No provider offers remote access yet: the key and
-/// the rights are recorded, and the bytes are reached from here only.
+/// Made by [`Domain::alloc`], or from a buffer of yours by [`Domain::register`]. Both lie in memory that peers map: a
+/// registered buffer is copied there, and its bytes come back with [`close`](Self::close). So nobody here has to help a
+/// peer, or be awake.
+///
+/// The bytes can change at any time. They are copied in and out, never borrowed; what several processes change at the
+/// same time they change with [`atomic`](Self::atomic) here and [`Endpoint::atomic`](crate::Endpoint::atomic) there.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+/// use fabric_async::{Access, Endpoint};
+/// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+/// let region = target.domain().alloc(4096, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+/// let (remote, peer) = (region.remote(), ep.lookup(target.name()).await?);
+/// # let drive = tokio::spawn(async move { let _ = target.recv().await; });
+/// ep.write(peer, remote.at(100), "hello").await?;
+/// let back = ep.read(peer, remote.slice(100..105)).await?;
+/// assert_eq!(&back[..], b"hello");
+/// # drive.abort(); Ok(()) }
+/// ```
 #[doc(alias = "fid_mr")]
-pub struct MemoryRegion<B, M: ThreadModel = Shared> {
+pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
     node: Arc<Node>,
     domain: Arc<DomainInner>,
     remote: RemoteRegion,
+    memory: Arc<dyn Memory>,
     buf: Option<B>,
     model: PhantomData<M>,
+}
+
+/// What a region from [`Domain::alloc`] was made of: nothing of yours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocated;
+
+/// What a region can be made of.
+#[doc(hidden)]
+pub trait RegionBuf: Sized + 'static {
+    /// The same, with the bytes of the memory.
+    #[must_use]
+    fn restored(self, memory: &dyn Memory) -> Self;
+}
+
+impl<B: IoBufMut> RegionBuf for B {
+    fn restored(self, memory: &dyn Memory) -> Self {
+        let mut bytes = vec![0; memory.len()];
+        memory.read(0, &mut bytes);
+        let mut any = self.into_any();
+        any.receive(&&bytes[..]);
+        B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"))
+    }
+}
+
+impl RegionBuf for Allocated {
+    fn restored(self, _: &dyn Memory) -> Self {
+        self
+    }
 }
 
 /// What a peer needs to know of a region: to be sent to it.
@@ -39,20 +87,129 @@ pub struct RemoteRegion {
     pub access: Access,
 }
 
+/// A place in a peer's memory: a key and an offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteAddr {
+    /// The key of the region.
+    pub key: u64,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+/// Part of a peer's memory (`struct fi_rma_iov`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "fi_rma_iov")]
+pub struct RemoteSlice {
+    /// The key of the region.
+    pub key: u64,
+    /// Bytes from its start.
+    pub offset: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl RemoteRegion {
+    /// The length of [`RemoteRegion::to_bytes`].
+    pub const ENCODED: usize = 17;
+
+    /// The place this many bytes behind the start. Checked when it is accessed.
+    #[must_use]
+    pub fn at(&self, offset: u64) -> RemoteAddr {
+        RemoteAddr { key: self.key, offset }
+    }
+
+    /// Part of the region: `remote.slice(..)` is all of it. Checked when it is accessed; a range that ends before it
+    /// begins is empty.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<u64>) -> RemoteSlice {
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.saturating_add(1),
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => self.len,
+        };
+        let len = usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
+        RemoteSlice { key: self.key, offset: start, len }
+    }
+
+    /// As bytes, to be sent to the peer.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::ENCODED] {
+        let mut bytes = [0; Self::ENCODED];
+        bytes[..8].copy_from_slice(&self.key.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.len.to_le_bytes());
+        bytes[16] = self.access.bits() as u8;
+        bytes
+    }
+
+    /// From the bytes that a peer sent.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when they describe no region.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let invalid = |why: &str| Error::Invalid { what: "description of a region", why: why.into() };
+        let bytes: [u8; Self::ENCODED] = bytes.try_into().map_err(|_| invalid("another length"))?;
+        let word =
+            |at: usize| bytes[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        let access = Access::from_bits(u32::from(bytes[16])).ok_or_else(|| invalid("unknown rights"))?;
+        Ok(Self { key: word(0), len: word(8), access })
+    }
+}
+
+impl<M: ThreadModel> MemoryRegion<Allocated, M> {
+    pub(crate) fn alloc(domain: &Domain<M>, len: usize, access: Access, key: Option<u64>) -> Result<Self> {
+        Self::open(domain, len, access, key, Allocated)
+    }
+}
+
 impl<B: IoBufMut, M: ThreadModel> MemoryRegion<B, M> {
     pub(crate) fn register(domain: &Domain<M>, buf: B, access: Access, key: Option<u64>) -> Result<Self> {
+        let mut region = Self::open(domain, buf.bytes().len(), access, key, buf)?;
+        if let Some(buf) = region.buf.as_mut() {
+            region.memory.write(0, buf.bytes());
+        }
+        Ok(region)
+    }
+}
+
+impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
+    fn open(domain: &Domain<M>, len: usize, access: Access, key: Option<u64>, buf: B) -> Result<Self> {
         domain.inner.node.check_open()?;
         let node = Node::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
-        let len = buf.bytes().len();
-        let key = regions(&domain.inner.regions).insert(len, access, key)?;
+        let memory = domain.inner.fabric.inner.provider.alloc(len, access)?;
+        let key = domain.inner.core.open_region(memory.clone(), access, key)?;
         if let Err(error) = node.publish() {
-            regions(&domain.inner.regions).remove(key);
+            domain.inner.core.close_region(key);
             return Err(error);
         }
         let remote = RemoteRegion { key, len: len as u64, access };
-        Ok(Self { node, domain: domain.inner.clone(), remote, buf: Some(buf), model: PhantomData })
+        let domain = domain.inner.clone();
+        Ok(Self { node, domain, remote, memory, buf: Some(buf), model: PhantomData })
     }
 
+    /// Closes the region: the key is free again, and peers that use it get [`Error::Key`]. An access that a peer has
+    /// under way may still take effect. Returns the buffer it was made of, with the bytes of the region.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], when it was closed before.
+    #[doc(alias = "fi_close")]
+    pub fn close(mut self) -> Result<B, CloseError<Self>> {
+        if let Err(error) = self.node.close() {
+            return Err(CloseError { error, handle: self });
+        }
+        self.domain.core.close_region(self.remote.key);
+        match self.buf.take() {
+            Some(buf) => Ok(buf.restored(&*self.memory)),
+            None => Err(CloseError { error: Error::Closed(Class::MemoryRegion), handle: self }),
+        }
+    }
+}
+
+impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// The key (`fi_mr_key`).
     #[doc(alias = "fi_mr_key")]
     #[must_use]
@@ -66,41 +223,77 @@ impl<B: IoBufMut, M: ThreadModel> MemoryRegion<B, M> {
         self.remote
     }
 
-    /// Copies bytes out of the region.
+    /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word.
     ///
     /// # Errors
     /// [`Error::TooLong`] when the range leaves the region.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        let bytes = self.buf.as_ref().map_or(&[][..], |buf| buf.bytes());
-        let range = offset.checked_add(out.len()).and_then(|end| bytes.get(offset..end));
-        let range = range.ok_or(Error::TooLong {
-            what: "access to a memory region",
-            len: offset.saturating_add(out.len()),
-            limit: bytes.len(),
-        })?;
-        out.copy_from_slice(range);
+        let at = check_range(self.memory.len(), offset as u64, out.len(), 1)?;
+        self.memory.read(at, out);
         Ok(())
     }
 
-    /// Closes the region and returns its buffer; the key is free again.
+    /// Copies bytes into the region. Eight bytes at a multiple of eight are written as one word.
     ///
     /// # Errors
-    /// [`Error::Closed`], when it was closed before.
-    #[doc(alias = "fi_close")]
-    pub fn close(mut self) -> Result<B, CloseError<Self>> {
-        if let Err(error) = self.node.close() {
-            return Err(CloseError { error, handle: self });
-        }
-        match self.buf.take() {
-            Some(buf) => Ok(buf),
-            None => Err(CloseError { error: Error::Closed(Class::MemoryRegion), handle: self }),
-        }
+    /// [`Error::TooLong`] when the range leaves the region.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let at = check_range(self.memory.len(), offset as u64, bytes.len(), 1)?;
+        self.memory.write(at, bytes);
+        Ok(())
+    }
+
+    /// The value at this offset, read atomically: for whoever waits for a peer to change it.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] when it leaves the region, [`Error::Invalid`] when the offset is no multiple of its size.
+    pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
+        self.execute(offset, AtomicCall::Fetch, AtomicOp::Read, T::from_bits(0), T::from_bits(0))
+    }
+
+    /// Changes the value at this offset atomically, and returns what was there before. Peers that change it with
+    /// atomic operations at the same time do so before or after, never in between.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); [`Error::NotSupported`] when there is no such operation on this type.
+    pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
+        self.execute(offset, AtomicCall::Fetch, op, operand, T::from_bits(0))
+    }
+
+    /// As [`atomic`](Self::atomic), for operations with a comparand: `AtomicOp::Cswap` and its like.
+    ///
+    /// # Errors
+    /// As [`atomic`](Self::atomic).
+    pub fn compare_atomic<T: AtomicType>(
+        &self,
+        offset: usize,
+        op: AtomicOp,
+        operand: T,
+        comparand: T,
+    ) -> Result<T> {
+        self.execute(offset, AtomicCall::Compare, op, operand, comparand)
+    }
+
+    fn execute<T: AtomicType>(
+        &self,
+        offset: usize,
+        call: AtomicCall,
+        op: AtomicOp,
+        operand: T,
+        comparand: T,
+    ) -> Result<T> {
+        AtomicSpec { op, datatype: T::DATATYPE, call }.check()?;
+        let size = T::DATATYPE.size();
+        let at = check_range(self.memory.len(), offset as u64, size, size)?;
+        Ok(T::from_bits(self.memory.execute(at, op, T::DATATYPE, operand.bits(), comparand.bits())))
     }
 }
 
 impl<B, M: ThreadModel> Drop for MemoryRegion<B, M> {
     fn drop(&mut self) {
-        regions(&self.domain.regions).remove(self.remote.key);
+        if self.buf.is_some() {
+            self.domain.core.close_region(self.remote.key);
+        }
         self.node.retire();
     }
 }
@@ -111,6 +304,23 @@ impl<B, M: ThreadModel> fmt::Debug for MemoryRegion<B, M> {
     }
 }
 
-fn regions(table: &Mutex<RegionTable>) -> MutexGuard<'_, RegionTable> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_travels_as_bytes() {
+        let remote = RemoteRegion { key: u64::MAX - 1, len: 1 << 40, access: Access::REMOTE_READ };
+        assert_eq!(RemoteRegion::from_bytes(&remote.to_bytes()), Ok(remote));
+        assert!(RemoteRegion::from_bytes(&remote.to_bytes()[1..]).is_err());
+        let mut strange = remote.to_bytes();
+        strange[16] = 0xff;
+        assert!(RemoteRegion::from_bytes(&strange).is_err());
+        let slice = |slice: RemoteSlice| (slice.offset, slice.len);
+        assert_eq!(slice(remote.slice(..)), (0, 1 << 40));
+        assert_eq!(slice(remote.slice(3..=7)), (3, 5));
+        assert_eq!(slice(remote.slice((1 << 40) - 2..)), ((1 << 40) - 2, 2));
+        let (late, early) = (9, 4);
+        assert_eq!(slice(remote.slice(late..early)), (9, 0));
+    }
 }

@@ -6,6 +6,7 @@ use std::ops::Deref;
 use bytes::Bytes;
 
 use crate::address::FiAddr;
+use crate::atomic::{AtomicType, bits_at};
 use crate::buf::{AnyBuf, IoBuf, PooledBuf};
 use crate::error::{Error, Result};
 use crate::matching::{Envelope, PeerKey};
@@ -20,6 +21,31 @@ pub enum OpKind {
     Recv,
     /// A connection was made ahead of the first message.
     Connect,
+    /// A peer's memory was written (`FI_RMA | FI_WRITE`).
+    Write,
+    /// A peer's memory was read (`FI_RMA | FI_READ`).
+    Read,
+    /// A peer's memory was changed atomically (`FI_ATOMIC | FI_WRITE`).
+    Atomic,
+    /// Likewise, and the value that was there came back (`FI_ATOMIC | FI_READ`).
+    FetchAtomic,
+    /// A peer wrote memory here, and data for a completion with it (`FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA`).
+    RemoteWrite,
+}
+
+impl OpKind {
+    /// Whether the operation is posted to the receiving side of an endpoint.
+    #[must_use]
+    pub fn receives(self) -> bool {
+        matches!(self, Self::Recv | Self::RemoteWrite)
+    }
+
+    /// Whether its buffer is filled.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn fills(self) -> bool {
+        matches!(self, Self::Recv | Self::Read | Self::FetchAtomic)
+    }
 }
 
 /// What is known of a finished transfer.
@@ -44,6 +70,13 @@ impl Transfer {
     #[must_use]
     pub fn sent(len: usize, tag: Option<u64>) -> Self {
         Self { len, tag, ..Self::default() }
+    }
+
+    /// What a peer did to memory of this side.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn written(len: usize, data: Option<u64>, source: Option<FiAddr>) -> Self {
+        Self { len, data, source, ..Self::default() }
     }
 
     /// A received message, of which `placed` bytes are in the buffer.
@@ -244,6 +277,12 @@ impl Completion {
     pub fn bytes(&self) -> &[u8] {
         let bytes = self.buf.bytes();
         &bytes[..self.transfer.len.min(bytes.len())]
+    }
+
+    /// The values that a fetching atomic operation brought back; as many as its bytes hold.
+    pub fn values<T: AtomicType>(&self) -> impl Iterator<Item = T> {
+        let size = T::DATATYPE.size();
+        self.bytes().chunks_exact(size).map(move |bytes| T::from_bits(bits_at(bytes, 0, size)))
     }
 
     /// The operation as its future would have returned it, buffer included.

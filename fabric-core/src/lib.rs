@@ -14,6 +14,7 @@
 //! | [`sim`] | a provider inside one process with seeded delay and reordering |
 
 pub mod address;
+pub mod atomic;
 pub mod av;
 pub mod buf;
 pub mod completion;

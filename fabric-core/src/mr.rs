@@ -1,21 +1,102 @@
 //! The table of memory regions: keys, rights and bounds.
 //!
-//! A peer names a region by its key. Every access is checked here before a byte moves: the key exists, the right was
-//! granted, and the range lies inside the region.
+//! A peer names a region by its key. Every access is checked before a byte moves: the key exists, the right was granted,
+//! and the range lies inside the region.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::Arc;
 
+use crate::atomic::{AtomicOp, AtomicSpec, Datatype, bits_at};
 use crate::error::{Error, Result};
 use crate::flags::Access;
+use crate::provider::Remote;
+
+/// Memory that peers reach, as its owner sees it. Others write to it at the same time: bytes are copied in and out,
+/// never borrowed.
+pub trait Memory: Any + Debug + Send + Sync {
+    /// Bytes.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies bytes out, from byte `at` on.
+    ///
+    /// # Panics
+    /// When the range leaves the memory.
+    fn read(&self, at: usize, out: &mut [u8]);
+
+    /// Copies bytes in, to byte `at`.
+    ///
+    /// # Panics
+    /// When the range leaves the memory.
+    fn write(&self, at: usize, bytes: &[u8]);
+
+    /// Executes an atomic operation on the value at byte `at`, which is a multiple of its size, and returns what was
+    /// there before. Bit patterns, as in [`AtomicOp::compute`].
+    ///
+    /// # Panics
+    /// When the value leaves the memory, or lies across its size.
+    fn execute(&self, at: usize, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64;
+
+    /// Peers reach it no longer. What they have under way may still take effect.
+    fn close(&self);
+}
 
 /// What a key stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Region {
-    /// Bytes in the region.
-    pub len: usize,
+    /// The memory.
+    pub memory: Arc<dyn Memory>,
     /// What the owner granted.
     pub access: Access,
+}
+
+/// Checks a range of a region, and that what is atomic there lies at a multiple of its size.
+///
+/// # Errors
+/// [`Error::TooLong`] when the range leaves the region, [`Error::Invalid`] when it lies across.
+pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Result<usize> {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX);
+    match start.checked_add(len) {
+        Some(end) if end <= region => {}
+        end => {
+            let len = end.unwrap_or(usize::MAX);
+            return Err(Error::TooLong { what: "access to a memory region", len, limit: region });
+        }
+    }
+    if !start.is_multiple_of(align) {
+        let why = format!("{offset} is not a multiple of {align}, the size of a value");
+        return Err(Error::Invalid { what: "offset of an atomic operation", why });
+    }
+    Ok(start)
+}
+
+/// The rights that an operation needs.
+#[must_use]
+pub fn wanted(kind: crate::completion::OpKind, atomic: Option<AtomicOp>) -> Access {
+    use crate::completion::OpKind;
+    match (kind, atomic) {
+        (OpKind::Read, _) | (_, Some(AtomicOp::Read)) => Access::REMOTE_READ,
+        (OpKind::FetchAtomic, _) => Access::REMOTE_READ.union(Access::REMOTE_WRITE),
+        _ => Access::REMOTE_WRITE,
+    }
+}
+
+/// Whether rights suffice.
+///
+/// # Errors
+/// [`Error::Key`].
+pub fn check_access(key: u64, granted: Access, wanted: Access) -> Result<()> {
+    if granted.contains(wanted) {
+        return Ok(());
+    }
+    Err(Error::Key { key, why: "does not grant this access" })
 }
 
 /// Regions by key.
@@ -36,7 +117,7 @@ impl RegionTable {
     ///
     /// # Errors
     /// [`Error::Key`] when the requested key is taken; [`Error::BadFlags`] when no right is granted.
-    pub fn insert(&mut self, len: usize, access: Access, key: Option<u64>) -> Result<u64> {
+    pub fn insert(&mut self, memory: Arc<dyn Memory>, access: Access, key: Option<u64>) -> Result<u64> {
         if access.is_empty() {
             return Err(Error::BadFlags { what: "memory region", flags: "no access right".into() });
         }
@@ -53,35 +134,89 @@ impl RegionTable {
                 }
             },
         };
-        self.regions.insert(key, Region { len, access });
+        self.regions.insert(key, Region { memory, access });
         Ok(key)
+    }
+
+    /// What a key stands for.
+    #[must_use]
+    pub fn get(&self, key: u64) -> Option<&Region> {
+        self.regions.get(&key)
     }
 
     /// Takes a region out; later accesses by its key fail.
     pub fn remove(&mut self, key: u64) -> Option<Region> {
-        self.regions.remove(&key)
+        let region = self.regions.remove(&key)?;
+        region.memory.close();
+        Some(region)
     }
+}
 
-    /// Checks an access of a peer and returns the region.
+/// Executes an atomic operation on a row of values from byte `at` on. `operands` holds the operands and behind them the
+/// comparands, if there are some; `result` takes what was there before, if it is as long.
+pub fn execute(memory: &dyn Memory, at: usize, remote: &Remote, operands: &[u8], result: &mut [u8]) {
+    let Some(AtomicSpec { op, datatype, .. }) = remote.atomic else { return };
+    let size = datatype.size();
+    let count = remote.len / size;
+    for index in 0..count {
+        let (operand, comparand) = (bits_at(operands, index, size), bits_at(operands, count + index, size));
+        let old = memory.execute(at + index * size, op, datatype, operand, comparand);
+        if let Some(result) = result.get_mut(index * size..(index + 1) * size) {
+            result.copy_from_slice(&old.to_le_bytes()[..size]);
+        }
+    }
+}
+
+/// Memory of this process alone: peers reach it through a provider inside the process.
+#[derive(Debug)]
+pub struct LocalMemory {
+    bytes: std::sync::Mutex<Vec<u8>>,
+    len: usize,
+}
+
+impl LocalMemory {
+    /// Memory of this many bytes, zeroed.
     ///
     /// # Errors
-    /// [`Error::Key`] when the key is unknown or the right missing; [`Error::TooLong`] when the range leaves the
-    /// region.
-    pub fn check(&self, key: u64, offset: u64, len: usize, wanted: Access) -> Result<&Region> {
-        let region = self.regions.get(&key).ok_or(Error::Key { key, why: "is unknown" })?;
-        if !region.access.contains(wanted) {
-            return Err(Error::Key { key, why: "does not grant this access" });
-        }
-        let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(len));
-        match end {
-            Some(end) if end <= region.len => Ok(region),
-            _ => Err(Error::TooLong {
-                what: "access to a memory region",
-                len: end.unwrap_or(usize::MAX),
-                limit: region.len,
-            }),
-        }
+    /// [`Error::Os`] when there is not so much.
+    pub fn new(len: usize) -> Result<Self> {
+        const ENOMEM: i32 = 12;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len).map_err(|_| Error::os("malloc", ENOMEM))?;
+        bytes.resize(len, 0);
+        Ok(Self { bytes: bytes.into(), len })
     }
+
+    fn locked<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
+        access(&mut self.bytes.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}
+
+impl Memory for LocalMemory {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read(&self, at: usize, out: &mut [u8]) {
+        self.locked(|bytes| out.copy_from_slice(&bytes[at..at + out.len()]));
+    }
+
+    fn write(&self, at: usize, from: &[u8]) {
+        self.locked(|bytes| bytes[at..at + from.len()].copy_from_slice(from));
+    }
+
+    fn execute(&self, at: usize, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
+        let size = datatype.size();
+        assert!(at.is_multiple_of(size), "a value lies at a multiple of its size");
+        self.locked(|bytes| {
+            let value = crate::atomic::bits_at(&bytes[at..at + size], 0, size);
+            let new = op.compute(datatype, value, operand, comparand);
+            bytes[at..at + size].copy_from_slice(&new.to_le_bytes()[..size]);
+            value
+        })
+    }
+
+    fn close(&self) {}
 }
 
 #[cfg(test)]
@@ -89,20 +224,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_unique_and_rights_and_bounds_are_checked() {
+    fn keys_are_unique_and_a_key_is_free_again() {
         let mut table = RegionTable::new();
-        let key = table.insert(100, Access::REMOTE_READ, Some(7)).unwrap();
+        let memory = || Arc::new(LocalMemory::new(100).unwrap());
+        let key = table.insert(memory(), Access::REMOTE_READ, Some(7)).unwrap();
         assert_eq!(key, 7);
-        assert_eq!(table.insert(1, Access::READ, Some(7)), Err(Error::Key { key: 7, why: "is in use" }));
-        assert!(table.insert(1, Access::empty(), None).is_err());
-        assert_ne!(table.insert(1, Access::READ, None).unwrap(), 7);
-        assert!(table.check(7, 0, 100, Access::REMOTE_READ).is_ok());
-        assert!(table.check(7, 100, 0, Access::REMOTE_READ).is_ok());
-        assert!(table.check(7, 1, 100, Access::REMOTE_READ).is_err());
-        assert!(table.check(7, u64::MAX, 2, Access::REMOTE_READ).is_err());
-        assert!(table.check(7, 0, 1, Access::REMOTE_WRITE).is_err());
-        assert!(table.check(8, 0, 0, Access::REMOTE_READ).is_err());
-        table.remove(7);
-        assert!(table.check(7, 0, 1, Access::REMOTE_READ).is_err());
+        let taken = table.insert(memory(), Access::READ, Some(7)).unwrap_err();
+        assert_eq!(taken, Error::Key { key: 7, why: "is in use" });
+        assert!(table.insert(memory(), Access::empty(), None).is_err());
+        for _ in 0..10 {
+            assert_ne!(table.insert(memory(), Access::READ, None).unwrap(), 7);
+        }
+        assert_eq!(table.get(7).map(|region| region.memory.len()), Some(100));
+        assert!(table.remove(7).is_some() && table.get(7).is_none() && table.remove(7).is_none());
+        assert!(table.insert(memory(), Access::READ, Some(7)).is_ok());
+    }
+
+    #[test]
+    fn rights_and_ranges_are_checked() {
+        use crate::completion::OpKind;
+        let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
+        assert_eq!(wanted(OpKind::Read, None), read);
+        assert_eq!(wanted(OpKind::Write, None), write);
+        assert_eq!(wanted(OpKind::Atomic, Some(AtomicOp::Sum)), write);
+        assert_eq!(wanted(OpKind::FetchAtomic, Some(AtomicOp::Sum)), read | write);
+        assert_eq!(wanted(OpKind::FetchAtomic, Some(AtomicOp::Read)), read);
+        assert!(check_access(1, read | write, write).is_ok());
+        assert!(check_access(1, read, write).is_err() && check_access(1, write, read | write).is_err());
+        assert_eq!(check_range(100, 100, 0, 1), Ok(100));
+        assert_eq!(check_range(100, 0, 100, 1), Ok(0));
+        for (offset, len) in [(1, 100), (100, 1), (u64::MAX, 2), (u64::MAX, 0), (3, usize::MAX)] {
+            assert!(check_range(100, offset, len, 1).is_err(), "{offset} {len}");
+        }
+        assert_eq!(check_range(100, 96, 4, 4), Ok(96));
+        assert!(matches!(check_range(100, 94, 4, 4), Err(Error::Invalid { .. })));
     }
 }

@@ -10,12 +10,15 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{Pool, PooledBuf, Source};
-use crate::completion::{OpKind, Outcome};
-use crate::error::Result;
+use crate::atomic::AtomicSpec;
+use crate::buf::{AnyBuf, Pool, PooledBuf, Source};
+use crate::completion::{OpKind, Outcome, Transfer};
+use crate::error::{Error, Result};
 use crate::event::EventKind;
+use crate::flags::Access;
 use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
+use crate::mr::{Memory, Region};
 
 /// The name of an operation: position and generation of its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,10 +33,10 @@ pub struct OpKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpId(pub u32);
 
-/// What is to be sent.
+/// What is to be done at a peer: a message sent, its memory accessed, or only a connection made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendSpec {
-    /// A message, or only a connection.
+    /// What.
     pub kind: OpKind,
     /// To whom.
     pub peer: FiAddr,
@@ -41,6 +44,52 @@ pub struct SendSpec {
     pub tag: Option<u64>,
     /// Data for the receiver's completion.
     pub data: Option<u64>,
+    /// Where, of one-sided operations.
+    pub remote: Option<Remote>,
+}
+
+/// A place in a peer's memory, and what is done there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The key of the region.
+    pub key: u64,
+    /// Bytes from its start.
+    pub offset: u64,
+    /// Bytes accessed.
+    pub len: usize,
+    /// The operation, if it is atomic.
+    pub atomic: Option<AtomicSpec>,
+}
+
+impl SendSpec {
+    /// Something to be done at a peer that needs no more than that.
+    #[must_use]
+    pub fn new(kind: OpKind, peer: FiAddr) -> Self {
+        Self { kind, peer, tag: None, data: None, remote: None }
+    }
+
+    /// A one-sided operation.
+    #[must_use]
+    pub fn one_sided(kind: OpKind, peer: FiAddr, remote: Remote) -> Self {
+        Self { remote: Some(remote), ..Self::new(kind, peer) }
+    }
+}
+
+/// What a peer has done to memory of this side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// Written it, or changed it atomically.
+    Write,
+    /// Read it, or fetched what it changed.
+    Read,
+}
+
+impl Deed {
+    /// What an operation of the peer is here.
+    #[must_use]
+    pub fn of(kind: OpKind) -> Self {
+        if kind.fills() { Self::Read } else { Self::Write }
+    }
 }
 
 /// What became of an attempt to send at once.
@@ -61,6 +110,15 @@ pub trait Provider: Send + Sync + 'static {
     /// opened from: a provider is not asked for more than one of its offers has.
     fn offers(&self) -> Vec<Info>;
 
+    /// Memory of this many bytes, zeroed, that peers of a domain can reach with these rights once it has a key there.
+    ///
+    /// # Errors
+    /// What the operating system refuses.
+    fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn Memory>> {
+        let _ = (len, access);
+        Err(Error::NotSupported("memory that peers reach"))
+    }
+
     /// Opens a domain: allocates. The attributes were held against [`Provider::offers`] before; what no offer can
     /// express is checked here.
     ///
@@ -74,7 +132,7 @@ pub trait ProviderDomain: Send {
     /// Opens an endpoint, at the given address or at a fresh one, and returns the address.
     ///
     /// # Errors
-    /// [`Error::AddressInUse`](crate::Error::AddressInUse), or what the operating system refuses.
+    /// [`Error::AddressInUse`], or what the operating system refuses.
     fn open_endpoint(
         &mut self,
         ep: EpId,
@@ -86,14 +144,58 @@ pub trait ProviderDomain: Send {
     /// Closes an endpoint. Operations that are still posted on it complete as cancelled.
     fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId);
 
-    /// Sends at once if nothing stands in the way. Takes nothing from `payload` when it cannot.
+    /// Sends, or writes to a peer's memory, at once if nothing stands in the way. Takes nothing from `payload` when it
+    /// cannot.
     ///
     /// # Errors
     /// What is known to be impossible now; nothing was sent.
     fn send_now(&mut self, host: &mut dyn Host, ep: EpId, spec: &SendSpec, payload: &[u8])
     -> Result<SendNow>;
 
-    /// Queues a send whose payload the operation `op` owns. Its end is reported with [`Host::complete`].
+    /// Reads a peer's memory at once if nothing stands in the way.
+    ///
+    /// # Errors
+    /// What is known to be impossible now: a key, a right or a range; nothing was read.
+    fn read_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        into: &mut AnyBuf,
+    ) -> Result<SendNow> {
+        let _ = (host, ep, spec, into);
+        Err(Error::NotSupported("reads of a peer's memory"))
+    }
+
+    /// Executes an atomic operation at once if nothing stands in the way. `operands` holds the operands and behind them
+    /// the comparands, if the operation has some; `result` takes what was there before, if it is as long.
+    ///
+    /// # Errors
+    /// As [`ProviderDomain::read_now`]; nothing was changed.
+    fn atomic_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<SendNow> {
+        let _ = (host, ep, spec, operands, result);
+        Err(Error::NotSupported("atomic operations on a peer's memory"))
+    }
+
+    /// A region has a key from now on.
+    fn region_opened(&mut self, key: u64, region: &Region) {
+        let _ = (key, region);
+    }
+
+    /// A key is no longer valid.
+    fn region_closed(&mut self, key: u64) {
+        let _ = key;
+    }
+
+    /// Queues a send, or a one-sided operation, whose payload the operation `op` owns. Its end is reported with
+    /// [`Host::complete`].
     ///
     /// # Errors
     /// What is known to be impossible now; nothing was queued.
@@ -176,8 +278,16 @@ pub trait Host {
     /// The address behind a number of the endpoint's vector.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`](crate::Error::StaleAddress).
+    /// [`Error::StaleAddress`].
     fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address>;
+
+    /// What a key of this domain stands for.
+    fn region(&self, key: u64) -> Option<&Region>;
+
+    /// A peer has done this to memory of this domain, by way of the endpoint. Told of what comes with data, and of
+    /// everything if the endpoint has [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT). False when it cannot be taken in
+    /// now: the completion queue is full.
+    fn done_to_us(&mut self, ep: EpId, deed: Deed, transfer: Transfer) -> bool;
 
     /// The number of an address in the endpoint's vector.
     fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr>;

@@ -11,7 +11,8 @@ use fabric_core::buf::{AnyBuf, Pool, PooledBuf, Source};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::{RecvSpec, TagMatch};
-use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::mr::Region;
+use fabric_core::provider::{Deed, EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
 use fabric_core::sim::SimProvider;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -71,6 +72,12 @@ impl Host for Maps {
     }
     fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {
         self.av.get(addr).cloned()
+    }
+    fn region(&self, _: u64) -> Option<&Region> {
+        None
+    }
+    fn done_to_us(&mut self, _: EpId, _: Deed, _: Transfer) -> bool {
+        true
     }
     fn number_of(&self, _: EpId, address: &Address) -> Option<FiAddr> {
         self.av.find(address)
@@ -138,7 +145,7 @@ impl Side {
     }
     /// Sends at once, or queues and returns the operation.
     fn send(&mut self, peer: FiAddr, tag: Option<u64>, bytes: &[u8]) -> Result<Option<OpKey>> {
-        let spec = SendSpec { kind: OpKind::Send, peer, tag, data: None };
+        let spec = SendSpec { tag, ..SendSpec::new(OpKind::Send, peer) };
         if self.domain.send_now(&mut self.maps, EP, &spec, bytes)? == SendNow::Done {
             return Ok(None);
         }
@@ -185,7 +192,7 @@ fn a_message_arrives_with_all_it_carries() {
     let (mut a, mut b) = (open("carry-a"), open("carry-b@0+0"));
     let (to_b, from_a) = (a.knows(&b.address), b.knows(&a.address));
     let op = b.recv(RecvSpec { from: Some(from_a), ..tagged(7) });
-    let spec = SendSpec { kind: OpKind::Send, peer: to_b, tag: Some(7), data: Some(99) };
+    let spec = SendSpec { tag: Some(7), data: Some(99), ..SendSpec::new(OpKind::Send, to_b) };
     assert_eq!(a.domain.send_now(&mut a.maps, EP, &spec, b"hello"), Ok(SendNow::Done));
     assert!(b.pass() && !b.pass());
     assert_eq!(b.got(op), b"hello");
@@ -386,7 +393,7 @@ fn a_name_nobody_has_is_an_error_for_sends_and_connects() {
     let (peer, shm) = (a.knows(&gone), a.knows(&"shm://x".parse().unwrap()));
     assert_eq!(a.send(peer, None, b"x"), Err(Error::NoSuchPeer(gone.clone())));
     assert!(matches!(a.send(shm, None, b"x"), Err(Error::WrongScheme { .. })));
-    let connect = SendSpec { kind: OpKind::Connect, peer, tag: None, data: None };
+    let connect = SendSpec::new(OpKind::Connect, peer);
     let op = a.op(AnyBuf::None);
     assert_eq!(a.domain.queue_send(&mut a.maps, EP, op, &connect), Err(Error::NoSuchPeer(gone.clone())));
 
@@ -493,7 +500,7 @@ fn only_an_armed_receiver_is_kicked() {
 fn a_delay_keeps_an_armed_domain_awake() {
     let (mut a, mut b) = (open("awake-a"), open("awake-b@1+1000"));
     let to_b = a.knows(&b.address);
-    let connect = SendSpec { kind: OpKind::Connect, peer: to_b, tag: None, data: None };
+    let connect = SendSpec::new(OpKind::Connect, to_b);
     let op = a.op(AnyBuf::None);
     a.domain.queue_send(&mut a.maps, EP, op, &connect).unwrap();
     assert!(b.pass() && b.domain.arm());

@@ -5,8 +5,10 @@ use std::task::{Context, Poll};
 
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Pool};
 use fabric_core::completion::{Completion, Failed, OpKind, Outcome};
+use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
+use fabric_core::mr::Memory;
 use fabric_core::provider::{EpId, Host, OpKey, Provider, SendNow, SendSpec};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -186,6 +188,19 @@ impl Domain {
         locked.hub.leaving.retain(|_, of| *of != id);
     }
 
+    /// Lets peers reach memory of the provider's by a key: the requested one, or a fresh one.
+    ///
+    /// # Errors
+    /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] without a right.
+    pub fn open_region(&self, memory: Arc<dyn Memory>, access: Access, key: Option<u64>) -> Result<u64> {
+        self.engine.lock().open_region(memory, access, key)
+    }
+
+    /// Takes the key of a region back: peers reach it no longer.
+    pub fn close_region(&self, key: u64) {
+        self.engine.lock().close_region(key);
+    }
+
     /// The queue that gets the events of endpoints which have none of their own.
     pub fn set_eq(&self, eq: Option<Arc<EventRing>>) {
         self.engine.lock().hub.eq = eq;
@@ -297,6 +312,59 @@ impl Domain {
         posted
     }
 
+    /// Posts a read of a peer's memory.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::TooLong`] when it has not the room, [`Error::Key`], and as [`Domain::send`].
+    pub fn read<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let mut locked = self.engine.lock();
+        let posted = locked.read(ep, spec, buf, route, credit);
+        locked.finish();
+        posted
+    }
+
+    /// Executes an atomic operation at once if nothing stands in the way.
+    ///
+    /// # Errors
+    /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the place, and as [`Domain::send`].
+    pub fn atomic_now(
+        &self,
+        ep: EpId,
+        spec: &SendSpec,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<SendNow> {
+        let mut locked = self.engine.lock();
+        let done = locked.atomic_now(ep, spec, operands, result);
+        locked.finish();
+        done
+    }
+
+    /// Posts an atomic operation; the buffer holds operands and comparands, and takes the result.
+    ///
+    /// # Errors
+    /// As [`Domain::atomic_now`].
+    pub fn atomic(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: Vec<u8>,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<Vec<u8>>> {
+        let mut locked = self.engine.lock();
+        let posted = locked.atomic(ep, spec, buf, route, credit);
+        locked.finish();
+        posted
+    }
+
     /// Asks for a transmit credit.
     ///
     /// # Errors
@@ -306,7 +374,7 @@ impl Domain {
         locked.hub.address_of(ep, peer)?;
         let mut op = Op::new(ep, OpKind::Send, Route::Future, AnyBuf::None);
         op.permit = true;
-        op.spec = Some(SendSpec { kind: OpKind::Send, peer, tag: None, data: None });
+        op.spec = Some(SendSpec::new(OpKind::Send, peer));
         op.phase = Phase::Waiting;
         let free = locked.hub.ep(ep)?.transmit.take(peer);
         if free {

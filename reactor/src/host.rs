@@ -4,7 +4,8 @@ use fabric_core::buf::{AnyBuf, PooledBuf, Source};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::Envelope;
-use fabric_core::provider::{EpId, Host, OpKey};
+use fabric_core::mr::Region;
+use fabric_core::provider::{Deed, EpId, Host, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -81,7 +82,7 @@ impl Host for Hub {
         let Some(op) = self.ops.get_mut(key) else { return };
         let (ep, kind, route, peer) = (op.ep, op.kind, op.route, op.spec.map(|spec| spec.peer));
         let permit = op.permit;
-        if kind == OpKind::Recv {
+        if kind.fills() {
             op.buf.finish(outcome.transfer.len);
         }
         // The slot may stay until its future looks, but what it holds of the endpoint is free now.
@@ -134,6 +135,14 @@ impl Host for Hub {
         let ep = self.eps.get(ep.0).ok_or_else(|| Error::Closed(Class::Endpoint))?;
         let vector = self.vectors.get(ep.bound.av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
         vector.table.get(addr).cloned()
+    }
+
+    fn region(&self, key: u64) -> Option<&Region> {
+        self.regions.get(key)
+    }
+
+    fn done_to_us(&mut self, ep: EpId, deed: Deed, transfer: Transfer) -> bool {
+        self.hear_of(ep, deed, transfer)
     }
 
     fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {

@@ -8,6 +8,7 @@ use std::task::Waker;
 
 use fabric_core::buf::{AnyBuf, Pool};
 use fabric_core::completion::{Completion, OpKind, Outcome};
+use fabric_core::mr::RegionTable;
 use fabric_core::provider::{EpId, OpKey};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
@@ -45,10 +46,8 @@ pub struct Bindings {
     pub tx_cq: Option<CqId>,
     /// Where receives report that were posted to a queue.
     pub rx_cq: Option<CqId>,
-    /// Counts sends.
-    pub tx_counter: Option<CounterId>,
-    /// Counts receives.
-    pub rx_counter: Option<CounterId>,
+    /// What counts which operations.
+    pub counters: Counters,
     /// Its event queue.
     pub eq: Option<Arc<EventRing>>,
     /// Sends that may be under way.
@@ -59,6 +58,35 @@ pub struct Bindings {
     pub max_msg_size: usize,
     /// The longest message that can be injected.
     pub inject_size: usize,
+}
+
+/// The counters of an endpoint, by what they count.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Sends.
+    pub send: Option<CounterId>,
+    /// Receives.
+    pub recv: Option<CounterId>,
+    /// Reads, and atomics that fetch.
+    pub read: Option<CounterId>,
+    /// Writes, and atomics that do not fetch.
+    pub write: Option<CounterId>,
+    /// Reads by peers.
+    pub remote_read: Option<CounterId>,
+    /// Writes by peers.
+    pub remote_write: Option<CounterId>,
+}
+
+impl Counters {
+    fn of(&self, kind: OpKind) -> Option<CounterId> {
+        match kind {
+            OpKind::Send => self.send,
+            OpKind::Recv => self.recv,
+            OpKind::Read | OpKind::FetchAtomic => self.read,
+            OpKind::Write | OpKind::Atomic => self.write,
+            _ => None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -76,6 +104,8 @@ pub(crate) struct Hub {
     pub(crate) cqs: Table<CompletionRing>,
     pub(crate) counters: Table<CounterCell>,
     pub(crate) vectors: Table<Vector>,
+    /// The memory of this domain that peers reach.
+    pub(crate) regions: RegionTable,
     pub(crate) eq: Option<Arc<EventRing>>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) later: Later,
@@ -112,6 +142,7 @@ impl Hub {
             cqs: Table::new(),
             counters: Table::new(),
             vectors: Table::new(),
+            regions: RegionTable::new(),
             eq: None,
             pool: Pool::new(),
             later: Later::default(),
@@ -142,7 +173,7 @@ impl Hub {
     /// The queue an operation of this kind reports to.
     pub(crate) fn queue_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
         let bound = &self.eps.get(ep.0)?.bound;
-        if kind == OpKind::Recv { bound.rx_cq } else { bound.tx_cq }
+        if kind.receives() { bound.rx_cq } else { bound.tx_cq }
     }
 
     pub(crate) fn cq(&mut self, id: CqId) -> Option<&mut CompletionRing> {
@@ -177,17 +208,12 @@ impl Hub {
     /// Counts an operation that has ended.
     pub(crate) fn count(&mut self, ep: EpId, kind: OpKind, ok: bool) {
         let Some(ep) = self.eps.get(ep.0) else { return };
-        let counter = match kind {
-            OpKind::Send => ep.bound.tx_counter,
-            OpKind::Recv => ep.bound.rx_counter,
-            _ => None,
-        };
-        if let Some(counter) = counter {
+        if let Some(counter) = ep.bound.counters.of(kind) {
             self.count_at(counter, ok);
         }
     }
 
-    fn count_at(&mut self, counter: CounterId, ok: bool) {
+    pub(crate) fn count_at(&mut self, counter: CounterId, ok: bool) {
         if let Some(cell) = self.counters.get_mut(counter.0) {
             let woken = cell.add(u64::from(ok), u64::from(!ok), &mut self.later);
             self.waiters -= woken;

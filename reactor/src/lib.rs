@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`domain`] | a domain as the async face sees it: objects by name, posts, polls |
 //! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
-//! | `post`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
+//! | `post`, `onesided`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
 //! | `vectors` | address vectors and their guests |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | [`provider`] | the registry, and shared memory |
@@ -17,6 +17,7 @@ mod hub;
 mod later;
 #[cfg(all(test, loom))]
 mod models;
+mod onesided;
 mod ops;
 mod post;
 pub mod provider;
@@ -32,7 +33,8 @@ pub mod work;
 
 pub use domain::Domain;
 pub use driver::{Doorbell, TaskDriver};
-pub use hub::{AvId, Bindings, CounterId, CqId};
+pub use hub::{AvId, Bindings, CounterId, Counters, CqId};
+pub use onesided::{MAX_ATOMIC, check_atomic};
 pub use ops::{Credit, Ended, Posted, Route};
 pub use queue::EventRing;
 pub use wait::WaitPolicy;

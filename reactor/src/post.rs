@@ -39,25 +39,7 @@ impl Locked<'_> {
             return Err(Failed::new(error, buf));
         }
         let error = match self.send_now(ep, &spec, buf.bytes()) {
-            Ok(SendNow::Done) => {
-                let state = &mut **self;
-                if credit == Credit::Held {
-                    state.hub.release(ep, spec.kind, Some(spec.peer));
-                }
-                let transfer = Transfer::sent(len, spec.tag);
-                return Ok(match route {
-                    Route::Future => Posted::Done(transfer, buf),
-                    Route::Queue(context) => {
-                        let outcome = Outcome::ok(transfer);
-                        state.hub.report(ep, spec.kind, context, outcome, buf.into_any());
-                        Posted::Reported
-                    }
-                    Route::Nobody => {
-                        state.hub.later.discard(buf.into_any());
-                        Posted::Reported
-                    }
-                });
-            }
+            Ok(SendNow::Done) => return Ok(self.ended(ep, &spec, len, buf, route, credit)),
             Ok(SendNow::Queue) => match self.queue_send(ep, spec, buf, route, credit) {
                 Ok(key) => return Ok(Posted::Pending(key)),
                 Err(failed) => {
@@ -75,7 +57,35 @@ impl Locked<'_> {
         Err(Failed::new(error, buf))
     }
 
-    /// Sends at once if nothing stands in the way.
+    /// An operation has ended where it was posted.
+    pub(crate) fn ended<B: IoBuf>(
+        &mut self,
+        ep: EpId,
+        spec: &SendSpec,
+        len: usize,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Posted<B> {
+        let hub = &mut self.hub;
+        if credit == Credit::Held {
+            hub.release(ep, spec.kind, Some(spec.peer));
+        }
+        let transfer = Transfer::sent(len, spec.tag);
+        match route {
+            Route::Future => Posted::Done(transfer, buf),
+            Route::Queue(context) => {
+                hub.report(ep, spec.kind, context, Outcome::ok(transfer), buf.into_any());
+                Posted::Reported
+            }
+            Route::Nobody => {
+                hub.later.discard(buf.into_any());
+                Posted::Reported
+            }
+        }
+    }
+
+    /// Sends, or writes, at once if nothing stands in the way.
     pub(crate) fn send_now(&mut self, ep: EpId, spec: &SendSpec, bytes: &[u8]) -> Result<SendNow> {
         let state = &mut **self;
         let bound = state.hub.ep(ep)?;
@@ -93,7 +103,7 @@ impl Locked<'_> {
         sent
     }
 
-    fn queue_send<B: IoBuf>(
+    pub(crate) fn queue_send<B: IoBuf>(
         &mut self,
         ep: EpId,
         spec: SendSpec,

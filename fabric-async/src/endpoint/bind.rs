@@ -34,8 +34,8 @@ impl Endpoint {
     /// Opens an endpoint at this address, or at a fresh one if the name is empty, with a fabric, a domain, a
     /// completion queue, an event queue and a welcoming address vector of its own.
     ///
-    /// Short for: discover the provider of the scheme with untagged and tagged messages, open its fabric and domain,
-    /// open the queues and the vector, bind, enable. [`Endpoint::domain`], [`Endpoint::completions`],
+    /// Short for: discover the provider of the scheme with untagged and tagged messages, and with one-sided and atomic
+    /// operations if it has them, open its fabric and domain, open the queues and the vector, bind, enable. [`Endpoint::domain`], [`Endpoint::completions`],
     /// [`Endpoint::events`] and [`Endpoint::address_vector`] lead to the parts.
     ///
     /// ```
@@ -84,12 +84,13 @@ impl BindOptions {
     /// As [`Endpoint::bind`].
     pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint> {
         let at = at.to_address()?;
-        let hints = Hints::new()
-            .provider(at.scheme().provider())
-            .ep_type(EpType::Rdm)
-            .caps(Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE)
-            .progress(self.progress);
-        let info = search(&hints)?.swap_remove(0);
+        let hints =
+            Hints::new().provider(at.scheme().provider()).ep_type(EpType::Rdm).progress(self.progress);
+        let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
+        // One-sided operations where the provider has them.
+        let info = search(&hints.clone().caps(messages | Caps::RMA | Caps::ATOMIC))
+            .or_else(|_| search(&hints.caps(messages)))?
+            .swap_remove(0);
         let fabric = Fabric::open(&info)?;
         let domain = fabric.domain_builder(&info).wait_policy(self.policy).open()?;
         let (completions, events) = (domain.completion_queue(COMPLETIONS)?, fabric.event_queue(EVENTS)?);

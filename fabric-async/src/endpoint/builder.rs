@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use fabric_core::flags::{CounterBind, CqBind};
+use fabric_core::flags::{Caps, CounterBind, CqBind};
 use fabric_core::info::Info;
 use fabric_core::tree::{Class, Hold, Node};
 use fabric_core::{Address, Error, Result};
-use fabric_reactor::{Bindings, CounterId, CqId};
+use fabric_reactor::{Bindings, Counters, CqId};
 
 use super::{Endpoint, EndpointInner, Own};
 use crate::av::{AddressVector, AvInner, ToAddress};
@@ -39,8 +39,7 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     av: Option<Arc<AvInner>>,
     tx_cq: Option<CqId>,
     rx_cq: Option<CqId>,
-    tx_counter: Option<CounterId>,
-    rx_counter: Option<CounterId>,
+    counters: Counters,
     eq: Option<Arc<EventQueueInner>>,
     holds: Vec<Hold>,
     own: Own,
@@ -56,8 +55,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             av: None,
             tx_cq: None,
             rx_cq: None,
-            tx_counter: None,
-            rx_counter: None,
+            counters: Counters::default(),
             eq: None,
             holds: Vec::new(),
             own: Own::default(),
@@ -112,22 +110,36 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// Counts sends, receives or both.
+    /// Counts operations of these kinds.
+    ///
+    /// What peers do to memory here (`REMOTE_READ`, `REMOTE_WRITE`) is told only to an endpoint whose info has
+    /// [`Caps::RMA_EVENT`](fabric_core::flags::Caps::RMA_EVENT), because telling costs the peers a record for each.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for other than `SEND` and `RECV`; [`Error::Invalid`] when that direction has a counter;
-    /// [`Error::Foreign`]; [`Error::Closed`].
+    /// [`Error::BadFlags`] for no kind at all; [`Error::NotSupported`] for the remote kinds without `RMA_EVENT`;
+    /// [`Error::Invalid`] when a kind has a counter; [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
-        if what.is_empty() || !(CounterBind::SEND | CounterBind::RECV).contains(what) {
+        if what.is_empty() {
             return Err(Error::BadFlags { what: "bind_counter", flags: format!("{what:?}") });
         }
-        self.hold(&counter.inner.node)?;
-        if what.contains(CounterBind::SEND) {
-            set("send counter", &mut self.tx_counter, counter.inner.id)?;
+        let remote = CounterBind::REMOTE_READ | CounterBind::REMOTE_WRITE;
+        if what.intersects(remote) && !self.info.caps.contains(Caps::RMA_EVENT) {
+            return Err(Error::NotSupported("counting what peers do (FI_RMA_EVENT was not asked for)"));
         }
-        if what.contains(CounterBind::RECV) {
-            set("receive counter", &mut self.rx_counter, counter.inner.id)?;
+        self.hold(&counter.inner.node)?;
+        let counters = &mut self.counters;
+        for (kind, name, slot) in [
+            (CounterBind::SEND, "send counter", &mut counters.send),
+            (CounterBind::RECV, "receive counter", &mut counters.recv),
+            (CounterBind::READ, "read counter", &mut counters.read),
+            (CounterBind::WRITE, "write counter", &mut counters.write),
+            (CounterBind::REMOTE_READ, "remote read counter", &mut counters.remote_read),
+            (CounterBind::REMOTE_WRITE, "remote write counter", &mut counters.remote_write),
+        ] {
+            if what.contains(kind) {
+                set(name, slot, counter.inner.id)?;
+            }
         }
         Ok(self)
     }
@@ -182,8 +194,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             av: av.id,
             tx_cq: self.tx_cq,
             rx_cq: self.rx_cq,
-            tx_counter: self.tx_counter,
-            rx_counter: self.rx_counter,
+            counters: self.counters,
             eq: self.eq.map(|eq| eq.ring.clone()),
             tx_size: self.info.tx.size,
             rx_size: self.info.rx.size,

@@ -2,6 +2,7 @@
 
 mod bind;
 mod builder;
+mod onesided;
 
 pub use bind::BindOptions;
 pub use builder::EndpointBuilder;
@@ -109,7 +110,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`Error::Closed`].
     #[doc(alias = "fi_inject")]
     pub fn inject(&self, peer: FiAddr, bytes: &[u8]) -> Result<()> {
-        self.inject_spec(SendSpec { kind: OpKind::Send, peer, tag: None, data: None }, bytes)
+        self.inject_spec(SendSpec::new(OpKind::Send, peer), bytes)
     }
 
     /// Sends a copy of borrowed bytes as a tagged message (`fi_tinject`).
@@ -118,7 +119,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// As [`Endpoint::inject`].
     #[doc(alias = "fi_tinject")]
     pub fn inject_tagged(&self, peer: FiAddr, tag: u64, bytes: &[u8]) -> Result<()> {
-        self.inject_spec(SendSpec { kind: OpKind::Send, peer, tag: Some(tag), data: None }, bytes)
+        self.inject_spec(SendSpec { tag: Some(tag), ..SendSpec::new(OpKind::Send, peer) }, bytes)
     }
 
     fn inject_spec(&self, spec: SendSpec, bytes: &[u8]) -> Result<()> {
@@ -177,7 +178,7 @@ impl<M: ThreadModel> Endpoint<M> {
         let (av, address) = (self.address_vector(), peer.to_address()?);
         let known = av.peers().iter().any(|(_, known)| *known == address);
         let peer = av.insert(address)?;
-        let spec = SendSpec { kind: OpKind::Connect, peer, tag: None, data: None };
+        let spec = SendSpec::new(OpKind::Connect, peer);
         let core = &self.inner.domain.core;
         let connected = match core.send(self.inner.id, spec, Vec::new(), Route::Future, Credit::Wait) {
             Ok(Posted::Pending(key)) => Operation::posted(self.inner.clone(), key).await.map(drop),
@@ -262,7 +263,31 @@ impl Endpoint {
 impl EndpointInner {
     pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
         self.node.check_open()?;
-        self.check_caps(spec.tag.is_some(), Caps::SEND)
+        match spec.kind {
+            OpKind::Send => self.check_caps(spec.tag.is_some(), Caps::SEND),
+            kind => self.check_one_sided(kind),
+        }
+    }
+
+    fn check_one_sided(&self, kind: OpKind) -> Result<()> {
+        let (what, direction) = match kind {
+            OpKind::Read => (Caps::RMA, Caps::READ),
+            OpKind::Write => (Caps::RMA, Caps::WRITE),
+            OpKind::FetchAtomic => (Caps::ATOMIC, Caps::READ),
+            _ => (Caps::ATOMIC, Caps::WRITE),
+        };
+        let caps = self.info.caps;
+        if !caps.contains(what) {
+            return Err(Error::NotSupported(if what == Caps::RMA {
+                "one-sided operations (FI_RMA was not asked for)"
+            } else {
+                "atomic operations (FI_ATOMIC was not asked for)"
+            }));
+        }
+        if !caps.contains(direction) {
+            return Err(Error::NotSupported("this direction (FI_READ or FI_WRITE was left out)"));
+        }
+        Ok(())
     }
 
     pub(crate) fn check_recv(&self, spec: &RecvSpec) -> Result<()> {

@@ -25,7 +25,7 @@
 //! | `fi_eq_open` | [`Fabric::event_queue`] |
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_cntr_open` | [`Domain::counter`] |
-//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::register`], [`MemoryRegion::key`](crate::MemoryRegion::key) |
+//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::alloc`], [`Domain::register`], [`MemoryRegion::key`](crate::MemoryRegion::key) |
 //! | `fi_close` | `close`, or drop; see [`errors`](super::errors) |
 //! | all of the above up to `fi_enable` | [`Endpoint::bind`] |
 //!
@@ -35,6 +35,10 @@
 //! |---|---|
 //! | `fi_send`, `fi_tsend` | [`Endpoint::send`], with [`tag`](crate::SendRequest::tag) |
 //! | `fi_senddata`, `fi_tsenddata` | with [`data`](crate::SendRequest::data) |
+//! | `fi_write`, `fi_writedata`, `fi_inject_write` | [`Endpoint::write`], with [`data`](crate::WriteRequest::data), [`Endpoint::inject_write`] |
+//! | `fi_read` | [`Endpoint::read`], [`Endpoint::read_into`] |
+//! | `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` | [`Endpoint::atomic`], [`Endpoint::fetch_atomic`], [`Endpoint::compare_atomic`] |
+//! | `fi_atomicvalid` and its like | [`AtomicOp::is_valid`](crate::AtomicOp::is_valid) |
 //! | `fi_inject`, `fi_tinject` | [`Endpoint::inject`], [`Endpoint::inject_tagged`] |
 //! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](crate::RecvRequest::tag) or [`tag_mask`](crate::RecvRequest::tag_mask) |
 //! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](crate::RecvRequest::from) |
@@ -76,8 +80,8 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Caps, EpType, Error, Hints, discover};
 //! for (hints, attribute) in [
-//!     (Hints::new().caps(Caps::RMA), "caps"),
-//!     (Hints::new().caps(Caps::ATOMIC), "caps"),
+//!     (Hints::new().caps(Caps::MSG | Caps::MULTI_RECV), "caps"),
+//!     (Hints::new().caps(Caps::MSG | Caps::FENCE), "caps"),
 //!     (Hints::new().ep_type(EpType::Msg), "ep_type"),
 //!     (Hints::new().provider("shm").tx_size(5000), "tx_size"),
 //! ] {
@@ -94,11 +98,11 @@
 //! | not there | a hint for it |
 //! |---|---|
 //! | `tcp`, `udp` and other providers | [`Error::UnknownProvider`]; `tcp://` as an address is [`Error::BadAddress`] |
-//! | `fi_read`, `fi_write`, atomics (a region can be registered, peers cannot reach it) | `caps` refused |
 //! | passive and connected endpoints, datagrams | `ep_type` refused |
 //! | `FI_MULTI_RECV`, multicast, collectives, triggered and fenced operations, `FI_HMEM` | `caps` refused |
 //! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
-//! | vectors of buffers (`fi_sendv`, `fi_sendmsg`) | `tx_iov_limit`, `rx_iov_limit` above 1 refused |
+//! | persistent memory, counters bound to a region (`fi_mr_bind`), virtual addresses (`FI_MR_VIRT_ADDR`) | `caps` refused, or there is no hint |
+//! | vectors of buffers and of places (`fi_sendv`, `fi_sendmsg`, `fi_writemsg`) | `tx_iov_limit`, `rx_iov_limit` above 1 refused |
 //! | default operation flags beyond `FI_TRANSMIT_COMPLETE`, such as `FI_DELIVERY_COMPLETE` | `tx_op_flags` refused |
 //! | authentication keys | `auth_key`, `ep_auth_key` refused |
 //! | `FI_PEEK`, `FI_CLAIM`, `fi_injectdata`, `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |
@@ -114,6 +118,7 @@
 //! [`Domain::completion_queue`]: crate::Domain::completion_queue
 //! [`Domain::address_vector`]: crate::Domain::address_vector
 //! [`Domain::counter`]: crate::Domain::counter
+//! [`Domain::alloc`]: crate::Domain::alloc
 //! [`Domain::register`]: crate::Domain::register
 //! [`EndpointBuilder`]: crate::EndpointBuilder
 //! [`EndpointBuilder::name`]: crate::EndpointBuilder::name
@@ -139,3 +144,10 @@
 //! [`Error::errno`]: crate::Error::errno
 //! [`Error::UnknownProvider`]: crate::Error::UnknownProvider
 //! [`Error::BadAddress`]: crate::Error::BadAddress
+//! [`Endpoint::write`]: crate::Endpoint::write
+//! [`Endpoint::inject_write`]: crate::Endpoint::inject_write
+//! [`Endpoint::read`]: crate::Endpoint::read
+//! [`Endpoint::read_into`]: crate::Endpoint::read_into
+//! [`Endpoint::atomic`]: crate::Endpoint::atomic
+//! [`Endpoint::fetch_atomic`]: crate::Endpoint::fetch_atomic
+//! [`Endpoint::compare_atomic`]: crate::Endpoint::compare_atomic

@@ -9,6 +9,7 @@
 //! | [`waiting`] | Spin or sleep, and what does each cost? |
 //! | [`cancellation`] | What happens when a future is dropped? |
 //! | [`memory`] | Who owns a buffer, how much is buffered, and what can a peer do to it? |
+//! | [`onesided`] | How do processes share memory, and who helps whom? |
 //! | [`ordering`] | What comes before what? What does "sent" mean? |
 //! | [`backpressure`] | What happens when the receiver is slower than the sender? |
 //! | [`serving`] | How do a server and its clients find each other, and what if one is gone? |
@@ -25,6 +26,7 @@ pub mod defaults;
 pub mod errors;
 pub mod libfabric;
 pub mod memory;
+pub mod onesided;
 pub mod ordering;
 pub mod progress;
 pub mod serving;

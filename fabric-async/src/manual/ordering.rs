@@ -13,6 +13,10 @@
 //! ones. A short message does not overtake a long one that is still being copied, and a send with a credit
 //! does not overtake one to the same peer that waits for credit.
 //!
+//! One-sided operations to one peer take effect in the order of their posts, and messages stay behind those that were
+//! posted before them (`FI_ORDER_SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW`): who receives a message sees what was written
+//! before it. The other way around nothing is promised: a write does not wait until a message before it was received.
+//!
 //! Reserving is no way around the order. A [`Permit`](crate::Permit) holds a credit, but not a place: a send
 //! with it that finds sends to the same peer waiting gives them its credit, and waits behind them.
 //!

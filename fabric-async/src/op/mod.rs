@@ -1,9 +1,13 @@
 //! Operations: requests, and what they become when they are posted.
 
+mod atomic;
+mod onesided;
 mod permit;
 mod recv;
 mod send;
 
+pub use atomic::{Answer, AtomicOperation, AtomicRequest, Fetch, Quiet};
+pub use onesided::{ReadRequest, WriteRequest};
 pub use permit::{Permit, Reserve};
 pub use recv::{Message, RecvRequest};
 pub use send::SendRequest;
@@ -17,16 +21,17 @@ use std::task::{Context, Poll, ready};
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::provider::OpKey;
-use fabric_reactor::Ended;
+use fabric_reactor::{Ended, Posted};
 use tokio::task::coop;
 
-use crate::endpoint::EndpointInner;
+use crate::endpoint::{Endpoint, EndpointInner};
+use crate::model::ThreadModel;
 
 /// A posted operation, to be awaited: resolves to [`Done`] or [`Failed`], each with the buffer.
 ///
 /// # Cancel safety
 /// Dropping a receive loses no message: one that has arrived, or is arriving, goes to the next receive that accepts
-/// it. Dropping a send that waits for credit withdraws it; any other goes on, and its failure becomes an
+/// it. Dropping a send that waits for credit withdraws it, as with reads and writes; any other goes on, and its failure becomes an
 /// [event](crate::EventKind::OperationFailed). The buffer is dropped when nobody uses it any more.
 /// [`Operation::cancel`] gets it back instead.
 ///
@@ -69,6 +74,15 @@ impl<B: IoBuf> Operation<B> {
 
     pub(crate) fn posted(ep: Arc<EndpointInner>, key: OpKey) -> Self {
         Self { state: State::Posted { ep, key } }
+    }
+
+    /// What became of a post for a future.
+    pub(crate) fn of<M: ThreadModel>(ep: &Endpoint<M>, posted: Posted<B>) -> Self {
+        match posted {
+            Posted::Done(transfer, buf) => Self::sent(buf, transfer),
+            Posted::Pending(key) => Self::posted(ep.inner.clone(), key),
+            Posted::Reported => unreachable!("only queues are reported to"),
+        }
     }
 
     /// Takes the operation back if it has not begun, else waits for its end: which of the two it was is the result,

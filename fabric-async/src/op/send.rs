@@ -35,7 +35,7 @@ pub struct SendRequest<'a, B, M: ThreadModel = Shared> {
 
 impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, buf: B) -> Self {
-        let spec = SendSpec { kind: OpKind::Send, peer, tag: None, data: None };
+        let spec = SendSpec::new(OpKind::Send, peer);
         Self { ep, spec, buf, context: 0, permit: None }
     }
 
@@ -73,7 +73,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// [`Error::NotSupported`](crate::Error::NotSupported), [`Error::Closed`](crate::Error::Closed), or what is known to be impossible at once, such as
     /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        self.submit(Credit::Now)
+        submit(self.ep, self.spec, self.buf, self.permit, Credit::Now)
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue.
@@ -84,41 +84,47 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     #[doc(alias = "fi_send")]
     pub fn post(self) -> Result<(), Failed<B>> {
         let route = Route::Queue(self.context);
-        self.post_to(route, Credit::Now).map(drop)
+        post(self.ep, self.spec, self.buf, self.permit, route, Credit::Now).map(drop)
     }
+}
 
-    fn submit(self, credit: Credit) -> Result<Operation<B>, Failed<B>> {
-        let ep = self.ep;
-        if self.permit.is_none() && ep.inner.check_send(&self.spec).is_ok() {
-            let bytes = self.buf.bytes();
-            let len = bytes.len();
-            match ep.inner.domain.core.send_now(ep.inner.id, &self.spec, bytes) {
-                Ok(SendNow::Done) => {
-                    return Ok(Operation::sent(self.buf, Transfer::sent(len, self.spec.tag)));
-                }
-                Ok(SendNow::Queue) => {}
-                Err(error) => return Err(Failed::new(error, self.buf)),
-            }
-        }
-        match self.post_to(Route::Future, credit)? {
-            Posted::Done(transfer, buf) => Ok(Operation::sent(buf, transfer)),
-            Posted::Pending(key) => Ok(Operation::posted(ep.inner.clone(), key)),
-            Posted::Reported => unreachable!("only queues are reported to"),
+/// Posts what gives bytes away: a message, or a write. At once if nothing stands in the way.
+pub(super) fn submit<B: IoBuf, M: ThreadModel>(
+    ep: &Endpoint<M>,
+    spec: SendSpec,
+    buf: B,
+    permit: Option<Permit<M>>,
+    credit: Credit,
+) -> Result<Operation<B>, Failed<B>> {
+    if permit.is_none() && ep.inner.check_send(&spec).is_ok() {
+        let bytes = buf.bytes();
+        let len = bytes.len();
+        match ep.inner.domain.core.send_now(ep.inner.id, &spec, bytes) {
+            Ok(SendNow::Done) => return Ok(Operation::sent(buf, Transfer::sent(len, spec.tag))),
+            Ok(SendNow::Queue) => {}
+            Err(error) => return Err(Failed::new(error, buf)),
         }
     }
+    Ok(Operation::of(ep, post(ep, spec, buf, permit, Route::Future, credit)?))
+}
 
-    fn post_to(self, route: Route, credit: Credit) -> Result<Posted<B>, Failed<B>> {
-        let Self { ep, spec, buf, permit, .. } = self;
-        if let Err(error) = ep.inner.check_send(&spec) {
-            return Err(Failed::new(error, buf));
-        }
-        let credit = if permit.is_some() { Credit::Held } else { credit };
-        let posted = ep.inner.domain.core.send(ep.inner.id, spec, buf, route, credit);
-        if let Some(permit) = permit {
-            permit.used(posted.is_ok());
-        }
-        posted
+pub(super) fn post<B: IoBuf, M: ThreadModel>(
+    ep: &Endpoint<M>,
+    spec: SendSpec,
+    buf: B,
+    permit: Option<Permit<M>>,
+    route: Route,
+    credit: Credit,
+) -> Result<Posted<B>, Failed<B>> {
+    if let Err(error) = ep.inner.check_send(&spec) {
+        return Err(Failed::new(error, buf));
     }
+    let credit = if permit.is_some() { Credit::Held } else { credit };
+    let posted = ep.inner.domain.core.send(ep.inner.id, spec, buf, route, credit);
+    if let Some(permit) = permit {
+        permit.used(posted.is_ok());
+    }
+    posted
 }
 
 /// Posts, at the latest possible moment that still keeps program order: when the request is awaited. Without credit
@@ -128,6 +134,6 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
     type IntoFuture = Operation<B>;
 
     fn into_future(self) -> Operation<B> {
-        self.submit(Credit::Wait).unwrap_or_else(Operation::refused)
+        submit(self.ep, self.spec, self.buf, self.permit, Credit::Wait).unwrap_or_else(Operation::refused)
     }
 }

@@ -13,6 +13,7 @@
 //! | the others | scenarios |
 
 mod addresses;
+mod atomics;
 mod backpressure;
 mod cancellation;
 mod completions;
@@ -24,6 +25,7 @@ mod loopback;
 mod matching;
 mod messages;
 mod objects;
+mod onesided;
 mod ordering;
 mod payload;
 mod selecting;
@@ -38,6 +40,10 @@ const MSG: Caps = Caps::MSG;
 const TAGGED: Caps = Caps::TAGGED;
 const BOTH: Caps = Caps::MSG.union(Caps::TAGGED);
 const SOURCE: Caps = Caps::MSG.union(Caps::SOURCE);
+const RMA: Caps = BOTH.union(Caps::RMA);
+const RMA_SOURCE: Caps = RMA.union(Caps::SOURCE);
+const RMA_EVENT: Caps = RMA.union(Caps::RMA_EVENT);
+const ATOMIC: Caps = RMA.union(Caps::ATOMIC);
 const DIRECTED: Caps = BOTH.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
 
 /// Makes a test of every scenario of the table, for one combination.
@@ -187,6 +193,28 @@ macro_rules! scenarios {
                 a_guest_that_comes_back_keeps_its_number: DIRECTED,
                 sends_to_a_closed_peer_fail_at_once: MSG,
                 a_name_that_is_used_again_is_somebody_else: MSG,
+            }
+            onesided {
+                every_length_is_written_and_read: RMA,
+                a_window_of_operations_before_the_first_answer: RMA,
+                what_is_out_of_reach_fails_alone: RMA,
+                a_key_lasts_as_long_as_its_region: RMA,
+                a_registered_buffer_comes_back: RMA,
+                data_comes_with_a_write: RMA_SOURCE,
+                a_full_queue_holds_back_writes_with_data: RMA,
+                a_message_follows_what_was_written: RMA,
+                posts_report_to_the_transmit_queue: RMA,
+                both_sides_count: RMA_EVENT,
+                what_was_not_asked_for_is_refused: ATOMIC,
+                dropped_operations_end: RMA,
+            }
+            atomics {
+                every_operation_on_every_type: ATOMIC,
+                concurrent_additions_add_up: ATOMIC,
+                a_lock_by_compare_and_swap: ATOMIC,
+                rows_of_values: ATOMIC,
+                misplaced_ones_fail_alone: ATOMIC,
+                posted_ones_report_what_they_fetched: ATOMIC,
             }
             objects {
                 a_busy_domain_names_its_children: MSG,

@@ -91,6 +91,11 @@ impl Setup {
         discover(&hints).await.map(|mut found| found.swap_remove(0))
     }
 
+    /// The same, for endpoints that can do this and no more.
+    pub(crate) fn only(self, caps: Caps) -> Self {
+        Self { caps, ..self }
+    }
+
     /// The offer with what the scenario needs.
     pub(crate) async fn info(&self) -> Info {
         self.discover(self.caps).await.expect("it was there before the scenario began")

@@ -1,25 +1,28 @@
 //! The endpoints of one domain as the engine sees them, and when the domain may sleep.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{Pool, PooledBuf};
+use crate::buf::{AnyBuf, Pool, PooledBuf};
 use crate::completion::Outcome;
 use crate::error::{Error, Result};
+use crate::flags::Caps;
 use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
+use crate::mr::Region;
 use crate::provider::{EpId, Host, OpKey, ProviderDomain, SendNow, SendSpec, WaitSet};
 use crate::tree::Class;
 
 use super::inbound::Inbound;
-use super::net::{self, Node};
+use super::net::{self, Node, Regions};
 use super::outbound::Outbound;
 
 /// A domain of the simulated network.
 pub(super) struct SimDomain {
     wait: Arc<dyn WaitSet>,
     endpoints: BTreeMap<EpId, Endpoint>,
+    regions: Regions,
     armed: bool,
 }
 
@@ -32,7 +35,7 @@ struct Endpoint {
 
 impl SimDomain {
     pub(super) fn new(wait: Arc<dyn WaitSet>) -> Self {
-        Self { wait, endpoints: BTreeMap::new(), armed: false }
+        Self { wait, endpoints: BTreeMap::new(), regions: Regions::default(), armed: false }
     }
 
     fn endpoint(&mut self, ep: EpId) -> Result<&mut Endpoint> {
@@ -55,14 +58,15 @@ impl ProviderDomain for SimDomain {
     fn open_endpoint(
         &mut self,
         ep: EpId,
-        _info: &Info,
+        info: &Info,
         at: Option<&Address>,
         pool: &Arc<Pool>,
     ) -> Result<Address> {
         if self.endpoints.contains_key(&ep) {
             return Err(Error::Invalid { what: "endpoint id", why: format!("{} is open", ep.0) });
         }
-        let (node, address) = net::open(at, self.wait.clone(), self.armed)?;
+        let heeds = info.caps.contains(Caps::RMA_EVENT);
+        let (node, address) = net::open(at, (self.wait.clone(), self.armed), (self.regions.clone(), heeds))?;
         let (inbound, outbound) = (Inbound::new(ep, node, pool), Outbound::new(ep, node));
         self.endpoints.insert(ep, Endpoint { node, inbound, outbound });
         Ok(address)
@@ -83,6 +87,35 @@ impl ProviderDomain for SimDomain {
         payload: &[u8],
     ) -> Result<SendNow> {
         self.endpoint(ep)?.outbound.send_now(host, spec, payload)
+    }
+
+    fn read_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        into: &mut AnyBuf,
+    ) -> Result<SendNow> {
+        self.endpoint(ep)?.outbound.read_now(host, spec, into)
+    }
+
+    fn atomic_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<SendNow> {
+        self.endpoint(ep)?.outbound.atomic_now(host, spec, operands, result)
+    }
+
+    fn region_opened(&mut self, key: u64, region: &Region) {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(key, region.clone());
+    }
+
+    fn region_closed(&mut self, key: u64) {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
     }
 
     fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
 use crate::buf::{Pool, PooledBuf};
+use crate::completion::Transfer;
 use crate::error::Error;
 use crate::event::{DownReason, EventKind};
 use crate::matching::{Envelope, PeerKey};
@@ -164,7 +165,7 @@ impl Inbound {
             }
         };
         let Some(peer) = self.peers.get_mut(&node) else { return Step::Idle };
-        if let Some(declined) = peer.accept(host, &mut self.rx, packet) {
+        if let Some(declined) = peer.accept(host, self.ep, &mut self.rx, packet) {
             peer.held = Some(declined);
             return Step::Idle;
         }
@@ -196,7 +197,17 @@ impl Inbound {
 
 impl Peer {
     /// Takes the packet in, or gives it back.
-    fn accept(&mut self, host: &mut dyn Host, rx: &mut RxContext, packet: Packet) -> Option<Packet> {
+    fn accept(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        rx: &mut RxContext,
+        packet: Packet,
+    ) -> Option<Packet> {
+        if let Some(notice) = packet.notice {
+            let transfer = Transfer::written(notice.len, notice.data, self.source);
+            return (!host.done_to_us(ep, notice.deed, transfer)).then_some(packet);
+        }
         let bytes = &packet.bytes[..];
         let landing = match packet.head {
             Some(head) if bytes.len() == head.len => {

@@ -38,8 +38,9 @@ mod tests;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::flags::{Caps, MrMode, MsgOrder, OpFlags};
+use crate::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use crate::info::{AvType, EpType, Info, Progress, Protocol, Version};
+use crate::mr::{LocalMemory, Memory};
 use crate::provider::{Provider, ProviderDomain, WaitSet};
 
 pub use config::SimConfig;
@@ -78,6 +79,10 @@ impl Provider for SimProvider {
         [Progress::Manual, Progress::Auto].map(offer).into()
     }
 
+    fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(LocalMemory::new(len)?))
+    }
+
     fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
         if info.fabric.provider != NAME {
             let why = format!("it describes the provider {:?}, this is {NAME:?}", info.fabric.provider);
@@ -113,19 +118,31 @@ fn offer(progress: Progress) -> Info {
     info.ep.protocol_version = 1;
     info.ep.max_msg_size = 1 << 30;
     info.ep.mem_tag_format = u64::MAX;
+    info.ep.max_order_raw_size = usize::MAX;
+    info.ep.max_order_war_size = usize::MAX;
+    info.ep.max_order_waw_size = usize::MAX;
 
     info.tx.caps = CAPS.difference(RECEIVING);
     info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::TRANSMIT_COMPLETE;
-    info.tx.msg_order = MsgOrder::SAS;
+    info.tx.msg_order = ORDER;
     info.tx.inject_size = 4096;
     info.tx.size = 256;
 
-    info.rx.caps = CAPS.difference(Caps::SEND);
+    info.rx.caps = CAPS.difference(Caps::SEND.union(Caps::READ).union(Caps::WRITE));
     info.rx.op_flags = OpFlags::COMPLETION;
-    info.rx.msg_order = MsgOrder::SAS;
+    info.rx.msg_order = ORDER;
     info.rx.size = 1024;
     info
 }
+
+/// One-sided operations take effect when they are posted, in front of messages that are on their way.
+const ORDER: MsgOrder = MsgOrder::SAS
+    .union(MsgOrder::SAW)
+    .union(MsgOrder::SAR)
+    .union(MsgOrder::RAR)
+    .union(MsgOrder::RAW)
+    .union(MsgOrder::WAR)
+    .union(MsgOrder::WAW);
 
 const NAME: &str = "sim";
 
@@ -134,9 +151,18 @@ const CAPS: Caps = Caps::MSG
     .union(Caps::MSG_DIRECTIONS)
     .union(Caps::DIRECTED_RECV)
     .union(Caps::SOURCE)
+    .union(Caps::RMA)
+    .union(Caps::ATOMIC)
+    .union(Caps::RMA_DIRECTIONS)
+    .union(Caps::RMA_EVENT)
     .union(Caps::LOCAL_COMM);
 
-const RECEIVING: Caps = Caps::RECV.union(Caps::DIRECTED_RECV).union(Caps::SOURCE);
+const RECEIVING: Caps = Caps::RECV
+    .union(Caps::DIRECTED_RECV)
+    .union(Caps::SOURCE)
+    .union(Caps::REMOTE_READ)
+    .union(Caps::REMOTE_WRITE)
+    .union(Caps::RMA_EVENT);
 
 /// Endpoints, queues and counters a domain serves well: advice, nothing depends on it.
 const OBJECTS: usize = 1024;

@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::address::{Address, Scheme};
 use crate::error::{Error, Result};
-use crate::provider::WaitSet;
+use crate::mr::Region;
+use crate::provider::{Deed, WaitSet};
 
 use super::config::{Draw, SimConfig, check_scheme, split};
 
@@ -29,6 +30,8 @@ pub(super) struct Node(u64);
 pub(super) struct Packet {
     /// With the first packet of a message.
     pub(super) head: Option<Head>,
+    /// No message: something was done to the receiver's memory.
+    pub(super) notice: Option<Notice>,
     pub(super) bytes: Vec<u8>,
 }
 
@@ -40,6 +43,17 @@ pub(super) struct Head {
     /// Length of the whole message.
     pub(super) len: usize,
 }
+
+/// Something that was done to the receiver's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Notice {
+    pub(super) deed: Deed,
+    pub(super) len: usize,
+    pub(super) data: Option<u64>,
+}
+
+/// The memory that peers of a domain reach, by key.
+pub(super) type Regions = Arc<Mutex<BTreeMap<u64, Region>>>;
 
 /// What a receiver finds at the start of a pass.
 #[derive(Debug, Default)]
@@ -73,6 +87,9 @@ struct Port {
     address: Address,
     config: SimConfig,
     wait: Arc<dyn WaitSet>,
+    regions: Regions,
+    /// Wants to hear of everything done to its memory.
+    heeds: bool,
     armed: bool,
     /// Passes made; the clock of the delays.
     passes: u64,
@@ -113,7 +130,11 @@ fn locked<T>(call: impl FnOnce(&mut Network, &mut Bells) -> T) -> T {
 }
 
 /// Opens an endpoint: at this name, or at a fresh one.
-pub(super) fn open(at: Option<&Address>, wait: Arc<dyn WaitSet>, armed: bool) -> Result<(Node, Address)> {
+pub(super) fn open(
+    at: Option<&Address>,
+    (wait, armed): (Arc<dyn WaitSet>, bool),
+    (regions, heeds): (Regions, bool),
+) -> Result<(Node, Address)> {
     let config = at.map_or(Ok(SimConfig::default()), SimConfig::of)?;
     locked(|net, _| {
         net.next += 1;
@@ -125,7 +146,8 @@ pub(super) fn open(at: Option<&Address>, wait: Arc<dyn WaitSet>, armed: bool) ->
         if net.names.contains_key(&address) {
             return Err(Error::AddressInUse(address));
         }
-        let port = Port { address: address.clone(), config, wait, armed, passes: 0, lanes: BTreeMap::new() };
+        let (passes, lanes) = (0, BTreeMap::new());
+        let port = Port { address: address.clone(), config, wait, regions, heeds, armed, passes, lanes };
         net.names.insert(address.clone(), node);
         net.ports.insert(node, port);
         Ok((node, address))
@@ -158,6 +180,15 @@ pub(super) fn find(address: &Address) -> Result<Node> {
     check_scheme(address)?;
     let node = locked(|net, _| net.names.get(address).copied());
     node.ok_or_else(|| Error::NoSuchPeer(address.clone()))
+}
+
+/// What a key of the peer's domain stands for, and whether the peer wants to hear of what is done there; `None` when the
+/// peer is gone.
+pub(super) fn region(to: Node, key: u64) -> Option<(Option<Region>, bool)> {
+    let (regions, heeds) =
+        locked(|net, _| net.ports.get(&to).map(|port| (port.regions.clone(), port.heeds)))?;
+    let region = regions.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+    Some((region, heeds))
 }
 
 /// Makes contact without sending anything; false when the peer is gone.

@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::address::Address;
+use crate::buf::AnyBuf;
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
-use crate::provider::{EpId, Host, OpKey, SendNow, SendSpec};
+use crate::mr::{Memory, check_access, check_range, execute, wanted};
+use crate::provider::{Deed, EpId, Host, OpKey, SendNow, SendSpec};
 
-use super::net::{self, Head, Node, Packet};
+use super::net::{self, Head, Node, Notice, Packet};
 
 /// Bytes of a packet; longer messages travel in pieces.
 pub(super) const PIECE: usize = 16 << 10;
@@ -34,8 +36,7 @@ struct Backlog {
 #[derive(Debug)]
 struct Sending {
     op: OpKey,
-    tag: Option<u64>,
-    data: Option<u64>,
+    spec: SendSpec,
     /// Bytes the network has; `None` when the message has not begun.
     sent: Option<usize>,
 }
@@ -48,6 +49,10 @@ impl Outbound {
     /// Sends the whole message, or nothing.
     pub(super) fn send_now(&self, host: &dyn Host, spec: &SendSpec, payload: &[u8]) -> Result<SendNow> {
         let (to, peer) = self.target(host, spec)?;
+        if spec.kind == OpKind::Write {
+            let write = |memory: &dyn Memory, at| memory.write(at, payload);
+            return self.access_now(peer, spec, payload.len(), write);
+        }
         let count = payload.len().div_ceil(PIECE).max(1);
         if spec.kind != OpKind::Send || self.waiting.contains_key(&peer) {
             return Ok(SendNow::Queue);
@@ -68,10 +73,10 @@ impl Outbound {
     pub(super) fn queue(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
         let (to, peer) = self.target(host, spec)?;
         match spec.kind {
-            OpKind::Send => {
+            OpKind::Send | OpKind::Write | OpKind::Read | OpKind::Atomic | OpKind::FetchAtomic => {
                 let backlog = self.waiting.entry(peer);
                 let backlog = backlog.or_insert_with(|| Backlog { to, sends: VecDeque::new() });
-                backlog.sends.push_back(Sending { op, tag: spec.tag, data: spec.data, sent: None });
+                backlog.sends.push_back(Sending { op, spec: *spec, sent: None });
                 self.flush_to(host, peer);
                 Ok(())
             }
@@ -80,7 +85,7 @@ impl Outbound {
                 Ok(())
             }
             OpKind::Connect => Err(Error::NoSuchPeer(to)),
-            OpKind::Recv => Err(Error::NotSupported("a receive among the sends")),
+            OpKind::Recv | OpKind::RemoteWrite => Err(Error::NotSupported("a receive among the sends")),
         }
     }
 
@@ -129,19 +134,121 @@ impl Outbound {
         Ok((to, peer))
     }
 
+    /// Reads memory, or does nothing.
+    pub(super) fn read_now(&self, host: &dyn Host, spec: &SendSpec, into: &mut AnyBuf) -> Result<SendNow> {
+        let (_, peer) = self.target(host, spec)?;
+        let len = spec.remote.map_or(0, |remote| remote.len);
+        self.access_now(peer, spec, len, |memory, at| {
+            let mut bytes = vec![0; len];
+            memory.read(at, &mut bytes);
+            into.receive(&&bytes[..]);
+        })
+    }
+
+    /// Executes an atomic operation, or does nothing.
+    pub(super) fn atomic_now(
+        &self,
+        host: &dyn Host,
+        spec: &SendSpec,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<SendNow> {
+        let (_, peer) = self.target(host, spec)?;
+        let Some(remote) = spec.remote else { return Err(NOWHERE) };
+        self.access_now(peer, spec, remote.len, |memory, at| execute(memory, at, &remote, operands, result))
+    }
+
+    fn access_now(
+        &self,
+        peer: Node,
+        spec: &SendSpec,
+        len: usize,
+        access: impl FnOnce(&dyn Memory, usize),
+    ) -> Result<SendNow> {
+        if self.waiting.contains_key(&peer) {
+            return Ok(SendNow::Queue);
+        }
+        Ok(if self.access(peer, spec, len, access)? { SendNow::Done } else { SendNow::Queue })
+    }
+
+    /// Checks an access and makes it, and tells the peer if it is to hear of it; false when there is no room for that.
+    fn access(
+        &self,
+        peer: Node,
+        spec: &SendSpec,
+        len: usize,
+        access: impl FnOnce(&dyn Memory, usize),
+    ) -> Result<bool> {
+        let remote = spec.remote.ok_or(NOWHERE)?;
+        let gone = || Error::Key { key: remote.key, why: "is unknown" };
+        let (region, heeds) = net::region(peer, remote.key).ok_or_else(gone)?;
+        let region = region.ok_or_else(gone)?;
+        let atomic = remote.atomic;
+        check_access(remote.key, region.access, wanted(spec.kind, atomic.map(|atomic| atomic.op)))?;
+        let align = atomic.map_or(1, |atomic| atomic.datatype.size());
+        let at = check_range(region.memory.len(), remote.offset, len, align)?;
+        let tells = heeds || spec.data.is_some();
+        if tells && net::room(self.node, peer, true).is_some_and(|room| room == 0) {
+            return Ok(false);
+        }
+        access(&*region.memory, at);
+        if tells {
+            let notice = Notice { deed: Deed::of(spec.kind), len, data: spec.data };
+            let packet = Packet { head: None, notice: Some(notice), bytes: Vec::new() };
+            net::push(self.node, peer, vec![packet], false);
+        }
+        Ok(true)
+    }
+
+    /// The one-sided operations that are first in turn for this peer. Returns whether one has ended.
+    fn access_in_turn(&mut self, host: &mut dyn Host, peer: Node) -> bool {
+        let mut ended = false;
+        while let Some(backlog) = self.waiting.get(&peer)
+            && let Some(&Sending { op, spec, .. }) = backlog.sends.front()
+            && let Some(remote) = spec.remote
+        {
+            let payload = host.payload(op).to_vec();
+            let mut result = vec![0; if spec.kind.fills() { remote.len } else { 0 }];
+            let len = if spec.kind == OpKind::Write { payload.len() } else { remote.len };
+            let accessed = self.access(peer, &spec, len, |memory, at| match spec.kind {
+                OpKind::Write => memory.write(at, &payload),
+                OpKind::Read => memory.read(at, &mut result),
+                _ => execute(memory, at, &remote, &payload, &mut result),
+            });
+            let outcome = match accessed {
+                Ok(false) => break,
+                Ok(true) => Outcome::ok(Transfer::sent(len, None)),
+                Err(error) => Outcome::failed(error),
+            };
+            if !result.is_empty() && outcome.error.is_none() {
+                host.place(op, 0, &&result[..], 0, result.len());
+            }
+            if let Some(backlog) = self.waiting.get_mut(&peer) {
+                backlog.sends.pop_front();
+                if backlog.sends.is_empty() {
+                    self.waiting.remove(&peer);
+                }
+            }
+            host.complete(op, outcome);
+            ended = true;
+        }
+        ended
+    }
+
     fn flush_to(&mut self, host: &mut dyn Host, peer: Node) -> bool {
-        let Some(backlog) = self.waiting.get_mut(&peer) else { return false };
+        let ended = self.access_in_turn(host, peer);
+        let Some(backlog) = self.waiting.get_mut(&peer) else { return ended };
         let mut sent = Vec::new();
         let mut packets = Vec::new();
         let room = net::room(self.node, peer, true);
         let limit = room.unwrap_or(0).min(PER_PASS);
         while packets.len() < limit
-            && let Some(send) = backlog.sends.front_mut()
+            && let Some(send) = backlog.sends.front_mut().filter(|send| send.spec.remote.is_none())
         {
             let payload = host.payload(send.op);
-            packets.push(cut(payload, send.tag, send.data, &mut send.sent));
+            packets.push(cut(payload, send.spec.tag, send.spec.data, &mut send.sent));
             if send.sent.is_some_and(|sent| sent >= payload.len()) {
-                sent.push((send.op, Transfer::sent(payload.len(), send.tag)));
+                sent.push((send.op, Transfer::sent(payload.len(), send.spec.tag)));
                 backlog.sends.pop_front();
             }
         }
@@ -155,7 +262,7 @@ impl Outbound {
             for (op, transfer) in sent {
                 host.complete(op, Outcome::ok(transfer));
             }
-            return moved;
+            return moved | ended;
         }
         // Nothing of what was cut just now has arrived.
         let lost = self.waiting.remove(&peer);
@@ -175,5 +282,8 @@ fn cut(payload: &[u8], tag: Option<u64>, data: Option<u64>, sent: &mut Option<us
     let from = sent.unwrap_or(0).min(payload.len());
     let to = payload.len().min(from + PIECE);
     *sent = Some(to);
-    Packet { head, bytes: payload[from..to].to_vec() }
+    Packet { head, notice: None, bytes: payload[from..to].to_vec() }
 }
+
+/// A one-sided operation that does not say where.
+const NOWHERE: Error = Error::NotSupported("a one-sided operation without a place");

@@ -16,8 +16,8 @@ use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scheme};
 use slab::Slab;
 
 use super::handshake::{self, Word};
-use super::incoming::{Incoming, Met, Stranger};
-use super::outgoing::{Ended, Outgoing, Push};
+use super::incoming::{Here, Incoming, Met, Stranger};
+use super::outgoing::{Ended, Outgoing, Pumped, Push};
 use super::socket::{self, Listener};
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
@@ -68,8 +68,7 @@ enum Caller {
 pub(crate) struct Endpoint {
     id: EpId,
     name: Address,
-    /// A random number that tells it from others of its name.
-    incarnation: u64,
+    here: Here,
     listener: Listener,
     wait: Arc<dyn WaitSet>,
     rx: RxContext,
@@ -89,14 +88,20 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(crate) fn open(id: EpId, at: Address, wait: Arc<dyn WaitSet>, pool: &Arc<Pool>) -> Result<Self> {
+    pub(crate) fn open(
+        id: EpId,
+        at: Address,
+        heeds: bool,
+        wait: Arc<dyn WaitSet>,
+        pool: &Arc<Pool>,
+    ) -> Result<Self> {
         let listener = Listener::open(&at)?;
         wait.watch(listener.as_fd(), Token::Listener.pack(id))
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
         Ok(Self {
             id,
             name: at,
-            incarnation: RandomState::new().hash_one(id.0),
+            here: Here { ep: id, incarnation: RandomState::new().hash_one(id.0), heeds },
             listener,
             wait,
             rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
@@ -127,10 +132,21 @@ impl Endpoint {
         spec: &SendSpec,
         payload: &[u8],
     ) -> Result<SendNow> {
+        self.at_once(host, spec, |outgoing| outgoing.send_now(spec, payload))
+    }
+
+    /// Does something at a peer, at once or not at all.
+    #[inline]
+    pub(crate) fn at_once(
+        &mut self,
+        host: &mut dyn Host,
+        spec: &SendSpec,
+        act: impl FnOnce(&mut Outgoing) -> Result<Push>,
+    ) -> Result<SendNow> {
         let Some(at) = self.route(spec.peer) else {
             return host.address_of(self.id, spec.peer).map(|_| SendNow::Queue);
         };
-        match self.outgoing[at].send_now(spec, payload) {
+        match act(&mut self.outgoing[at])? {
             Push::Done => Ok(SendNow::Done),
             Push::NoRoom => Ok(SendNow::Queue),
             Push::Closed => Err(self.outgoing_closed(host, at)),
@@ -160,8 +176,8 @@ impl Endpoint {
         if !self.busy.contains(&at) {
             self.busy.push(at);
         }
-        outgoing.pump(host);
-        if !outgoing.is_idle() {
+        self.pump_one(host, at);
+        if !self.outgoing[at].is_idle() {
             host.unsettled();
         }
         Ok(())
@@ -169,7 +185,7 @@ impl Endpoint {
 
     fn dial(&mut self, at: usize) -> Result<()> {
         let token = Token::Outgoing(at as u32).pack(self.id);
-        self.outgoing[at].dial(&self.name, self.incarnation, token, &self.wait)
+        self.outgoing[at].dial(&self.name, self.here.incarnation, token, &self.wait)
     }
 
     /// The endpoint at the other end has closed, as its ring says; the sockets will say so too.
@@ -282,7 +298,7 @@ impl Endpoint {
         let mut moved = false;
         let mut index = 0;
         while let Some(&at) = self.busy.get(index) {
-            moved |= self.outgoing[at].pump(host);
+            moved |= self.pump_one(host, at);
             if self.outgoing[at].is_idle() {
                 self.busy.swap_remove(index);
             } else {
@@ -290,6 +306,17 @@ impl Endpoint {
             }
         }
         moved
+    }
+
+    fn pump_one(&mut self, host: &mut dyn Host, at: usize) -> bool {
+        match self.outgoing[at].pump(host) {
+            Pumped::Moved => true,
+            Pumped::Idle => false,
+            Pumped::Closed => {
+                self.outgoing_closed(host, at);
+                true
+            }
+        }
     }
 
     // ---- connections
@@ -343,7 +370,7 @@ impl Endpoint {
     fn caller_ready(&mut self, host: &mut dyn Host, at: usize) {
         match self.callers.get_mut(at) {
             Some(Caller::Peer(peer)) => {
-                if let Some(reason) = peer.readable() {
+                if let Some(reason) = peer.readable(host) {
                     self.caller_ended(host, at, reason);
                     self.pump_callers(host);
                 }
@@ -352,7 +379,7 @@ impl Endpoint {
                 let Caller::Stranger(stranger) = self.callers.remove(at) else { return };
                 self.strangers.retain(|stranger| *stranger != at);
                 self.next_key += 1;
-                match stranger.meet(PeerKey(self.next_key), self.incarnation) {
+                match stranger.meet(PeerKey(self.next_key), self.here) {
                     // A slab gives the position that was freed last to who comes next.
                     Met::Later(stranger) => {
                         let again = self.callers.insert(Caller::Stranger(stranger));

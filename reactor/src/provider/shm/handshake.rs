@@ -13,6 +13,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use fabric_core::flags::Access;
 use fabric_core::{Address, Error, Refusal, Result, Scheme};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -35,6 +36,14 @@ const REFUSED_RESOURCES: u16 = 4;
 const GOODBYE: u16 = 100;
 const RING: u16 = 101;
 const LEAVE: u16 = 102;
+const MAP: u16 = 103;
+const DENIED: u16 = 104;
+const GRANT: u16 = 105;
+
+/// The rights of a grant, as they travel; and whether the endpoint wants to hear of what is done.
+const READ: u8 = 1;
+const WRITE: u8 = 2;
+const HEEDS: u8 = 4;
 
 /// What the connecting side says.
 #[derive(Debug)]
@@ -58,6 +67,28 @@ pub(crate) enum Word {
     Leave,
     /// There is news: records, or room for them.
     Ring,
+    /// The sender asks for the region of this key.
+    Map(u64),
+    /// There is no region of this key.
+    Denied(u64),
+}
+
+/// The answer to [`Word::Map`]: a region, with the descriptor of its memory.
+#[derive(Debug)]
+pub(crate) struct Grant<T> {
+    pub(crate) key: u64,
+    pub(crate) len: usize,
+    pub(crate) access: Access,
+    /// The endpoint wants to hear of everything that is done there.
+    pub(crate) heeds: bool,
+    pub(crate) memory: T,
+}
+
+/// What a receiver says to a sender.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Word(Word),
+    Grant(Grant<OwnedFd>),
 }
 
 /// What a read from such a socket found.
@@ -142,11 +173,36 @@ fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> Read<Hello> {
 /// Says something, never blocking. A peer that has no room for it has other news to read, or is about to be noticed as
 /// gone.
 pub(crate) fn say(socket: &Socket, word: Word) {
-    let _ = rustix::net::send(socket, &encode_word(word), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    let _ = try_say(socket, word);
+}
+
+/// Likewise; false when there was no room for it. To a peer that has ended everything can be said.
+pub(crate) fn try_say(socket: &Socket, word: Word) -> bool {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    !matches!(rustix::net::send(socket, &encode_word(word), flags), Err(Errno::AGAIN))
+}
+
+/// Says what a key stands for, never blocking.
+pub(crate) fn send_grant(socket: &Socket, grant: &Grant<BorrowedFd<'_>>) -> rustix::io::Result<()> {
+    let mut message = Vec::with_capacity(32);
+    message.extend(MAGIC);
+    message.extend(VERSION.to_le_bytes());
+    message.extend(GRANT.to_le_bytes());
+    message.extend(grant.key.to_le_bytes());
+    message.extend((grant.len as u64).to_le_bytes());
+    let right = |right, bit| if grant.access.contains(right) { bit } else { 0 };
+    let heeds = if grant.heeds { HEEDS } else { 0 };
+    message.push(right(Access::REMOTE_READ, READ) | right(Access::REMOTE_WRITE, WRITE) | heeds);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [grant.memory];
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, flags).map(drop)
 }
 
 fn encode_word(word: Word) -> [u8; WORD_LEN] {
-    let (code, incarnation) = match word {
+    let (code, argument) = match word {
         Word::Welcome(incarnation) => (WELCOME, incarnation),
         Word::Refused(Refusal::Version { .. }) => (REFUSED_VERSION, 0),
         Word::Refused(Refusal::User) => (REFUSED_USER, 0),
@@ -155,12 +211,14 @@ fn encode_word(word: Word) -> [u8; WORD_LEN] {
         Word::Goodbye => (GOODBYE, 0),
         Word::Ring => (RING, 0),
         Word::Leave => (LEAVE, 0),
+        Word::Map(key) => (MAP, key),
+        Word::Denied(key) => (DENIED, key),
     };
     let mut message = [0; WORD_LEN];
     message[..8].copy_from_slice(&MAGIC);
     message[8..10].copy_from_slice(&VERSION.to_le_bytes());
     message[10..12].copy_from_slice(&code.to_le_bytes());
-    message[12..].copy_from_slice(&incarnation.to_le_bytes());
+    message[12..].copy_from_slice(&argument.to_le_bytes());
     message
 }
 
@@ -179,8 +237,65 @@ pub(crate) fn read_word(socket: &Socket) -> Read<Word> {
     }
 }
 
+/// Reads what a receiver said: a word, or a grant.
+pub(crate) fn read_said(socket: &Socket) -> Read<Said> {
+    let mut bytes = [0; 64];
+    match socket.receive(&mut bytes) {
+        Received::Nothing => Read::Nothing,
+        Received::HungUp => Read::HungUp,
+        Received::TooLong => Read::Malformed("a message that is too long"),
+        Received::Message(len, fds) if fds.is_empty() => match parse_word(&bytes[..len]) {
+            Read::Message(word) => Read::Message(Said::Word(word)),
+            Read::Malformed(what) => Read::Malformed(what),
+            Read::OtherVersion(theirs) => Read::OtherVersion(theirs),
+            Read::Nothing | Read::HungUp => Read::Nothing,
+        },
+        Received::Message(len, fds) => match <[OwnedFd; 1]>::try_from(fds) {
+            Ok([memory]) => match parse_grant(&bytes[..len]) {
+                Some(grant) => Read::Message(Said::Grant(Grant {
+                    key: grant.key,
+                    len: grant.len,
+                    access: grant.access,
+                    heeds: grant.heeds,
+                    memory,
+                })),
+                None => {
+                    socket::discard(vec![memory]);
+                    Read::Malformed("a descriptor with what is no grant")
+                }
+            },
+            Err(fds) => {
+                socket::discard(fds);
+                Read::Malformed("not one descriptor")
+            }
+        },
+    }
+}
+
+fn parse_grant(bytes: &[u8]) -> Option<Grant<()>> {
+    let (head, rest) = bytes.split_first_chunk::<12>()?;
+    let head_is = |at: usize, value: u16| head[at..at + 2] == value.to_le_bytes();
+    if head[..8] != MAGIC || !head_is(8, VERSION) || !head_is(10, GRANT) {
+        return None;
+    }
+    let (key, rest) = rest.split_first_chunk()?;
+    let (len, rest) = rest.split_first_chunk()?;
+    let [rights] = *rest else { return None };
+    if rights & !(READ | WRITE | HEEDS) != 0 {
+        return None;
+    }
+    let right = |bit, right| if rights & bit != 0 { right } else { Access::empty() };
+    Some(Grant {
+        key: u64::from_le_bytes(*key),
+        len: usize::try_from(u64::from_le_bytes(*len)).ok()?,
+        access: right(READ, Access::REMOTE_READ) | right(WRITE, Access::REMOTE_WRITE),
+        heeds: rights & HEEDS != 0,
+        memory: (),
+    })
+}
+
 /// Whether a word is read as it was written.
-#[cfg(feature = "work")]
+#[cfg(all(feature = "work", not(loom)))]
 pub(crate) fn reads_back(word: Word) -> bool {
     matches!(parse_word(&encode_word(word)), Read::Message(read) if read == word)
 }
@@ -195,14 +310,17 @@ fn parse_word(bytes: &[u8]) -> Read<Word> {
     if code == REFUSED_VERSION {
         return Read::Message(Word::Refused(Refusal::Version { theirs, ours: VERSION }));
     }
-    let Ok(incarnation) = <[u8; 8]>::try_from(rest) else {
+    let Ok(argument) = <[u8; 8]>::try_from(rest) else {
         return Read::Malformed("a word of something else");
     };
+    let argument = u64::from_le_bytes(argument);
     Read::Message(match code {
-        WELCOME => Word::Welcome(u64::from_le_bytes(incarnation)),
+        WELCOME => Word::Welcome(argument),
         GOODBYE => Word::Goodbye,
         RING => Word::Ring,
         LEAVE => Word::Leave,
+        MAP => Word::Map(argument),
+        DENIED => Word::Denied(argument),
         REFUSED_USER => Word::Refused(Refusal::User),
         REFUSED_MALFORMED => Word::Refused(Refusal::Malformed),
         REFUSED_RESOURCES => Word::Refused(Refusal::Resources),

@@ -1,14 +1,19 @@
 //! A connection from a peer: what it sends to this endpoint.
 
+use std::any::Any;
+
 use fabric_core::buf::Source;
+use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::provider::Host;
+use fabric_core::provider::{Deed, EpId, Host};
 use fabric_core::rx::{LandingId, RxContext};
 use fabric_core::{Address, Error, FiAddr, Refusal, Scheme};
+use rustix::io::Errno;
 
-use super::handshake::{self, READS_PER_LOOK, Read, VERSION, Word};
-use super::record::{BEGIN, Layout, PIECE, WHOLE};
+use super::area::Lent;
+use super::handshake::{self, Grant, READS_PER_LOOK, Read, VERSION, Word};
+use super::record::{BEGIN, HAS_READ, Layout, NOTICE, PIECE, WHOLE};
 use super::ring::{Broken, Consumer, Record};
 use super::segment::Segment;
 use super::socket::Socket;
@@ -28,6 +33,16 @@ pub(crate) struct Identity {
     pub(crate) incarnation: u64,
 }
 
+/// The endpoint that a connection leads to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Here {
+    pub(crate) ep: EpId,
+    /// A random number that tells it from others of its name.
+    pub(crate) incarnation: u64,
+    /// It wants to hear of everything that peers do to the memory of its domain.
+    pub(crate) heeds: bool,
+}
+
 /// A connection that has not said hello yet.
 #[derive(Debug)]
 pub(crate) struct Stranger {
@@ -43,6 +58,7 @@ pub(crate) struct Incoming {
     /// Its number when it connected.
     pub(crate) number: Option<FiAddr>,
     pub(crate) identity: Identity,
+    here: Here,
     socket: Socket,
     ring: Consumer<Segment>,
     /// The message that is arriving in pieces.
@@ -69,8 +85,8 @@ pub(crate) enum Met {
 }
 
 impl Stranger {
-    /// Reads the hello and answers it, as the endpoint of this incarnation.
-    pub(crate) fn meet(self, key: PeerKey, incarnation: u64) -> Met {
+    /// Reads the hello and answers it, as this endpoint.
+    pub(crate) fn meet(self, key: PeerKey, here: Here) -> Met {
         let refuse = |socket: &Socket, reason: Refusal, error: Error| {
             handshake::say(socket, Word::Refused(reason));
             Met::Refused(error)
@@ -98,9 +114,9 @@ impl Stranger {
         };
         match Segment::adopt(&hello.segment, hello.lines) {
             Ok(segment) => {
-                handshake::say(&self.socket, Word::Welcome(incarnation));
+                handshake::say(&self.socket, Word::Welcome(here.incarnation));
                 let identity = Identity { process: peer.process, incarnation: hello.incarnation };
-                Met::Peer(Box::new(Incoming::new(hello.from, identity, segment, self.socket, key)))
+                Met::Peer(Box::new(Incoming::new(hello.from, identity, here, segment, self.socket, key)))
             }
             Err(what) => {
                 let error = Error::Protocol { peer: hello.from, what: what.into() };
@@ -118,13 +134,21 @@ fn nameless(process: Option<i32>) -> Address {
 }
 
 impl Incoming {
-    fn new(peer: Address, identity: Identity, segment: Segment, socket: Socket, key: PeerKey) -> Self {
+    fn new(
+        peer: Address,
+        identity: Identity,
+        here: Here,
+        segment: Segment,
+        socket: Socket,
+        key: PeerKey,
+    ) -> Self {
         Self {
             peer,
             key,
             source: None,
             number: None,
             identity,
+            here,
             socket,
             ring: Consumer::new(segment),
             landing: None,
@@ -181,6 +205,13 @@ impl Incoming {
         if self.landing.is_some() {
             return Err(Broken("a message within a message"));
         }
+        if kind == NOTICE {
+            let len = layout.total.map_or(0, word);
+            let deed = if flags & HAS_READ != 0 { Deed::Read } else { Deed::Write };
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            let transfer = Transfer::written(len, layout.data.map(word), self.source);
+            return Ok(host.done_to_us(self.here.ep, deed, transfer));
+        }
         let envelope = |len| Envelope {
             peer: self.key,
             source: self.source,
@@ -205,14 +236,19 @@ impl Incoming {
         }
     }
 
-    /// The socket is readable: rings, or how the peer ended.
-    pub(crate) fn readable(&mut self) -> Option<DownReason> {
+    /// The socket is readable: rings, questions, or how the peer ended.
+    pub(crate) fn readable(&mut self, host: &dyn Host) -> Option<DownReason> {
         for _ in 0..READS_PER_LOOK {
             match handshake::read_word(&self.socket) {
                 Read::Nothing => return None,
                 Read::Message(Word::Ring) => {}
                 Read::Message(Word::Goodbye) if !self.goodbye => self.goodbye = true,
                 Read::Message(Word::Leave) if !self.left => self.left = true,
+                Read::Message(Word::Map(key)) => {
+                    if !self.answer(host, key) {
+                        return Some(DownReason::Protocol("questions without reading the answers"));
+                    }
+                }
                 Read::HungUp if self.goodbye || self.left => return Some(DownReason::Closed),
                 Read::HungUp => return Some(DownReason::Died),
                 Read::Message(_) => return Some(DownReason::Protocol("a word only the receiver may say")),
@@ -221,6 +257,21 @@ impl Incoming {
             }
         }
         None
+    }
+
+    /// Says what a key stands for; false when the peer leaves no room for answers.
+    fn answer(&self, host: &dyn Host, key: u64) -> bool {
+        let denied = || handshake::try_say(&self.socket, Word::Denied(key));
+        let Some(region) = host.region(key) else { return denied() };
+        let memory: &dyn Any = &*region.memory;
+        let Some(lent) = memory.downcast_ref::<Lent>() else { return denied() };
+        let (len, access, heeds) = (region.memory.len(), region.access, self.here.heeds);
+        match handshake::send_grant(&self.socket, &Grant { key, len, access, heeds, memory: lent.fd() }) {
+            Ok(()) => true,
+            Err(Errno::AGAIN) => false,
+            // Too many descriptors are on their way, or the peer has ended.
+            Err(_) => denied(),
+        }
     }
 
     /// The peer gave up this connection, and goes on otherwise.

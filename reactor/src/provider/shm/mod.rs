@@ -9,7 +9,10 @@
 //! | `record` | what the records in a ring say |
 //! | `ring` | the ring of lines |
 //! | `segment` | the memory below the ring |
+//! | `area` | memory that peers reach by themselves |
+//! | `windows` | the areas of a peer, as they are mapped here |
 
+mod area;
 mod endpoint;
 mod handshake;
 mod incoming;
@@ -22,20 +25,23 @@ mod ring_stress;
 mod ring_tests;
 mod segment;
 mod socket;
+mod windows;
 #[cfg(all(feature = "work", not(loom)))]
 mod work;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric_core::buf::{Pool, PooledBuf};
-use fabric_core::flags::{Caps, MrMode, MsgOrder, OpFlags};
+use fabric_core::buf::{AnyBuf, Pool, PooledBuf};
+use fabric_core::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::mr::Memory;
 use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
+use area::Lent;
 use endpoint::{Endpoint, Token};
 #[cfg(all(feature = "work", not(loom)))]
 pub(crate) use work::all as work;
@@ -43,6 +49,16 @@ pub(crate) use work::all as work;
 /// The provider `shm`.
 #[derive(Clone, Copy, Debug)]
 pub struct ShmProvider;
+
+/// Messages keep their order among each other and behind one-sided operations, and those among each other. A one-sided
+/// operation does not wait until a message before it was received.
+const ORDER: MsgOrder = MsgOrder::SAS
+    .union(MsgOrder::SAW)
+    .union(MsgOrder::SAR)
+    .union(MsgOrder::RAR)
+    .union(MsgOrder::RAW)
+    .union(MsgOrder::WAR)
+    .union(MsgOrder::WAW);
 
 impl Provider for ShmProvider {
     fn name(&self) -> &'static str {
@@ -59,6 +75,10 @@ impl Provider for ShmProvider {
             | Caps::RECV
             | Caps::DIRECTED_RECV
             | Caps::SOURCE
+            | Caps::RMA
+            | Caps::ATOMIC
+            | Caps::RMA_DIRECTIONS
+            | Caps::RMA_EVENT
             | Caps::LOCAL_COMM;
         info.domain.caps = Caps::LOCAL_COMM;
         info.domain.av_type = Some(AvType::Table);
@@ -79,20 +99,27 @@ impl Provider for ShmProvider {
         info.ep.protocol_version = u32::from(handshake::VERSION);
         info.ep.max_msg_size = incoming::MAX_MESSAGE;
         info.ep.mem_tag_format = u64::MAX;
+        info.ep.max_order_raw_size = usize::MAX;
+        info.ep.max_order_war_size = usize::MAX;
+        info.ep.max_order_waw_size = usize::MAX;
         info.ep.tx_ctx_cnt = 1;
         info.ep.rx_ctx_cnt = 1;
         info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::TRANSMIT_COMPLETE;
         info.rx.op_flags = OpFlags::COMPLETION;
-        info.tx.msg_order = MsgOrder::SAS;
+        info.tx.msg_order = ORDER;
         info.tx.inject_size = 4096;
         info.tx.size = 1024;
         info.tx.iov_limit = 1;
-        info.rx.msg_order = MsgOrder::SAS;
+        info.rx.msg_order = ORDER;
         info.rx.size = 1024;
         info.rx.iov_limit = 1;
         let mut auto = info.clone();
         (auto.domain.control_progress, auto.domain.data_progress) = (Progress::Auto, Progress::Auto);
         vec![info, auto]
+    }
+
+    fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(Lent::create(len, access)?))
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
@@ -141,21 +168,23 @@ impl ProviderDomain for ShmDomain {
     fn open_endpoint(
         &mut self,
         ep: EpId,
-        _info: &Info,
+        info: &Info,
         at: Option<&Address>,
         pool: &Arc<Pool>,
     ) -> Result<Address> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let heeds = info.caps.contains(Caps::RMA_EVENT);
+        let open = |at, wait| Endpoint::open(ep, at, heeds, wait, pool);
         let opened = match at {
             Some(at) if at.scheme() != Scheme::Shm => {
                 return Err(Error::WrongScheme { provider: "shm", address: at.clone() });
             }
-            Some(at) if !at.name().is_empty() => Endpoint::open(ep, at.clone(), self.wait.clone(), pool)?,
+            Some(at) if !at.name().is_empty() => open(at.clone(), self.wait.clone())?,
             // Another process namespace on the same network may have an endpoint of the same number.
             _ => loop {
                 let number = NEXT.fetch_add(1, Ordering::Relaxed);
                 let name = format!("{}.{number}", std::process::id());
-                match Endpoint::open(ep, Address::new(Scheme::Shm, &name)?, self.wait.clone(), pool) {
+                match open(Address::new(Scheme::Shm, &name)?, self.wait.clone()) {
                     Err(Error::AddressInUse(_)) => continue,
                     opened => break opened?,
                 }
@@ -180,6 +209,27 @@ impl ProviderDomain for ShmDomain {
         payload: &[u8],
     ) -> Result<SendNow> {
         self.ep(ep)?.send_now(host, spec, payload)
+    }
+
+    fn read_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        into: &mut AnyBuf,
+    ) -> Result<SendNow> {
+        self.ep(ep)?.at_once(host, spec, |outgoing| outgoing.read_now(spec, into))
+    }
+
+    fn atomic_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<SendNow> {
+        self.ep(ep)?.at_once(host, spec, |outgoing| outgoing.atomic_now(spec, operands, result))
     }
 
     fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {

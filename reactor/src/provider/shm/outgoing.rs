@@ -4,25 +4,33 @@
 //! operations wait in the queue; otherwise messages go into the ring at once.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::DownReason;
-use fabric_core::provider::{Host, OpKey, SendSpec, WaitSet};
+use fabric_core::flags::Access;
+use fabric_core::provider::{Host, OpKey, Remote, SendSpec, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result};
 
-use super::handshake::{self, READS_PER_LOOK, Read, Word};
+use super::area::Area;
+use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, Word};
 use super::incoming::Identity;
-use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE};
+use super::record::{BEGIN, DATA, HAS_READ, Layout, NOTICE, PIECE, TAGGED, WHOLE};
 use super::ring::{Producer, Reader};
 use super::segment::Segment;
-use super::socket::Socket;
+use super::socket::{self, Socket};
+use super::windows::{Window, Windows};
 
 /// Lines of a new segment: 128 KiB of them.
 const LINES: usize = 2048;
 /// Bytes moved for one peer in one pass.
 const BYTES_PER_PASS: usize = 64 * 1024;
+/// Bytes of a peer's memory accessed in one go. Longer accesses go on with every pass.
+const ACCESS_AT_ONCE: usize = 256 * 1024;
+/// The longest record of a notice.
+const NOTICE_BYTES: usize = 64;
 /// Payload of one record of a longer message.
 const PIECE_BYTES: usize = 8 * 1024;
 
@@ -52,6 +60,8 @@ struct Wires {
     /// Which endpoint this leads to; its incarnation is known once it has welcomed this one.
     identity: Identity,
     ring: Producer<Segment>,
+    /// The peer's memory, as far as it was mapped.
+    windows: Windows,
 }
 
 #[derive(Debug)]
@@ -71,6 +81,15 @@ pub(crate) enum Push {
     Done,
     /// Not now, or not in one piece.
     NoRoom,
+    /// The peer's endpoint has closed.
+    Closed,
+}
+
+/// What became of the queue in one pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pumped {
+    Moved,
+    Idle,
     /// The peer's endpoint has closed.
     Closed,
 }
@@ -95,13 +114,49 @@ impl Outgoing {
         Self { peer, addr, link: Link::Gone, reported: false, queue: VecDeque::new() }
     }
 
-    /// Puts a message into the ring if nothing stands in the way.
-    pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: &[u8]) -> Push {
-        let Link::Live(wires) = &mut self.link else { return Push::NoRoom };
-        if !self.queue.is_empty() || spec.kind != OpKind::Send {
-            return Push::NoRoom;
+    /// Puts a message into the ring, or bytes into the peer's memory, if nothing stands in the way.
+    ///
+    /// # Errors
+    /// Those of the access.
+    #[inline]
+    pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: &[u8]) -> Result<Push> {
+        let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
+        match spec.kind {
+            OpKind::Send => Ok(wires.whole(spec, payload)),
+            OpKind::Write => {
+                wires.access_now(spec, payload.len(), |window, at, _| window.area.write(at, payload))
+            }
+            _ => Ok(Push::NoRoom),
         }
-        wires.whole(spec, payload)
+    }
+
+    /// Reads the peer's memory if nothing stands in the way.
+    ///
+    /// # Errors
+    /// Those of the access.
+    pub(crate) fn read_now(&mut self, spec: &SendSpec, into: &mut AnyBuf) -> Result<Push> {
+        let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
+        let len = spec.remote.map_or(0, |remote| remote.len);
+        wires.access_now(spec, len, |window, at, remote| window.read(at, remote.len, into))
+    }
+
+    /// Executes an atomic operation if nothing stands in the way.
+    ///
+    /// # Errors
+    /// Those of the access.
+    pub(crate) fn atomic_now(&mut self, spec: &SendSpec, operands: &[u8], result: &mut [u8]) -> Result<Push> {
+        let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
+        let len = spec.remote.map_or(0, |remote| remote.len);
+        wires.access_now(spec, len, |window, at, remote| window.execute(at, remote, operands, result))
+    }
+
+    /// The connection, if it is there and nothing waits for it.
+    #[inline]
+    fn at_once(&mut self) -> Option<&mut Wires> {
+        match &mut self.link {
+            Link::Live(wires) if self.queue.is_empty() => Some(wires),
+            _ => None,
+        }
     }
 
     /// Appends an operation.
@@ -137,20 +192,29 @@ impl Outgoing {
         let ring = Producer::new(segment);
         self.reported = false;
         let identity = Identity { process: peer.process, incarnation: 0 };
-        self.link = Link::Waiting(Wires { socket, identity, ring });
+        self.link = Link::Waiting(Wires { socket, identity, ring, windows: Windows::default() });
         Ok(())
     }
 
-    /// Moves queued operations into the ring, as far as they fit. Returns whether anything moved.
-    pub(crate) fn pump(&mut self, host: &mut dyn Host) -> bool {
-        let Link::Live(wires) = &mut self.link else { return false };
+    /// Moves queued operations into the ring, as far as they fit.
+    pub(crate) fn pump(&mut self, host: &mut dyn Host) -> Pumped {
+        let Link::Live(wires) = &mut self.link else { return Pumped::Idle };
         let mut bytes = 0;
         let mut moved = false;
         while bytes < BYTES_PER_PASS
             && let Some(front) = self.queue.front_mut()
         {
             let before = front.sent;
-            let pushed = wires.advance(front, host);
+            let pushed = match wires.advance(front, host) {
+                Ok(pushed) => pushed,
+                Err(error) => {
+                    let op = front.op;
+                    self.queue.pop_front();
+                    host.complete(op, Outcome::failed(error));
+                    moved = true;
+                    continue;
+                }
+            };
             moved |= pushed == Push::Done;
             bytes += front.sent - before;
             if pushed == Push::Done && front.is_done() {
@@ -158,11 +222,13 @@ impl Outgoing {
                 let op = front.op;
                 self.queue.pop_front();
                 host.complete(op, Outcome::ok(transfer));
-            } else if pushed != Push::Done {
+            } else if pushed == Push::Closed {
+                return Pumped::Closed;
+            } else if pushed == Push::NoRoom {
                 break;
             }
         }
-        moved
+        if moved { Pumped::Moved } else { Pumped::Idle }
     }
 
     /// The socket is readable: an answer, a ring, or the end.
@@ -171,35 +237,70 @@ impl Outgoing {
             let (Link::Waiting(wires) | Link::Live(wires)) = &self.link else { return None };
             let was_live = matches!(self.link, Link::Live(_));
             let identity = wires.identity;
-            let gone = |reason| (Error::PeerGone(self.peer.clone()), reason);
+            let peer = self.peer.clone();
+            let gone = |reason| (Error::PeerGone(peer.clone()), reason);
             let broke = |what: &'static str| {
-                let peer = self.peer.clone();
-                (Error::Protocol { peer, what: what.into() }, DownReason::Protocol(what))
+                (Error::Protocol { peer: peer.clone(), what: what.into() }, DownReason::Protocol(what))
             };
-            let (error, reason) = match handshake::read_word(&wires.socket) {
+            let (error, reason) = match handshake::read_said(&wires.socket) {
                 Read::Nothing => return None,
-                Read::Message(Word::Ring) if was_live => continue,
-                Read::Message(Word::Welcome(incarnation)) if !was_live => {
+                Read::Message(Said::Word(Word::Ring)) if was_live => continue,
+                Read::Message(Said::Grant(grant)) => {
+                    if self.granted(grant) {
+                        continue;
+                    }
+                    broke("memory nobody has asked for")
+                }
+                Read::Message(Said::Word(Word::Denied(key))) => {
+                    if self.denied(key) {
+                        continue;
+                    }
+                    broke("an answer to what nobody has asked")
+                }
+                Read::Message(Said::Word(Word::Welcome(incarnation))) if !was_live => {
                     if let Link::Waiting(mut wires) = std::mem::replace(&mut self.link, Link::Gone) {
                         wires.identity.incarnation = incarnation;
                         self.link = Link::Live(wires);
                     }
                     continue;
                 }
-                Read::Message(Word::Refused(reason)) => {
-                    (Error::Refused { peer: self.peer.clone(), reason }, DownReason::Closed)
+                Read::Message(Said::Word(Word::Refused(reason))) => {
+                    (Error::Refused { peer: peer.clone(), reason }, DownReason::Closed)
                 }
-                Read::Message(Word::Goodbye) => gone(DownReason::Closed),
+                Read::Message(Said::Word(Word::Goodbye)) => gone(DownReason::Closed),
                 Read::HungUp => gone(DownReason::Died),
-                Read::Message(Word::Welcome(_)) => broke("a second welcome"),
-                Read::Message(Word::Ring) => broke("a ring before the welcome"),
-                Read::Message(Word::Leave) => broke("a word only the sender may say"),
+                Read::Message(Said::Word(Word::Welcome(_))) => broke("a second welcome"),
+                Read::Message(Said::Word(Word::Ring)) => broke("a ring before the welcome"),
+                Read::Message(Said::Word(Word::Leave | Word::Map(_))) => {
+                    broke("a word only the sender may say")
+                }
                 Read::Malformed(what) => broke(what),
                 Read::OtherVersion(_) => broke("another version"),
             };
             return Some(Ended { error, reason, identity: was_live.then_some(identity) });
         }
         None
+    }
+
+    /// The peer has sent memory; false when it was not asked for it.
+    fn granted(&mut self, grant: Grant<OwnedFd>) -> bool {
+        let Grant { key, len, access, heeds, memory } = grant;
+        let window = Area::adopt(&memory, len, access.contains(Access::REMOTE_WRITE));
+        socket::discard(vec![memory]);
+        self.answered(key, window.map(|area| Window { key, area, access, heeds }))
+    }
+
+    fn denied(&mut self, key: u64) -> bool {
+        self.answered(key, Err("is unknown"))
+    }
+
+    fn answered(&mut self, key: u64, window: Result<Window, &'static str>) -> bool {
+        let Link::Live(wires) = &mut self.link else { return false };
+        let asked = wires.windows.awaits_key(key);
+        if asked {
+            wires.windows.answered(key, window);
+        }
+        asked
     }
 
     /// Somebody has told of the peer's end already.
@@ -240,6 +341,7 @@ impl Outgoing {
         match &mut self.link {
             Link::Live(wires) => match self.queue.front() {
                 None => true,
+                Some(front) if front.spec.remote.is_some() && wires.windows.awaits() => true,
                 Some(_) => {
                     let longest = wires.ring.shape().longest();
                     wires.ring.arm(longest)
@@ -265,10 +367,14 @@ impl Wires {
     }
 
     /// Moves the front operation on.
-    fn advance(&mut self, front: &mut Queued, host: &mut dyn Host) -> Push {
-        if front.spec.kind != OpKind::Send {
-            front.total = Some(0);
-            return Push::Done;
+    fn advance(&mut self, front: &mut Queued, host: &mut dyn Host) -> Result<Push> {
+        match front.spec.remote {
+            Some(remote) => return self.access_on(front, &remote, host),
+            None if front.spec.kind != OpKind::Send => {
+                front.total = Some(0);
+                return Ok(Push::Done);
+            }
+            None => {}
         }
         let payload = host.payload(front.op);
         front.total = Some(payload.len());
@@ -283,13 +389,79 @@ impl Wires {
             front.begun = true;
             front.sent += count;
         }
-        pushed
+        Ok(pushed)
+    }
+
+    /// Accesses the peer's memory if it is mapped, the access is short, and the peer can be told of it.
+    #[inline]
+    fn access_now(
+        &mut self,
+        spec: &SendSpec,
+        len: usize,
+        access: impl FnOnce(&Window, usize, &Remote),
+    ) -> Result<Push> {
+        let Some(remote) = &spec.remote else { return Ok(Push::NoRoom) };
+        if len > ACCESS_AT_ONCE {
+            return Ok(Push::NoRoom);
+        }
+        let Some(window) = self.windows.get(remote.key) else { return Ok(Push::NoRoom) };
+        let at = window.check(spec.kind, remote, len)?;
+        let tells = window.tells(spec);
+        if tells && !self.ring.fits(NOTICE_BYTES) {
+            return Ok(Push::NoRoom);
+        }
+        access(window, at, remote);
+        Ok(if tells { self.tell(spec, len) } else { Push::Done })
+    }
+
+    /// Moves the front operation on, a one-sided one: asks for the memory, or accesses a piece of it.
+    fn access_on(&mut self, front: &mut Queued, remote: &Remote, host: &mut dyn Host) -> Result<Push> {
+        let Some(window) = self.windows.get(remote.key) else {
+            if let Some(key) = self.windows.ask(remote.key)?
+                && handshake::try_say(&self.socket, Word::Map(key))
+            {
+                self.windows.said(key);
+            }
+            return Ok(Push::NoRoom);
+        };
+        let (op, spec, sent) = (front.op, front.spec, front.sent);
+        let total = if spec.kind == OpKind::Write { host.payload(op).len() } else { remote.len };
+        let start = window.check(spec.kind, remote, total)?;
+        let piece = if remote.atomic.is_some() { total } else { (total - sent).min(ACCESS_AT_ONCE) };
+        let tells = window.tells(&spec) && sent + piece == total;
+        if tells && !self.ring.fits(NOTICE_BYTES) {
+            return Ok(Push::NoRoom);
+        }
+        match spec.kind {
+            OpKind::Write => window.area.write(start + sent, &host.payload(op)[sent..sent + piece]),
+            OpKind::Read => host.place(op, sent, &window.part(start + sent, piece), 0, piece),
+            kind => {
+                let mut result = vec![0; if kind.fills() { total } else { 0 }];
+                window.execute(start, remote, host.payload(op), &mut result);
+                host.place(op, 0, &&result[..], 0, result.len());
+            }
+        }
+        front.begun = true;
+        front.sent += piece;
+        front.total = Some(total);
+        Ok(if tells { self.tell(&spec, total) } else { Push::Done })
+    }
+
+    /// Tells the peer of an access, for which the ring has room.
+    fn tell(&mut self, spec: &SendSpec, len: usize) -> Push {
+        let read = if spec.kind.fills() { HAS_READ } else { 0 };
+        self.record(NOTICE, flags_of(spec) | read, spec, len as u64, &[])
     }
 
     /// Publishes a record of this kind; `total` is the length of the whole message, for its beginning.
     #[inline]
     fn push(&mut self, kind: u8, spec: &SendSpec, total: u64, payload: &[u8]) -> Push {
         let flags = if kind == PIECE { 0 } else { flags_of(spec) };
+        self.record(kind, flags, spec, total, payload)
+    }
+
+    #[inline]
+    fn record(&mut self, kind: u8, flags: u8, spec: &SendSpec, total: u64, payload: &[u8]) -> Push {
         let layout = Layout::for_payload(kind, flags, payload.len());
         let pushed = self.ring.push(kind, flags, layout.payload + payload.len(), |record| {
             if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {

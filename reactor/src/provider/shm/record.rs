@@ -1,7 +1,7 @@
 //! What the records of a ring say: whole messages, beginnings, and pieces.
 //!
 //! A message that fits into one record is [`WHOLE`]. A longer one is a [`BEGIN`], which tells the full length, and
-//! [`PIECE`]s. Behind the header come, each only where its flag or kind asks for it: the tag, the data for the
+//! [`PIECE`]s. A [`NOTICE`] tells of a one-sided operation, and how many bytes it was about. Behind the header come, each only where its flag or kind asks for it: the tag, the data for the
 //! receiver's completion, and the full length, eight bytes each; then the payload, at the next line if it is long.
 
 use super::ring::HEADER;
@@ -13,10 +13,15 @@ pub(crate) const BEGIN: u8 = 2;
 /// A further record of it.
 pub(crate) const PIECE: u8 = 3;
 
+/// No message: the sender has done something to the receiver's memory.
+pub(crate) const NOTICE: u8 = 4;
+
 /// The record has a tag.
 pub(crate) const TAGGED: u8 = 1;
 /// The record has completion data.
 pub(crate) const DATA: u8 = 2;
+/// What the sender did was to read.
+pub(crate) const HAS_READ: u8 = 4;
 
 /// Where the parts of a record lie, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +47,7 @@ impl Layout {
         };
         let tag = next(flags & TAGGED != 0);
         let data = next(flags & DATA != 0);
-        let total = next(kind == BEGIN);
+        let total = next(kind == BEGIN || kind == NOTICE);
         Self { tag, data, total, payload: if long { super::ring::LINE } else { at } }
     }
 
@@ -66,8 +71,8 @@ mod tests {
 
     #[test]
     fn writer_and_reader_agree_on_every_length() {
-        for kind in [WHOLE, BEGIN, PIECE] {
-            for flags in 0..4 {
+        for kind in [WHOLE, BEGIN, PIECE, NOTICE] {
+            for flags in 0..8 {
                 for payload in 0..2000 {
                     let written = Layout::for_payload(kind, flags, payload);
                     let read = Layout::for_record(kind, flags, written.payload + payload);

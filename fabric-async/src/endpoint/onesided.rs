@@ -1,0 +1,151 @@
+//! One-sided operations of an endpoint.
+
+use fabric_core::atomic::{AtomicOp, AtomicType, Row};
+use fabric_core::buf::{IoBuf, IoBufMut, PooledBuf};
+use fabric_core::completion::OpKind;
+use fabric_core::provider::{Remote, SendSpec};
+use fabric_core::{FiAddr, Result};
+
+use super::Endpoint;
+use crate::model::ThreadModel;
+use crate::mr::{RemoteAddr, RemoteSlice};
+use crate::op::{AtomicRequest, Fetch, Quiet, ReadRequest, WriteRequest};
+
+/// # One-sided operations
+///
+/// They reach memory of the peer's domain by key and offset, which the peer has told of
+/// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)), without help of the peer: only the first use of a key waits
+/// for it to answer. Rights and range are checked with every access. What is out of reach fails this operation alone, with
+/// [`Error::Key`](crate::Error::Key) or [`Error::TooLong`](crate::Error::TooLong), and disturbs nothing.
+///
+/// They take effect in the order in which they were posted. Who receives a message sees what was written before it was
+/// sent; a one-sided operation does not wait until a message before it was received. See
+/// [`manual::onesided`](crate::manual::onesided).
+impl<M: ThreadModel> Endpoint<M> {
+    /// Writes these bytes to a place in a peer's memory (`fi_write`).
+    ///
+    /// When it has ended, the bytes are there. The peer does not hear of it, unless the request carries
+    /// [data](WriteRequest::data) or the peer counts it (`FI_RMA_EVENT`). Eight bytes at a multiple of eight are written
+    /// as one word; of anything else a reader can see parts.
+    ///
+    /// # Cancel safety
+    /// Dropping the future before there was credit writes nothing; afterwards the bytes are written nevertheless.
+    #[doc(alias = "fi_write")]
+    pub fn write<B: IoBuf>(&self, peer: FiAddr, to: RemoteAddr, buf: B) -> WriteRequest<'_, B, M> {
+        WriteRequest::new(self, peer, to, buf)
+    }
+
+    /// Writes a copy of borrowed bytes (`fi_inject_write`): nothing comes back, and a later failure is an
+    /// [event](crate::EventKind::OperationFailed).
+    ///
+    /// # Errors
+    /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`, and as
+    /// [`WriteRequest::start`].
+    #[doc(alias = "fi_inject_write")]
+    pub fn inject_write(&self, peer: FiAddr, to: RemoteAddr, bytes: &[u8]) -> Result<()> {
+        let remote = Remote { key: to.key, offset: to.offset, len: bytes.len(), atomic: None };
+        self.inject_spec(SendSpec::one_sided(OpKind::Write, peer, remote), bytes)
+    }
+
+    /// Likewise, with [data](WriteRequest::data) (`fi_inject_writedata`).
+    ///
+    /// # Errors
+    /// As [`inject_write`](Self::inject_write).
+    #[doc(alias = "fi_inject_writedata")]
+    pub fn inject_write_data(&self, peer: FiAddr, to: RemoteAddr, bytes: &[u8], data: u64) -> Result<()> {
+        let remote = Remote { key: to.key, offset: to.offset, len: bytes.len(), atomic: None };
+        let spec = SendSpec { data: Some(data), ..SendSpec::one_sided(OpKind::Write, peer, remote) };
+        self.inject_spec(spec, bytes)
+    }
+
+    /// Reads part of a peer's memory (`fi_read`) into memory of the domain's pool.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    #[doc(alias = "fi_read")]
+    pub fn read(&self, peer: FiAddr, from: RemoteSlice) -> ReadRequest<'_, PooledBuf, M> {
+        self.read_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
+    }
+
+    /// Reads part of a peer's memory into this buffer, which must have the room: [`Error::TooLong`](crate::Error::TooLong)
+    /// else.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing; the buffer is dropped.
+    #[doc(alias = "fi_read")]
+    pub fn read_into<B: IoBufMut>(&self, peer: FiAddr, from: RemoteSlice, buf: B) -> ReadRequest<'_, B, M> {
+        ReadRequest::new(self, peer, from, buf)
+    }
+
+    /// Changes a value in a peer's memory atomically (`fi_atomic`); a row of values each for itself.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Access, AtomicOp, Endpoint};
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let region = ep.domain().alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+    /// let (me, remote) = (ep.lookup(ep.name()).await?, region.remote());
+    /// ep.atomic(me, remote.at(0), AtomicOp::Sum, 5u64).await?;
+    /// assert_eq!(ep.fetch_add(me, remote.at(0), 2u64).await?, 5);
+    /// assert_eq!(ep.compare_swap(me, remote.at(0), 7u64, 1).await?, 7);
+    /// ep.atomic(me, remote.at(8), AtomicOp::Max, [0.5f32, 2.0]).await?;
+    /// assert_eq!((region.load::<u64>(0)?, region.load::<f32>(12)?), (1, 2.0));
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "fi_atomic")]
+    pub fn atomic<R: Row>(
+        &self,
+        peer: FiAddr,
+        at: RemoteAddr,
+        op: AtomicOp,
+        operands: R,
+    ) -> AtomicRequest<'_, R, Quiet, M> {
+        AtomicRequest::new(self, peer, at, op, operands, None)
+    }
+
+    /// As [`atomic`](Self::atomic), and returns what was there before (`fi_fetch_atomic`).
+    #[doc(alias = "fi_fetch_atomic")]
+    pub fn fetch_atomic<R: Row>(
+        &self,
+        peer: FiAddr,
+        at: RemoteAddr,
+        op: AtomicOp,
+        operands: R,
+    ) -> AtomicRequest<'_, R, Fetch, M> {
+        AtomicRequest::new(self, peer, at, op, operands, None)
+    }
+
+    /// As [`fetch_atomic`](Self::fetch_atomic), for operations with a comparand (`fi_compare_atomic`).
+    #[doc(alias = "fi_compare_atomic")]
+    pub fn compare_atomic<R: Row>(
+        &self,
+        peer: FiAddr,
+        at: RemoteAddr,
+        op: AtomicOp,
+        operands: R,
+        comparands: R,
+    ) -> AtomicRequest<'_, R, Fetch, M> {
+        AtomicRequest::new(self, peer, at, op, operands, Some(comparands))
+    }
+
+    /// Adds to a value in a peer's memory, and returns what it was.
+    pub fn fetch_add<T: AtomicType>(
+        &self,
+        peer: FiAddr,
+        at: RemoteAddr,
+        add: T,
+    ) -> AtomicRequest<'_, T, Fetch, M> {
+        self.fetch_atomic(peer, at, AtomicOp::Sum, add)
+    }
+
+    /// Puts `new` where `expected` is, and returns what was there: `expected` if it succeeded.
+    pub fn compare_swap<T: AtomicType>(
+        &self,
+        peer: FiAddr,
+        at: RemoteAddr,
+        expected: T,
+        new: T,
+    ) -> AtomicRequest<'_, T, Fetch, M> {
+        self.compare_atomic(peer, at, AtomicOp::Cswap, new, expected)
+    }
+}

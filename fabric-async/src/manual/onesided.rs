@@ -1,0 +1,94 @@
+//! One-sided operations: how do processes share memory, and who helps whom?
+//!
+//! # Memory with a key
+//!
+//! A region is memory that peers reach by a key and an offset. Its owner makes it with [`Domain::alloc`], says what
+//! peers may do, and tells them of it: a [`RemoteRegion`] is 17 bytes.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Access, Endpoint, RemoteRegion};
+//! let (owner, user) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let region = owner.domain().alloc(4096, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+//! let (name, at) = (user.name().clone(), owner.name().clone());
+//!
+//! let task = tokio::spawn(async move {
+//!     let peer = owner.lookup(&name).await?;
+//!     owner.send(peer, region.remote().to_bytes().to_vec()).await?;
+//!     owner.recv().await?;                                 // the peer has written
+//!     region.load::<u64>(8)
+//! });
+//! let peer = user.lookup(&at).await?;
+//! let remote = RemoteRegion::from_bytes(&user.recv().await?)?;
+//! user.write(peer, remote.at(8), 42u64.to_le_bytes().to_vec()).await?;
+//! user.send(peer, "done").await?;
+//! assert_eq!(task.await.unwrap()?, 42);
+//! # Ok(()) }
+//! ```
+//!
+//! [`Domain::register`] does the same with a buffer of yours. Its bytes are copied to where peers reach them and
+//! come back when the region is [closed](crate::MemoryRegion::close): the buffer is lent, like that of an operation. In
+//! between, [`MemoryRegion::read`], [`write`](crate::MemoryRegion::write), [`load`](crate::MemoryRegion::load) and
+//! [`atomic`](crate::MemoryRegion::atomic) are the owner's way to the bytes. There is no reference to them, since they can
+//! change at any time.
+//!
+//! # Who helps
+//!
+//! In `shm` the processor of whoever starts an operation executes it, on the memory itself, which it has mapped. The
+//! owner does nothing, may be busy, blocked, or waiting for something else. There are two moments in which it is needed:
+//!
+//! * With the **first use of a key** the owner is asked for the memory. It answers when it makes progress; under manual
+//!   progress somebody there has to poll, or to wait for anything at all.
+//! * When an operation is to be **heard of**: a write with data, or anything at all if the endpoint has
+//!   [`Caps::RMA_EVENT`]. A notice goes through the ring like a message, and is taken in like one.
+//!
+//! All atomic operations on a region, those of peers and those of [`MemoryRegion::atomic`], are instructions of the
+//! processor on the same memory, so they exclude each other. Plain reads and writes do not take part: of a write of more
+//! than eight bytes, or across a multiple of eight, others can see a part.
+//!
+//! In `sim` regions are memory of the one process, behind a lock.
+//!
+//! # What the target hears
+//!
+//! | | completion queue | counter |
+//! |---|---|---|
+//! | write, atomic | nothing | `REMOTE_WRITE`, with `RMA_EVENT` |
+//! | write with [data](crate::WriteRequest::data) | an entry of kind [`OpKind::RemoteWrite`] in the receive queue, with length, data and source | `REMOTE_WRITE` |
+//! | read, fetching atomic | nothing | `REMOTE_READ`, with `RMA_EVENT` |
+//!
+//! An entry is not reserved beforehand. When the queue is full, the notice waits in the ring, and with it everything that
+//! its sender sends later. An endpoint without a receive queue only counts.
+//!
+//! # What can go wrong
+//!
+//! A key that is unknown or closed, a right that was not granted, a range that leaves the region: the operation fails
+//! with [`Error::Key`] or [`Error::TooLong`], at its initiator. Nothing else ends, and the target does not hear of it.
+//! What is known to be wrong when an operation is posted is refused there, with the buffer.
+//!
+//! The death of the owner ends its connections, and operations fail with [`Error::PeerGone`] from then on. Until this is
+//! noticed, writes still succeed: the memory lives as long as somebody has it mapped. A peer that dies in the middle of a
+//! write leaves the part it has written.
+//!
+//! # Trust
+//!
+//! The right to write is enforced by the kernel: a region without [`Access::REMOTE_WRITE`] can be mapped for reading
+//! only. A key is as good as a password is that counts upwards from 0: every process of the same user that can connect
+//! can ask for it. Who may write a region may spoil all of it, at any time, and can withdraw it from others.
+//!
+//! # What it costs
+//!
+//! Each region is a mapping of its own and one page more than its length, in the owner and in every peer that uses it. All of
+//! its memory is taken when it is allocated. An operation of up to 256 KiB is done where it is posted; a longer one in
+//! steps of that size, so that others get their turn.
+//!
+//! [`Domain::alloc`]: crate::Domain::alloc
+//! [`Domain::register`]: crate::Domain::register
+//! [`RemoteRegion`]: crate::RemoteRegion
+//! [`MemoryRegion::read`]: crate::MemoryRegion::read
+//! [`MemoryRegion::atomic`]: crate::MemoryRegion::atomic
+//! [`Caps::RMA_EVENT`]: crate::Caps::RMA_EVENT
+//! [`Access::REMOTE_WRITE`]: crate::Access::REMOTE_WRITE
+//! [`OpKind::RemoteWrite`]: crate::OpKind::RemoteWrite
+//! [`Error::Key`]: crate::Error::Key
+//! [`Error::TooLong`]: crate::Error::TooLong
+//! [`Error::PeerGone`]: crate::Error::PeerGone

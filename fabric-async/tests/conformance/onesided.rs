@@ -1,0 +1,323 @@
+//! Reads and writes of a peer's memory.
+
+use fabric_async::{Access, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion};
+
+use crate::payload::settled;
+use crate::setup::Setup;
+use crate::station::{Plan, Station, pair, pair_of};
+
+const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+/// Around what is done in one go, what travels in one piece, and beyond.
+const LENGTHS: [usize; 9] = [0, 1, 7, 8, 9, 4096, 65_537, 300_000, 1 << 20];
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + at / 256) as u8).collect()
+}
+
+async fn entry(station: &mut Station) -> Completion {
+    let mut out = Vec::new();
+    station.cq.next_batch(&mut out, 1).await;
+    out.pop().expect("the queue is open")
+}
+
+pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.alloc(LENGTHS[8] + 100, BOTH).unwrap();
+    let remote = region.remote();
+    for len in LENGTHS {
+        for offset in [0, 5, 96] {
+            let bytes = pattern(len);
+            let done = a.ep.write(to_b, remote.at(offset), bytes.clone()).await.unwrap();
+            assert_eq!((done.len(), &done.buf), (len, &bytes), "the buffer comes back");
+            let mut there = vec![0; len];
+            region.read(offset as usize, &mut there).unwrap();
+            assert!(there == bytes, "{len} bytes written to {offset}");
+            region.write(offset as usize, &vec![0xee; len]).unwrap();
+            let slice = remote.slice(offset..offset + len as u64);
+            let back = a.ep.read(to_b, slice).await.unwrap();
+            assert!(back[..] == vec![0xee; len][..], "{len} bytes read from {offset}");
+            let own = vec![1; len].into_boxed_slice();
+            let back = a.ep.read_into(to_b, slice, own).await.unwrap();
+            assert!(back.len() == len && back[..] == vec![0xee; len][..]);
+        }
+    }
+}
+
+/// The first use of a key asks the peer; what is posted meanwhile waits its turn.
+pub(crate) async fn a_window_of_operations_before_the_first_answer(setup: Setup) {
+    let (a, b) = (setup.station().await, setup.station().await);
+    let to_b = a.av.insert(b.ep.name()).unwrap();
+    let _moving = b.keep_moving();
+    let regions: Vec<_> = (0..3).map(|_| b.domain.alloc(1000, BOTH).unwrap()).collect();
+    let mut under_way = Vec::new();
+    for number in 0..60u64 {
+        let remote = regions[number as usize % 3].remote();
+        let write = a.ep.write(to_b, remote.at(8 * (number / 3)), number.to_le_bytes().to_vec());
+        under_way.push(write.start().unwrap());
+    }
+    let read = a.ep.read(to_b, regions[2].remote().slice(8 * 19..8 * 20)).start().unwrap();
+    for operation in under_way {
+        operation.await.unwrap();
+    }
+    assert_eq!(&read.await.unwrap()[..], 59u64.to_le_bytes());
+    for (at, region) in regions.iter().enumerate() {
+        for row in 0..20 {
+            assert_eq!(region.load::<u64>(8 * row).unwrap(), 3 * row as u64 + at as u64);
+        }
+    }
+}
+
+/// What is out of reach fails alone; the next operation, and messages, go on.
+pub(crate) async fn what_is_out_of_reach_fails_alone(setup: Setup) {
+    let (a, mut b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.alloc_with_key(100, BOTH, 77).unwrap();
+    let readable = b.domain.alloc(100, Access::REMOTE_READ).unwrap();
+    let writable = b.domain.alloc(100, Access::REMOTE_WRITE).unwrap();
+    let remote = region.remote();
+    assert_eq!(remote.key, 77);
+    for _ in 0..2 {
+        let nobody = RemoteRegion::from_bytes(&{
+            let mut bytes = remote.to_bytes();
+            bytes[0] = 78;
+            bytes
+        });
+        let failed = a.ep.write(to_b, nobody.unwrap().at(0), "x").await.unwrap_err();
+        assert_eq!((failed.error, failed.buf), (Error::Key { key: 78, why: "is unknown" }, "x"));
+        let why = "does not grant this access";
+        let failed = a.ep.write(to_b, readable.remote().at(0), "x").await.unwrap_err();
+        assert_eq!(failed.error, Error::Key { key: readable.key(), why });
+        let failed = a.ep.read(to_b, writable.remote().slice(..10)).await.unwrap_err();
+        assert_eq!(failed.error, Error::Key { key: writable.key(), why });
+        for (offset, len) in [(100, 1), (0, 101), (u64::MAX, 2), (1 << 63, 8)] {
+            let failed = a.ep.write(to_b, remote.at(offset), vec![1; len]).await.unwrap_err();
+            assert!(matches!(failed.error, Error::TooLong { limit: 100, .. }), "{}", failed.error);
+        }
+        let failed =
+            a.ep.read_into(to_b, remote.slice(..), vec![0; 99].into_boxed_slice()).await.unwrap_err();
+        assert!(matches!(failed.error, Error::TooLong { len: 100, limit: 99, .. }), "{}", failed.error);
+        a.ep.write(to_b, remote.at(99), "y").await.unwrap();
+        assert_eq!(&a.ep.read(to_b, readable.remote().slice(50..)).await.unwrap()[..], [0; 50]);
+        let (sent, got) = tokio::join!(a.ep.send(to_b, "still friends"), b.ep.recv());
+        sent.unwrap();
+        got.unwrap();
+    }
+    assert_eq!(region.load::<u8>(99), Ok(b'y'));
+    assert_eq!(
+        b.eq.try_next().map(|event| event.kind).filter(|kind| format!("{kind:?}").contains("Down")),
+        None
+    );
+}
+
+/// A key that was taken back reaches nothing, and may stand for something else later.
+pub(crate) async fn a_key_lasts_as_long_as_its_region(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    for round in 0..3u64 {
+        let region = b.domain.alloc_with_key(64, BOTH, 5).unwrap();
+        let taken = b.domain.alloc_with_key(64, BOTH, 5).map(drop);
+        assert_eq!(taken, Err(Error::Key { key: 5, why: "is in use" }));
+        let remote = region.remote();
+        for _ in 0..3 {
+            a.ep.write(to_b, remote.at(8), round.to_le_bytes().to_vec()).await.unwrap();
+        }
+        assert_eq!((region.load(0), region.load(8)), (Ok(0u64), Ok(round)), "it begins empty");
+        if round == 1 {
+            drop(region);
+        } else {
+            region.close().unwrap();
+        }
+        for _ in 0..2 {
+            let failed = a.ep.write(to_b, remote.at(8), "too late").await.unwrap_err();
+            assert_eq!(failed.error, Error::Key { key: 5, why: "is unknown" });
+        }
+    }
+}
+
+/// A registered buffer is lent, and comes back with what peers wrote.
+pub(crate) async fn a_registered_buffer_comes_back(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.register(b"once upon a time".to_vec(), BOTH, None).unwrap();
+    let remote = region.remote();
+    assert_eq!(remote.len, 16);
+    assert_eq!(&a.ep.read(to_b, remote.slice(5..9)).await.unwrap()[..], b"upon");
+    a.ep.write(to_b, remote.at(12), "tide").await.unwrap();
+    assert_eq!(region.close().unwrap(), b"once upon a tide");
+    let region = b.domain.register(vec![1u8; 4].into_boxed_slice(), Access::REMOTE_READ, None).unwrap();
+    assert_eq!(*region.close().unwrap(), [1; 4]);
+}
+
+/// Data makes an entry at the target, behind the bytes, and takes no posted receive.
+pub(crate) async fn data_comes_with_a_write(setup: Setup) {
+    let (a, mut b, to_b) = pair(&setup).await;
+    let region = b.domain.alloc(300_000, BOTH).unwrap();
+    let remote = region.remote();
+    b.ep.recv_into(vec![0; 8]).context(1).post().unwrap();
+    let writes = tokio::spawn({
+        let ep = a.ep.clone();
+        async move {
+            for (data, len) in [(7, 8), (u64::MAX, 0), (0, 300_000)] {
+                ep.write(to_b, remote.at(0), pattern(len)).data(data).await.unwrap();
+            }
+            ep.inject_write_data(to_b, remote.at(0), b"injected", 9).unwrap();
+            ep.inject_write(to_b, remote.at(0), b"silent").unwrap();
+            ep.send(to_b, "message").await.unwrap();
+        }
+    });
+    for (data, len) in [(7, 8), (u64::MAX, 0), (0, 300_000), (9, 8)] {
+        let entry = entry(&mut b).await;
+        assert_eq!((entry.kind, entry.context), (OpKind::RemoteWrite, 0));
+        assert_eq!(entry.error, None);
+        assert_eq!((entry.transfer.data, entry.transfer.len), (Some(data), len));
+        assert!(entry.transfer.source.is_some(), "a peer with a number");
+        assert_eq!(entry.bytes(), b"");
+    }
+    let message = entry(&mut b).await;
+    assert_eq!((message.kind, message.context, message.bytes()), (OpKind::Recv, 1, &b"message"[..]));
+    writes.await.unwrap();
+    let mut there = [0; 8];
+    region.read(0, &mut there).unwrap();
+    assert_eq!(&there, b"silented", "posted behind the other");
+    assert_eq!(b.recvs.value(), 1, "a write is no receive");
+}
+
+/// A target that does not read its queue holds its writers back, and loses nothing.
+pub(crate) async fn a_full_queue_holds_back_writes_with_data(setup: Setup) {
+    let (a, mut b, to_b) = pair_of(&setup, Plan::default(), Plan { entries: 4, ..Plan::default() }).await;
+    let region = b.domain.alloc(8, BOTH).unwrap();
+    let remote = region.remote();
+    let writes = tokio::spawn({
+        let ep = a.ep.clone();
+        async move {
+            for number in 0..5000u64 {
+                ep.write(to_b, remote.at(0), number.to_le_bytes().to_vec()).data(number).await.unwrap();
+            }
+            a
+        }
+    });
+    for number in 0..5000 {
+        let entry = entry(&mut b).await;
+        assert_eq!(entry.transfer.data, Some(number));
+        assert!(region.load::<u64>(0).unwrap() >= number, "the bytes came first");
+        if number % 1000 == 0 {
+            settled(|| 0).await;
+        }
+    }
+    writes.await.unwrap();
+}
+
+/// Messages and writes to one peer keep their order: whoever receives sees what was written before.
+pub(crate) async fn a_message_follows_what_was_written(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let region = b.domain.alloc(1 << 20, BOTH).unwrap();
+    let remote = region.remote();
+    for round in 1..20u8 {
+        let write = a.ep.write(to_b, remote.at(0), vec![round; 1 << 20]).start().unwrap();
+        let sent = a.ep.send(to_b, vec![round]).start().unwrap();
+        let message = b.ep.recv().await.unwrap();
+        let mut there = vec![0; 1 << 20];
+        region.read(0, &mut there).unwrap();
+        assert!(there.iter().all(|byte| *byte == round), "all of round {round}");
+        assert_eq!(message[..], [round]);
+        write.await.unwrap();
+        sent.await.unwrap();
+    }
+}
+
+pub(crate) async fn posts_report_to_the_transmit_queue(setup: Setup) {
+    let (mut a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.alloc(100, BOTH).unwrap();
+    let remote = region.remote();
+    a.ep.write(to_b, remote.at(0), b"hello".to_vec()).context(1).post().unwrap();
+    a.ep.read_into(to_b, remote.slice(1..4), vec![0; 9]).context(2).post().unwrap();
+    a.ep.read_into(to_b, remote.slice(..101), vec![0; 200]).context(3).post().err().map_or_else(
+        || (),
+        |failed| assert!(matches!(failed.error, Error::TooLong { .. }), "refused at once"),
+    );
+    a.ep.write(to_b, remote.at(50), "once more").context(4).post().unwrap();
+    let first = entry(&mut a).await;
+    assert_eq!((first.context, first.kind, first.bytes()), (1, OpKind::Write, &b"hello"[..]));
+    let second = entry(&mut a).await;
+    assert_eq!((second.context, second.kind), (2, OpKind::Read));
+    assert_eq!(&second.into_result::<Vec<u8>>().unwrap()[..], b"ell");
+    let mut third = entry(&mut a).await;
+    if third.context == 3 {
+        assert!(matches!(third.error, Some(Error::TooLong { .. })));
+        third = entry(&mut a).await;
+    }
+    assert_eq!((third.context, third.kind, third.error), (4, OpKind::Write, None));
+}
+
+/// Each side counts its own; the target counts only if it asked for that.
+pub(crate) async fn both_sides_count(setup: Setup) {
+    let (a, b) = (setup.station().await, setup.station().await);
+    let _moving = b.keep_moving();
+    let counters: Vec<_> = (0..2).map(|_| a.domain.counter().unwrap()).collect();
+    let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
+    let builder = builder.bind_counter(&counters[0], CounterBind::WRITE).unwrap();
+    let ep = builder.bind_counter(&counters[1], CounterBind::READ).unwrap().enable().await.unwrap();
+    let remotes: Vec<_> = (0..2).map(|_| b.domain.counter().unwrap()).collect();
+    assert!(b.info.caps.contains(Caps::RMA_EVENT));
+    let builder = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap();
+    let builder = builder.bind_counter(&remotes[0], CounterBind::REMOTE_WRITE).unwrap();
+    let target = builder.bind_counter(&remotes[1], CounterBind::REMOTE_READ).unwrap().enable().await.unwrap();
+    let region = b.domain.alloc(64, BOTH).unwrap();
+    let (remote, peer) = (region.remote(), ep.lookup(target.name()).await.unwrap());
+    for _ in 0..3 {
+        ep.write(peer, remote.at(0), "x").await.unwrap();
+    }
+    ep.read(peer, remote.slice(..)).await.unwrap();
+    ep.write(peer, remote.at(64), "x").await.unwrap_err();
+    ep.read(peer, remote.slice(1..66)).await.unwrap_err();
+    assert_eq!(remotes[0].wait(3).await, Ok(3));
+    assert_eq!(remotes[1].wait(1).await, Ok(1));
+    let count = |counters: &[fabric_async::Counter]| {
+        counters.iter().map(|counter| counter.value()).collect::<Vec<_>>()
+    };
+    assert_eq!((count(&counters), count(&remotes)), (vec![3, 1], vec![3, 1]));
+
+    let mut plain = b.info.clone();
+    plain.caps -= Caps::RMA_EVENT;
+    let builder = b.domain.endpoint(&plain).unwrap();
+    let refused = builder.bind_counter(&remotes[0], CounterBind::REMOTE_WRITE).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("FI_RMA_EVENT"), "{refused}");
+}
+
+pub(crate) async fn what_was_not_asked_for_is_refused(setup: Setup) {
+    let (a, b) = (setup.station().await, setup.station().await);
+    let plain = setup.only(Caps::MSG).info().await;
+    let ep = a.domain.endpoint(&plain).unwrap().bind_av(&a.av).unwrap().enable().await.unwrap();
+    let region = b.domain.alloc(16, BOTH).unwrap();
+    let to_b = a.av.insert(b.ep.name()).unwrap();
+    let refused = ep.write(to_b, region.remote().at(0), "x").start().unwrap_err();
+    assert!(matches!(refused.error, Error::NotSupported(what) if what.contains("FI_RMA")));
+    let refused = ep.read(to_b, region.remote().slice(..)).await.unwrap_err();
+    assert!(matches!(refused.error, Error::NotSupported(what) if what.contains("FI_RMA")));
+    let refused = ep.fetch_add(to_b, region.remote().at(0), 1u64).await.unwrap_err();
+    assert!(matches!(refused, Error::NotSupported(what) if what.contains("FI_ATOMIC")));
+    assert!(matches!(b.domain.alloc(8, Access::empty()), Err(Error::BadFlags { .. })));
+    assert!(b.domain.alloc(usize::MAX, BOTH).is_err());
+    assert_eq!(region.read(9, &mut [0; 8]).map_err(|error| error.errno()), Err(90));
+    assert_eq!(region.load::<u64>(4).map_err(|error| error.errno()), Err(22));
+    let domain = b.domain.clone();
+    assert_eq!(domain.children().of(Class::MemoryRegion), 1);
+}
+
+/// Dropped before there was an answer: writes take effect, and nothing is left behind.
+pub(crate) async fn dropped_operations_end(setup: Setup) {
+    let (a, b) = (setup.station().await, setup.station().await);
+    let to_b = a.av.insert(b.ep.name()).unwrap();
+    let _moving = b.keep_moving();
+    let region = b.domain.alloc(64, BOTH).unwrap();
+    let remote = region.remote();
+    drop(a.ep.write(to_b, remote.at(0), 3u64.to_le_bytes().to_vec()).start().unwrap());
+    drop(a.ep.read(to_b, remote.slice(..)).start().unwrap());
+    // Refused now or later, as soon as the region is known.
+    drop(a.ep.write(to_b, remote.at(60), "too long").start());
+    a.ep.write(to_b, remote.at(8), 4u64.to_le_bytes().to_vec()).await.unwrap();
+    assert_eq!((region.load(0), region.load(8)), (Ok(3u64), Ok(4u64)));
+    a.ep.close().unwrap();
+}

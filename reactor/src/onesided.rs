@@ -1,0 +1,184 @@
+//! One-sided operations: memory that peers reach, reads and atomics of theirs, and what peers did to memory here.
+//!
+//! A write is posted like a send: both give bytes away. A read takes bytes, an atomic operation does both.
+
+use std::sync::Arc;
+
+use fabric_core::atomic::AtomicSpec;
+use fabric_core::buf::{AnyBuf, IoBufMut};
+use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
+use fabric_core::flags::Access;
+use fabric_core::mr::Memory;
+use fabric_core::provider::{Deed, EpId, SendNow, SendSpec};
+use fabric_core::{Error, Result};
+
+use crate::engine::Locked;
+use crate::hub::Hub;
+use crate::ops::{Credit, Posted, Route};
+
+impl Locked<'_> {
+    /// Memory that peers reach by a key.
+    pub(crate) fn open_region(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<u64> {
+        let state = &mut **self;
+        let key = state.hub.regions.insert(memory, access, key)?;
+        if let Some(region) = state.hub.regions.get(key) {
+            state.provider.region_opened(key, region);
+        }
+        Ok(key)
+    }
+
+    pub(crate) fn close_region(&mut self, key: u64) {
+        if self.hub.regions.remove(key).is_some() {
+            self.provider.region_closed(key);
+        }
+    }
+
+    /// Posts a read of a peer's memory into this buffer, which has the room.
+    pub(crate) fn read<B: IoBufMut>(
+        &mut self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let len = spec.remote.map_or(0, |remote| remote.len);
+        let mut any = buf.into_any();
+        let back = |any| B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"));
+        let room = any.room();
+        if len > room {
+            let error = Error::TooLong { what: "read into a buffer", len, limit: room };
+            return Err(Failed::new(error, back(any)));
+        }
+        if let Route::Queue(_) = route
+            && let Err(error) = self.hub.reserve_entry(ep, spec.kind)
+        {
+            return Err(Failed::new(error, back(any)));
+        }
+        let failed = match self.read_now(ep, &spec, &mut any) {
+            Ok(SendNow::Done) => return Ok(self.ended(ep, &spec, len, back(any), route, credit)),
+            Ok(SendNow::Queue) => match self.queue_send(ep, spec, back(any), route, credit) {
+                Ok(key) => return Ok(Posted::Pending(key)),
+                Err(failed) => failed,
+            },
+            Err(error) => Failed::new(error, back(any)),
+        };
+        if let Route::Queue(_) = route {
+            self.hub.unreserve_entry(ep, spec.kind);
+        }
+        Err(failed)
+    }
+
+    fn read_now(&mut self, ep: EpId, spec: &SendSpec, into: &mut AnyBuf) -> Result<SendNow> {
+        let state = &mut **self;
+        let bound = state.hub.ep(ep)?;
+        if bound.transmit.is_behind(spec.peer) {
+            return Ok(SendNow::Queue);
+        }
+        let read = state.provider.read_now(&mut state.hub, ep, spec, into);
+        if matches!(read, Ok(SendNow::Done)) {
+            state.hub.count(ep, spec.kind, true);
+        }
+        read
+    }
+
+    /// Executes an atomic operation at once if nothing stands in the way.
+    pub(crate) fn atomic_now(
+        &mut self,
+        ep: EpId,
+        spec: &SendSpec,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<SendNow> {
+        let state = &mut **self;
+        let bound = state.hub.ep(ep)?;
+        if bound.transmit.is_behind(spec.peer) {
+            return Ok(SendNow::Queue);
+        }
+        let done = state.provider.atomic_now(&mut state.hub, ep, spec, operands, result);
+        if matches!(done, Ok(SendNow::Done)) {
+            state.hub.count(ep, spec.kind, true);
+        }
+        done
+    }
+
+    /// Posts an atomic operation; `buf` holds operands and comparands, and takes the result.
+    pub(crate) fn atomic(
+        &mut self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: Vec<u8>,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<Vec<u8>>> {
+        if let Route::Queue(_) = route {
+            self.hub.reserve_entry(ep, spec.kind)?;
+        }
+        let len = spec.remote.map_or(0, |remote| remote.len);
+        let mut result = vec![0; if spec.kind == OpKind::FetchAtomic { len } else { 0 }];
+        let error = match self.atomic_now(ep, &spec, &buf, &mut result) {
+            Ok(SendNow::Done) => {
+                let buf = if result.is_empty() { buf } else { result };
+                return Ok(self.ended(ep, &spec, len, buf, route, credit));
+            }
+            Ok(SendNow::Queue) => match self.queue_send(ep, spec, buf, route, credit) {
+                Ok(key) => return Ok(Posted::Pending(key)),
+                Err(failed) => failed.error,
+            },
+            Err(error) => error,
+        };
+        if let Route::Queue(_) = route {
+            self.hub.unreserve_entry(ep, spec.kind);
+        }
+        Err(error)
+    }
+}
+
+/// The longest row of values of one atomic operation, in bytes.
+pub const MAX_ATOMIC: usize = 4096;
+
+/// Checks an atomic operation before it is posted: that it exists, and the row is not too long.
+///
+/// # Errors
+/// [`Error::NotSupported`], [`Error::TooLong`].
+pub fn check_atomic(atomic: AtomicSpec, len: usize) -> Result<()> {
+    atomic.check()?;
+    if len > MAX_ATOMIC {
+        return Err(Error::TooLong { what: "row of atomic values", len, limit: MAX_ATOMIC });
+    }
+    Ok(())
+}
+
+impl Hub {
+    /// A peer has done something to memory here: counts it, and reports what came with data. False when the queue is
+    /// full.
+    pub(crate) fn hear_of(&mut self, ep: EpId, deed: Deed, transfer: Transfer) -> bool {
+        let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else { return true };
+        let counter = match deed {
+            Deed::Write => bound.counters.remote_write,
+            Deed::Read => bound.counters.remote_read,
+        };
+        if transfer.data.is_some()
+            && let Some(ring) = bound.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
+        {
+            if !ring.reserve() {
+                return false;
+            }
+            let completion = Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);
+            if let Some(waker) = ring.push(completion) {
+                self.waiters -= 1;
+                self.later.wake(waker);
+            }
+            self.seen(transfer.source);
+        }
+        if let Some(counter) = counter {
+            self.count_at(counter, true);
+        }
+        true
+    }
+}
