@@ -16,7 +16,7 @@ use crate::run;
 const LINES: u32 = 64;
 const SEGMENT: usize = 4096 + 64 * LINES as usize;
 
-fn knock(at: &Endpoint) -> OwnedFd {
+pub(crate) fn knock(at: &Endpoint) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     let name = format!("fabric-async/shm/{}", at.name().name());
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
@@ -24,7 +24,7 @@ fn knock(at: &Endpoint) -> OwnedFd {
     socket
 }
 
-fn hello(name: &str, version: u16, lines: u32) -> Vec<u8> {
+pub(crate) fn hello(name: &str, version: u16, lines: u32) -> Vec<u8> {
     let mut bytes = b"fab-shm\0".to_vec();
     bytes.extend(version.to_le_bytes());
     bytes.extend(lines.to_le_bytes());
@@ -33,14 +33,14 @@ fn hello(name: &str, version: u16, lines: u32) -> Vec<u8> {
     bytes
 }
 
-fn memory(size: usize, seals: SealFlags) -> OwnedFd {
+pub(crate) fn memory(size: usize, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("hostile", MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, size as u64).unwrap();
     rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
     fd
 }
 
-fn say(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
+pub(crate) fn say(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
     let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -51,7 +51,7 @@ fn say(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
 }
 
 /// The endpoint still works: a friend can connect, send and get an answer.
-async fn still_works(ep: &Endpoint) {
+pub(crate) async fn still_works(ep: &Endpoint) {
     let friend = Endpoint::bind("shm://").await.unwrap();
     let peer = friend.lookup(ep.name()).await.unwrap();
     friend.send(peer, "are you there").tag(99).await.unwrap();

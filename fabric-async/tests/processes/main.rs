@@ -4,6 +4,7 @@
 
 mod hostile;
 mod kill;
+mod onesided;
 mod role;
 mod runtime;
 mod select;

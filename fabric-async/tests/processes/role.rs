@@ -3,9 +3,12 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use fabric_async::{Endpoint, Error};
+use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 
+use crate::onesided::AREA;
 use crate::run;
+
+const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// A process that is ended with the test.
 pub(crate) struct Peer(pub(crate) Child);
@@ -56,6 +59,8 @@ pub(crate) fn play() {
         "chatter" => run(chatter(&name)),
         "echo" => run(echo(&name)),
         "numbers" => run(numbers(&name)),
+        "target" => run(target(&name)),
+        "writer" => run(writer(&name)),
         "silent" => run(silent(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),
         other => panic!("unknown role {other}"),
@@ -85,6 +90,35 @@ async fn echo(name: &str) {
     while let Ok(message) = ep.recv().from(peer).await {
         if ep.send(peer, message.into_bytes()).tag(4).await.is_err() {
             return;
+        }
+    }
+}
+
+/// Lends memory to the other, and waits for its own end.
+async fn target(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let region = ep.domain().alloc(AREA, BOTH).expect("memory");
+    let peer = ep.lookup(name).await.expect("the survivor is there");
+    ep.send(peer, region.remote().to_bytes().to_vec()).await.expect("a peer");
+    while ep.recv().from(peer).await.is_ok() {}
+}
+
+/// Writes and adds to the memory of the other, for ever.
+async fn writer(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.lookup(name).await.expect("the survivor is there");
+    ep.send(peer, "where?").tag(1).await.expect("a peer");
+    let remote = RemoteRegion::from_bytes(&ep.recv().from(peer).await.expect("an answer")).expect("a region");
+    let mut buf = vec![7; AREA];
+    loop {
+        let done = ep.write(peer, remote.at(0), buf).await;
+        let Ok(done) = done else { return };
+        buf = done.into_buf();
+        for _ in 0..100 {
+            let at = remote.at(AREA as u64);
+            if ep.atomic(peer, at, AtomicOp::Sum, 1u64).await.is_err() {
+                return;
+            }
         }
     }
 }

@@ -1,0 +1,237 @@
+//! One-sided operations between processes that die or lie.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use fabric_async::{Access, AtomicOp, DownReason, Endpoint, Error, EventKind, RemoteAddr, RemoteRegion};
+use rustix::fs::SealFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketType,
+};
+
+use crate::hostile::{hello, knock, memory, say, still_works};
+use crate::role::Peer;
+use crate::run;
+
+const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const ROUNDS: u64 = 40;
+pub(crate) const AREA: usize = 1 << 20;
+
+fn moment(round: u64) -> Duration {
+    Duration::from_micros(round.wrapping_mul(6_364_136_223_846_793_005) >> 33 & 0x7ff)
+}
+
+fn killed_later(mut victim: Peer, round: u64) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        std::thread::sleep(moment(round));
+        victim.0.kill().unwrap();
+        victim.0.wait().unwrap();
+    })
+}
+
+/// Regions that this process has mapped.
+fn mapped() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:fabric-region")).count()
+}
+
+/// Whoever writes to, reads from or adds in the memory of a process that is killed hears of its end, and keeps nothing.
+#[test]
+fn a_killed_target_is_noticed_by_who_uses_it() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        for round in 0..ROUNDS {
+            let victim = Peer::start("target", &ep.name().to_string());
+            let told = ep.recv().await.unwrap();
+            let (peer, remote) = (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap());
+            drop(told);
+            let killer = killed_later(victim, round);
+            let mut buf = vec![round as u8; [8, 4096, AREA][round as usize % 3]];
+            let error = loop {
+                buf = match ep.write(peer, remote.at(0), buf).await {
+                    Ok(done) => done.into_buf(),
+                    Err(failed) => break failed.error,
+                };
+                if let Err(error) = ep.fetch_add(peer, remote.at(0), 1u64).await {
+                    break error;
+                }
+                if let Err(failed) = ep.read(peer, remote.slice(..100)).await {
+                    break failed.error;
+                }
+            };
+            assert!(error.is_peer_gone(), "round {round}: {error}");
+            killer.join().unwrap();
+        }
+        while mapped() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        still_works(&ep).await;
+    });
+}
+
+/// A process that is killed in the middle of its writes and additions leaves the region, its owner and others in order.
+#[test]
+fn a_killed_writer_leaves_the_rest_in_order() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let region = ep.domain().alloc(AREA + 64, BOTH).unwrap();
+        let friend = Endpoint::bind("shm://").await.unwrap();
+        let (to_ep, mut added) = (friend.lookup(ep.name()).await.unwrap(), 0u64);
+        for round in 0..ROUNDS {
+            let victim = Peer::start("writer", &ep.name().to_string());
+            let hello = ep.recv().tag(1).await.unwrap();
+            let peer = hello.source().unwrap();
+            ep.send(peer, region.remote().to_bytes().to_vec()).await.unwrap();
+            let end = ep.recv().tag(2).from(peer).start().unwrap();
+            let killer = killed_later(victim, round);
+            for _ in 0..100 {
+                friend.atomic(to_ep, region.remote().at(AREA as u64 + 8), AtomicOp::Sum, 1u64).await.unwrap();
+                added += 1;
+            }
+            assert!(end.await.unwrap_err().error.is_peer_gone());
+            killer.join().unwrap();
+            assert_eq!(region.load(AREA + 8), Ok(added), "what others add is not lost");
+        }
+        drop(friend);
+        still_works(&ep).await;
+    });
+}
+
+/// A peer that asks for keys and never reads the answers loses its connection; nobody else does.
+#[test]
+fn questions_without_end_are_not_answered_without_end() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let region = ep.domain().alloc(64, BOTH).unwrap();
+        let mut events = ep.events().unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        for key in [region.key(), region.key() + 1] {
+            let segment = memory(4096 + 64 * 64, all);
+            let socket = knock(&ep);
+            say(&socket, &hello("curious", 1, 64), &[&segment]);
+            let question = word(103, key);
+            let reason = loop {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                let _ = rustix::net::send(&socket, &question, flags);
+                ep.domain().progress();
+                match events.try_next().map(|event| event.kind) {
+                    Some(EventKind::PeerDown { reason, .. }) => break reason,
+                    _ => tokio::task::yield_now().await,
+                }
+            };
+            assert_eq!(reason, DownReason::Protocol("questions without reading the answers"));
+        }
+        still_works(&ep).await;
+    });
+}
+
+fn word(code: u16, argument: u64) -> Vec<u8> {
+    let mut bytes = b"fab-shm\0\x01\0".to_vec();
+    bytes.extend(code.to_le_bytes());
+    bytes.extend(argument.to_le_bytes());
+    bytes
+}
+
+fn grant(key: u64, len: u64, rights: u8) -> Vec<u8> {
+    let mut bytes = word(105, key);
+    bytes.extend(len.to_le_bytes());
+    bytes.push(rights);
+    bytes
+}
+
+/// An endpoint that says what it likes.
+struct Impostor(OwnedFd);
+
+impl Impostor {
+    fn listen(name: &str) -> Self {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        let name = format!("fabric-async/shm/{name}");
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        rustix::net::listen(&socket, 8).unwrap();
+        Self(socket)
+    }
+
+    /// Welcomes the next caller, and waits for its question; then says this.
+    fn answer(&self, saying: &[u8], fds: &[&OwnedFd]) -> OwnedFd {
+        let caller = rustix::net::accept(&self.0).unwrap();
+        hear(&caller);
+        say(&caller, &word(0, 1), &[]);
+        assert_eq!(hear(&caller)[10..12], 103u16.to_le_bytes(), "a question");
+        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        let bytes = [std::io::IoSlice::new(saying)];
+        rustix::net::sendmsg(&caller, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+        caller
+    }
+}
+
+fn hear(socket: &OwnedFd) -> Vec<u8> {
+    let mut bytes = vec![0; 300];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
+    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::empty()).unwrap().bytes;
+    bytes.truncate(got);
+    bytes
+}
+
+/// Whatever a target answers to the question for a key: the operation fails, and the next peer is none the worse.
+#[test]
+fn false_answers_fail_the_operation() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        let page = move |size: usize| memory(4096 + size, all);
+        let (good, small, loose) = (page(64), page(8), memory(4096 + 64, SealFlags::empty()));
+        let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let cut = grant(5, 64, 3)[..28].to_vec();
+        let cases: [(Vec<u8>, Vec<&OwnedFd>, &str); 11] = [
+            (word(104, 5), vec![], "is unknown"),
+            (grant(5, 64, 3), vec![&small], "another size"),
+            (grant(5, u64::MAX, 3), vec![&good], "too large"),
+            (grant(5, 64, 3), vec![&loose], "not sealed"),
+            (grant(5, 64, 3), vec![&null], "sealed"),
+            // Sealed and large enough, but its owner says that it is not lent: asked for again, until it hangs up.
+            (grant(6, 64, 3), vec![&good], "nobody has asked for"),
+            (word(104, 6), vec![], "nobody has asked"),
+            (grant(5, 64, 0xff), vec![&good], "no grant"),
+            (cut, vec![&good], "no grant"),
+            (grant(5, 64, 3), vec![], "something else"),
+            (grant(5, 64, 3), vec![&good, &good], "not one descriptor"),
+        ];
+        for (number, (saying, fds, reason)) in cases.into_iter().enumerate() {
+            let name = format!("impostor-{}-{number}", std::process::id());
+            let impostor = Impostor::listen(&name);
+            let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
+            let write = ep.write(peer, RemoteAddr { key: 5, offset: 0 }, "x").start().unwrap();
+            let fds: Vec<OwnedFd> = fds.into_iter().map(|fd| fd.try_clone().unwrap()).collect();
+            let lie = std::thread::spawn(move || impostor.answer(&saying, &fds.iter().collect::<Vec<_>>()));
+            let failed = write.await.unwrap_err();
+            assert!(failed.error.to_string().contains(reason), "case {number}: {}", failed.error);
+            drop(lie.join().unwrap());
+        }
+        // A right that was not granted, and memory that its owner does not lend.
+        let name = format!("impostor-{}", std::process::id());
+        let impostor = Impostor::listen(&name);
+        let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
+        let write = ep.write(peer, RemoteAddr { key: 5, offset: 0 }, "x").start().unwrap();
+        let lie = std::thread::spawn(move || {
+            let caller = impostor.answer(&grant(5, 64, 3), &[&page(64)]);
+            // It is asked again, says no, and is believed.
+            assert_eq!(hear(&caller)[10..12], 103u16.to_le_bytes());
+            say(&caller, &word(104, 5), &[]);
+            caller
+        });
+        let failed = write.await.unwrap_err();
+        assert_eq!(failed.error, Error::Key { key: 5, why: "is unknown" });
+        drop(lie.join().unwrap());
+        still_works(&ep).await;
+    });
+}
