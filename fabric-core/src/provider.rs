@@ -285,7 +285,8 @@ pub trait Host {
     fn region(&self, key: u64) -> Option<&Region>;
 
     /// A peer has done this to memory of this domain, by way of the endpoint. Told of what comes with data, and of
-    /// everything if the endpoint has [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT). False when it cannot be taken in
+    /// everything if the endpoint was opened with [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine
+    /// leaves in only where somebody counts. False when it cannot be taken in
     /// now: the completion queue is full.
     fn done_to_us(&mut self, ep: EpId, deed: Deed, transfer: Transfer) -> bool;
 

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Pool};
 use fabric_core::completion::{Completion, Failed, OpKind, Outcome};
-use fabric_core::flags::Access;
+use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
 use fabric_core::mr::Memory;
@@ -94,8 +94,13 @@ impl Domain {
         let mut locked = self.engine.lock();
         let state = &mut *locked;
         let av = bound.av;
+        let mut info = info.clone();
+        if !bound.counters.heed_peers() {
+            // Peers need not tell of what nobody counts.
+            info.caps -= Caps::RMA_EVENT;
+        }
         let id = EpId(state.hub.eps.insert(Hub::new_ep(bound)));
-        let address = match state.provider.open_endpoint(id, info, at, &self.pool) {
+        let address = match state.provider.open_endpoint(id, &info, at, &self.pool) {
             Ok(address) => address,
             Err(error) => {
                 state.hub.eps.remove(id.0);

@@ -78,6 +78,11 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Whether what peers do is counted.
+    pub(crate) fn heed_peers(&self) -> bool {
+        self.remote_read.is_some() || self.remote_write.is_some()
+    }
+
     fn of(&self, kind: OpKind) -> Option<CounterId> {
         match kind {
             OpKind::Send => self.send,

@@ -112,8 +112,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 
     /// Counts operations of these kinds.
     ///
-    /// What peers do to memory here (`REMOTE_READ`, `REMOTE_WRITE`) is told only to an endpoint whose info has
-    /// [`Caps::RMA_EVENT`](fabric_core::flags::Caps::RMA_EVENT), because telling costs the peers a record for each.
+    /// Counting what peers do to memory here (`REMOTE_READ`, `REMOTE_WRITE`) needs an info with
+    /// [`Caps::RMA_EVENT`](fabric_core::flags::Caps::RMA_EVENT), and costs the peers a record for each operation.
     ///
     /// # Errors
     /// [`Error::BadFlags`] for no kind at all; [`Error::NotSupported`] for the remote kinds without `RMA_EVENT`;

@@ -39,8 +39,9 @@
 //!
 //! * With the **first use of a key** the owner is asked for the memory. It answers when it makes progress; under manual
 //!   progress somebody there has to poll, or to wait for anything at all.
-//! * When an operation is to be **heard of**: a write with data, or anything at all if the endpoint has
-//!   [`Caps::RMA_EVENT`]. A notice goes through the ring like a message, and is taken in like one.
+//! * When an operation is to be **heard of**: a write with data, or anything at all if the endpoint counts what peers do
+//!   (a counter for `REMOTE_READ` or `REMOTE_WRITE`, which needs [`Caps::RMA_EVENT`]). A notice goes through the ring like
+//!   a message, and is taken in like one; when the ring is full, the operation waits.
 //!
 //! All atomic operations on a region, those of peers and those of [`MemoryRegion::atomic`], are instructions of the
 //! processor on the same memory, so they exclude each other. Plain reads and writes do not take part: of a write of more
@@ -52,9 +53,9 @@
 //!
 //! | | completion queue | counter |
 //! |---|---|---|
-//! | write, atomic | nothing | `REMOTE_WRITE`, with `RMA_EVENT` |
+//! | write, atomic | nothing | `REMOTE_WRITE` |
 //! | write with [data](crate::WriteRequest::data) | an entry of kind [`OpKind::RemoteWrite`] in the receive queue, with length, data and source | `REMOTE_WRITE` |
-//! | read, fetching atomic | nothing | `REMOTE_READ`, with `RMA_EVENT` |
+//! | read, fetching atomic | nothing | `REMOTE_READ` |
 //!
 //! An entry is not reserved beforehand. When the queue is full, the notice waits in the ring, and with it everything that
 //! its sender sends later. An endpoint without a receive queue only counts.
