@@ -65,12 +65,12 @@ pub use fabric::Fabric;
 pub use model::{Shared, ThreadModel};
 pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use op::{
-    Answer, AtomicOperation, AtomicRequest, Canceled, Fetch, Message, Operation, Permit, Quiet, ReadRequest,
-    RecvRequest, Reserve, SendRequest, WriteRequest,
+    Answer, AtomicOperation, AtomicRequest, Canceled, Fetch, LendOperation, LendRequest, Message, Operation,
+    Permit, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
 };
 
 pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype, Row};
-pub use fabric_core::buf::{AnyBuf, CustomBuf, IoBuf, IoBufMut, PooledBuf};
+pub use fabric_core::buf::{AnyBuf, CustomBuf, IoBuf, IoBufMut, Lent, Loan, PooledBuf};
 pub use fabric_core::completion::{Completion, Done, Failed, OpKind, Transfer};
 pub use fabric_core::event::{DownReason, Event, EventKind};
 pub use fabric_core::flags::{Access, Caps, CounterBind, CqBind, Mode, MrMode, MsgOrder, OpFlags};

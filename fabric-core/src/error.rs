@@ -184,6 +184,8 @@ pub enum Scarce {
     ReceiveEntry,
     /// Entry in the completion queue.
     CompletionEntry,
+    /// Memory to lend: peers have not returned what was lent before.
+    LendingMemory,
 }
 
 impl fmt::Display for Scarce {
@@ -192,6 +194,7 @@ impl fmt::Display for Scarce {
             Self::TransmitCredit => "transmit credit",
             Self::ReceiveEntry => "receive entry",
             Self::CompletionEntry => "completion queue entry",
+            Self::LendingMemory => "memory to lend",
         })
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
 use crate::atomic::AtomicSpec;
-use crate::buf::{AnyBuf, Pool, PooledBuf, Source};
+use crate::buf::{AnyBuf, Loan, Pool, PooledBuf, Source};
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::event::EventKind;
@@ -46,6 +46,8 @@ pub struct SendSpec {
     pub data: Option<u64>,
     /// Where, of one-sided operations.
     pub remote: Option<Remote>,
+    /// The payload is a loan of this name: the receiver may have it instead of a copy.
+    pub loan: Option<u64>,
 }
 
 /// A place in a peer's memory, and what is done there.
@@ -65,7 +67,7 @@ impl SendSpec {
     /// Something to be done at a peer that needs no more than that.
     #[must_use]
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {
-        Self { kind, peer, tag: None, data: None, remote: None }
+        Self { kind, peer, tag: None, data: None, remote: None, loan: None }
     }
 
     /// A one-sided operation.
@@ -182,6 +184,14 @@ pub trait ProviderDomain: Send {
     ) -> Result<SendNow> {
         let _ = (host, ep, spec, operands, result);
         Err(Error::NotSupported("atomic operations on a peer's memory"))
+    }
+
+    /// Memory of this many bytes, zeroed, to be written and lent. A provider without memory to lend copies.
+    ///
+    /// # Errors
+    /// [`Error::Again`] when too much is lent; what the operating system refuses.
+    fn loan(&mut self, len: usize) -> Result<Loan> {
+        Ok(Loan::copied(len))
     }
 
     /// A region has a key from now on.

@@ -7,12 +7,13 @@
 //! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
 
 use std::collections::VecDeque;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use slab::Slab;
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{Pool, PooledBuf, Source};
+use crate::buf::{LentMemory, Pool, PooledBuf, Source};
 use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, WaitKey};
@@ -61,11 +62,47 @@ enum Target {
 }
 
 /// A message no receive has taken yet.
-#[derive(Debug)]
 struct Unexpected {
     bytes: PooledBuf,
+    /// The bytes lie in memory of the sender's instead.
+    lent: Option<Arc<dyn LentMemory>>,
     /// Set while the rest of it is still arriving.
     landing: Option<usize>,
+}
+
+impl std::fmt::Debug for Unexpected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let lent = self.lent.is_some();
+        write!(f, "Unexpected({} bytes, landing {:?}, lent {lent})", self.bytes.len(), self.landing)
+    }
+}
+
+impl Unexpected {
+    /// What it uses of the budget. Memory of the sender's costs nothing here.
+    fn cost(&self, envelope: &Envelope) -> usize {
+        if self.lent.is_some() { OVERHEAD } else { envelope.len + OVERHEAD }
+    }
+}
+
+/// A lent message that waits, as bytes to be copied or held.
+struct Held<'a>(&'a Arc<dyn LentMemory>);
+
+impl Source for Held<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        self.0.copy_to(from, dst)
+    }
+
+    fn copy_over(&self, from: usize, dst: &mut [u8]) {
+        self.0.copy_over(from, dst);
+    }
+
+    fn lent(&self) -> Option<Arc<dyn LentMemory>> {
+        Some(self.0.clone())
+    }
 }
 
 impl RxContext {
@@ -114,13 +151,17 @@ impl RxContext {
             host.deliver(op, &envelope, source);
             return true;
         }
-        if !self.admits(envelope.len) {
+        let lent = source.lent();
+        if !self.admits(if lent.is_some() { 0 } else { envelope.len }) {
             return false;
         }
-        let mut bytes = self.pool.take(envelope.len);
-        append(&mut bytes, source);
+        let mut bytes = PooledBuf::empty(&self.pool);
+        if lent.is_none() {
+            bytes = self.pool.take(envelope.len);
+            append(&mut bytes, source);
+        }
         envelope.arrival = self.matcher.next_arrival();
-        self.keep(envelope, Unexpected { bytes, landing: None });
+        self.keep(envelope, Unexpected { bytes, lent, landing: None });
         true
     }
 
@@ -142,7 +183,9 @@ impl RxContext {
             None => {
                 self.used += envelope.len + OVERHEAD;
                 let bytes = PooledBuf::empty(&self.pool);
-                Target::Buffer(self.matcher.wait(envelope.clone(), Unexpected { bytes, landing: Some(id) }))
+                Target::Buffer(
+                    self.matcher.wait(envelope.clone(), Unexpected { bytes, lent: None, landing: Some(id) }),
+                )
             }
         };
         slot.insert(Landing { envelope, arrived: 0, cut: false, target });
@@ -337,13 +380,13 @@ impl RxContext {
     }
 
     fn keep(&mut self, envelope: Envelope, message: Unexpected) -> WaitKey {
-        self.used += envelope.len + OVERHEAD;
+        self.used += message.cost(&envelope);
         self.matcher.wait(envelope, message)
     }
 
     /// A message that some receive already had finds a new one, or its old place in the queue.
     fn settle(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf, landing: Option<usize>) {
-        let message = Unexpected { bytes, landing };
+        let message = Unexpected { bytes, lent: None, landing };
         if let Some(op) = self.matcher.arrive(&envelope) {
             self.posted[op.index as usize] = None;
             self.used += envelope.len + OVERHEAD;
@@ -358,8 +401,9 @@ impl RxContext {
 
     /// Gives a buffered message to a receive.
     fn give(&mut self, host: &mut dyn Host, op: OpKey, envelope: Envelope, message: Unexpected) {
-        self.used = self.used.saturating_sub(envelope.len + OVERHEAD);
+        self.used = self.used.saturating_sub(message.cost(&envelope));
         match message.landing {
+            None if let Some(lent) = &message.lent => host.deliver(op, &envelope, &Held(lent)),
             None => {
                 let placed = host.adopt(op, message.bytes);
                 host.complete(op, Outcome::received(&envelope, placed));

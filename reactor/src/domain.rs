@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Pool};
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Loan, Pool};
 use fabric_core::completion::{Completion, Failed, OpKind, Outcome};
 use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Progress};
@@ -199,6 +199,14 @@ impl Domain {
     /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] without a right.
     pub fn open_region(&self, memory: Arc<dyn Memory>, access: Access, key: Option<u64>) -> Result<u64> {
         self.engine.lock().open_region(memory, access, key)
+    }
+
+    /// Memory to be written and lent.
+    ///
+    /// # Errors
+    /// [`Error::Again`] when peers have too much; what the operating system refuses.
+    pub fn loan(&self, len: usize) -> Result<Loan> {
+        self.engine.lock().provider.loan(len)
     }
 
     /// Takes the key of a region back: peers reach it no longer.

@@ -55,13 +55,16 @@ impl Host for Hub {
         let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
         bytes.truncate(limit);
         let len = bytes.len();
-        if let AnyBuf::Pooled(own) = &mut op.buf {
-            *own = bytes;
-            return len;
+        match &mut op.buf {
+            AnyBuf::Pooled(own) => *own = bytes,
+            AnyBuf::Lent(lent) => *lent.own() = bytes,
+            buf => {
+                let placed = buf.room().min(len);
+                buf.place(0, &&bytes[..], 0, placed);
+                return placed;
+            }
         }
-        let placed = op.buf.room().min(len);
-        op.buf.place(0, &&bytes[..], 0, placed);
-        placed
+        len
     }
 
     fn reclaim(&mut self, key: OpKey, filled: usize) -> PooledBuf {
@@ -104,7 +107,11 @@ impl Host for Hub {
             }
             Route::Queue(context) => {
                 if let Some(op) = self.ops.remove(key) {
-                    self.report(ep, kind, context, outcome, op.buf);
+                    let buf = match &op.spec {
+                        Some(spec) if outcome.error.is_none() => self.kept(spec, op.buf),
+                        _ => op.buf,
+                    };
+                    self.report(ep, kind, context, outcome, buf);
                 }
             }
             Route::Nobody => {

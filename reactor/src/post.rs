@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fabric_core::buf::{IoBuf, IoBufMut, Pool};
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Pool};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
 use fabric_core::matching::RecvSpec;
@@ -75,7 +75,8 @@ impl Locked<'_> {
         match route {
             Route::Future => Posted::Done(transfer, buf),
             Route::Queue(context) => {
-                hub.report(ep, spec.kind, context, Outcome::ok(transfer), buf.into_any());
+                let buf = hub.kept(spec, buf.into_any());
+                hub.report(ep, spec.kind, context, Outcome::ok(transfer), buf);
                 Posted::Reported
             }
             Route::Nobody => {
@@ -265,6 +266,15 @@ impl Locked<'_> {
 }
 
 impl Hub {
+    /// What a completed operation has for its queue: what was lent is the peer's now.
+    pub(crate) fn kept(&mut self, spec: &SendSpec, buf: AnyBuf) -> AnyBuf {
+        if spec.loan.is_none() {
+            return buf;
+        }
+        self.later.discard(buf);
+        AnyBuf::None
+    }
+
     /// Undoes the giving back of a credit.
     fn take_credit_back(&mut self, ep: EpId, peer: FiAddr) {
         if let Ok(ep) = self.ep(ep) {

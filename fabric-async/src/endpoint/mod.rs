@@ -11,7 +11,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fabric_core::buf::{IoBuf, IoBufMut, PooledBuf};
+use fabric_core::buf::{IoBuf, IoBufMut, Lent, Loan, PooledBuf};
 use fabric_core::completion::{Failed, OpKind};
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
@@ -27,7 +27,7 @@ use crate::cq::CompletionQueue;
 use crate::domain::{Domain, DomainInner};
 use crate::eq::EventQueue;
 use crate::model::{Shared, ThreadModel};
-use crate::op::{Operation, RecvRequest, Reserve, SendRequest};
+use crate::op::{LendRequest, Operation, RecvRequest, Reserve, SendRequest};
 
 /// An endpoint (`fid_ep`): sends and receives messages.
 ///
@@ -145,6 +145,61 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_recv")]
     pub fn recv_into<B: IoBufMut>(&self, buf: B) -> RecvRequest<'_, B, M> {
         RecvRequest::new(self, buf)
+    }
+
+    /// Memory of this many bytes, zeroed or as an earlier loan left it, to be written in place and
+    /// [lent](Self::lend) to a peer, which reads it where it lies: what that takes does not depend on the length.
+    ///
+    /// # Errors
+    /// [`Error::Again`] when peers have too much that they have not returned; [`Error::Closed`]; [`Error::Os`] without the
+    /// memory.
+    pub fn loan(&self, len: usize) -> Result<Loan> {
+        self.inner.node.check_open()?;
+        self.inner.domain.core.loan(len)
+    }
+
+    /// A message that is lent to this peer instead of being copied, to be awaited, started or posted as a
+    /// [send](Self::send) is.
+    ///
+    /// The peer receives it as any other message: into a buffer of its own, which costs one copy, or with
+    /// [`recv_lent`](Self::recv_lent), which costs none. The memory comes back to this endpoint's domain when the peer has
+    /// dropped it. If the peer dies with it, or leaves, it is given up.
+    ///
+    /// With a peer that has 256 loans it has not returned, a further one waits. Providers without shared memory copy.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # use fabric_async::Endpoint;
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let me = ep.lookup(ep.name()).await?;
+    /// let mut frame = ep.loan(8 << 20)?;
+    /// frame[..5].copy_from_slice(b"hello");
+    /// ep.lend(me, frame).tag(7).await?;
+    /// // SAFETY: the one who sends here does not write what it has lent.
+    /// let frame = unsafe { ep.recv_lent() }.tag(7).await?;
+    /// assert_eq!((&frame[..5], frame.len(), frame.buf.is_shared()), (&b"hello"[..], 8 << 20, true));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`send`](Self::send).
+    pub fn lend(&self, peer: FiAddr, loan: Loan) -> LendRequest<'_, M> {
+        LendRequest::new(self, peer, loan)
+    }
+
+    /// Receives a message where it lies: in the sender's memory if it was [lent](Self::lend), else in memory of the
+    /// domain's pool. The memory goes back to the sender when the [`Lent`] is dropped.
+    ///
+    /// # Safety
+    /// Peers whose messages this receives must not write memory that they have lent. Endpoints of this crate do not; but a
+    /// process of the same user can do what it likes with its own memory. [`recv_into`](Self::recv_into) takes the same
+    /// messages, with one copy and without this duty.
+    ///
+    /// # Cancel safety
+    /// Safe, as [`Endpoint::recv`].
+    #[allow(unsafe_code)] // only declares the duty
+    pub unsafe fn recv_lent(&self) -> RecvRequest<'_, Lent, M> {
+        RecvRequest::new(self, Lent::empty(self.inner.domain.core.pool()))
     }
 
     /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit) holds.

@@ -28,6 +28,7 @@
 //! | `Box<[u8]>` | yes | its length | unchanged; the message is at the start |
 //! | [`PooledBuf`] | yes | any message | that of the message |
 //! | `Box<dyn` [`CustomBuf`]`>` | yes | its window | as it is told |
+//! | [`Loan`](crate::Loan) | as a copy | cannot receive | |
 //! | `Bytes`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
 //!
 //! A vector's room is its capacity, so `Vec::with_capacity(64)` and `vec![0; 64]` are equally good, and a
@@ -49,6 +50,20 @@
 //! because the bytes must stay where they are while the value moves. Its methods are called with the lock of
 //! the domain held: they must be short, must not panic, and must not call into the fabric. Its drop happens
 //! without the lock.
+//!
+//! # Memory that is lent
+//!
+//! A large message need not be copied at all. [`Endpoint::loan`](crate::Endpoint::loan) is memory that peers can map; it is
+//! written in place and [lent](crate::Endpoint::lend), and what that takes does not depend on its length. The receiver
+//! reads it where it lies, with [`Endpoint::recv_lent`](crate::Endpoint::recv_lent), and holds it as long as the
+//! [`Lent`](crate::Lent) lives; any other receive copies it, once. Then the memory comes back by itself and is used for the
+//! next loan of its size, rounded up to a power of two from 4 KiB. It counts with 128 bytes towards the budget of unexpected
+//! messages, wherever it waits.
+//!
+//! A peer may have 256 loans at a time, a domain 4 GiB of them; [`Error::Again`](crate::Error::Again) beyond. What a peer
+//! had whose connection ended is given up, since it may still be reading. What it received stays readable after the
+//! sender's death. A peer keeps the memory mapped that it was lent once, and can see what is written there later, also for
+//! others of the same user.
 //!
 //! # Messages nobody has asked for yet
 //!

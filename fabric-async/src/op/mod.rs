@@ -1,12 +1,14 @@
 //! Operations: requests, and what they become when they are posted.
 
 mod atomic;
+mod lend;
 mod onesided;
 mod permit;
 mod recv;
 mod send;
 
 pub use atomic::{Answer, AtomicOperation, AtomicRequest, Fetch, Quiet};
+pub use lend::{LendOperation, LendRequest};
 pub use onesided::{ReadRequest, WriteRequest};
 pub use permit::{Permit, Reserve};
 pub use recv::{Message, RecvRequest};

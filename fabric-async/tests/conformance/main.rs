@@ -21,6 +21,7 @@ mod counters;
 mod credits;
 mod details;
 mod events;
+mod lending;
 mod loopback;
 mod matching;
 mod messages;
@@ -193,6 +194,15 @@ macro_rules! scenarios {
                 a_guest_that_comes_back_keeps_its_number: DIRECTED,
                 sends_to_a_closed_peer_fail_at_once: MSG,
                 a_name_that_is_used_again_is_somebody_else: MSG,
+            }
+            lending {
+                every_length_arrives_whole: SOURCE,
+                ordinary_messages_are_received_likewise: MSG,
+                memory_goes_round: MSG,
+                they_are_messages_like_any_other: BOTH,
+                dropping_a_receive_loses_nothing: MSG,
+                what_is_held_outlives_its_sender: MSG,
+                a_peer_that_returns_nothing_waits: MSG,
             }
             onesided {
                 every_length_is_written_and_read: RMA,

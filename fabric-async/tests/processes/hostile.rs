@@ -129,7 +129,7 @@ fn scribbling_over_the_segment_ends_that_connection_only() {
                 *byte = (seed >> 56) as u8;
             }
             // A header of the first lap, so that it is looked at: kind, flags, a length, lap 1.
-            let kind = if round % 4 == 0 { 0xff } else { round % 5 };
+            let kind = if round % 4 == 0 { 0xff } else { round % 6 };
             let len = [0, 3, 8, 16, 60, 500, 512, 513, 0xff_ffff][round as usize % 9];
             let header = kind | (round % 7) << 8 | len << 16 | 1 << 40;
             garbage[..8].copy_from_slice(&header.to_le_bytes());

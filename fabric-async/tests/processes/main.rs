@@ -4,6 +4,7 @@
 
 mod hostile;
 mod kill;
+mod lending;
 mod onesided;
 mod role;
 mod runtime;

@@ -19,11 +19,11 @@ const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const ROUNDS: u64 = 40;
 pub(crate) const AREA: usize = 1 << 20;
 
-fn moment(round: u64) -> Duration {
+pub(crate) fn moment(round: u64) -> Duration {
     Duration::from_micros(round.wrapping_mul(6_364_136_223_846_793_005) >> 33 & 0x7ff)
 }
 
-fn killed_later(mut victim: Peer, round: u64) -> std::thread::JoinHandle<()> {
+pub(crate) fn killed_later(mut victim: Peer, round: u64) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         std::thread::sleep(moment(round));
         victim.0.kill().unwrap();
@@ -127,14 +127,14 @@ fn questions_without_end_are_not_answered_without_end() {
     });
 }
 
-fn word(code: u16, argument: u64) -> Vec<u8> {
+pub(crate) fn word(code: u16, argument: u64) -> Vec<u8> {
     let mut bytes = b"fab-shm\0\x01\0".to_vec();
     bytes.extend(code.to_le_bytes());
     bytes.extend(argument.to_le_bytes());
     bytes
 }
 
-fn grant(key: u64, len: u64, rights: u8) -> Vec<u8> {
+pub(crate) fn grant(key: u64, len: u64, rights: u8) -> Vec<u8> {
     let mut bytes = word(105, key);
     bytes.extend(len.to_le_bytes());
     bytes.push(rights);

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 
+use crate::lending::FRAME;
 use crate::onesided::AREA;
 use crate::run;
 
@@ -61,6 +62,8 @@ pub(crate) fn play() {
         "numbers" => run(numbers(&name)),
         "target" => run(target(&name)),
         "writer" => run(writer(&name)),
+        "reader" => run(reader(&name)),
+        "lender" => run(lender(&name)),
         "silent" => run(silent(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),
         other => panic!("unknown role {other}"),
@@ -119,6 +122,36 @@ async fn writer(name: &str) {
             if ep.atomic(peer, at, AtomicOp::Sum, 1u64).await.is_err() {
                 return;
             }
+        }
+    }
+}
+
+/// Holds some of what it is lent, for ever.
+#[allow(unsafe_code)] // receiving where it lies
+async fn reader(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.lookup(name).await.expect("the survivor is there");
+    ep.send(peer, "ready").tag(1).await.expect("a peer");
+    let mut held = std::collections::VecDeque::new();
+    // SAFETY: the survivor does not write what it has lent.
+    while let Ok(frame) = unsafe { ep.recv_lent() }.from(peer).await {
+        assert!(frame.len() == FRAME && frame.iter().all(|byte| *byte == frame[0]));
+        held.push_back(frame);
+        if held.len() > 5 {
+            held.pop_front();
+        }
+    }
+}
+
+/// Lends frames, for ever.
+async fn lender(name: &str) {
+    let ep = Endpoint::bind("shm://").await.expect("bind");
+    let peer = ep.lookup(name).await.expect("the survivor is there");
+    for number in 0u64.. {
+        let Ok(mut frame) = ep.loan(FRAME) else { return };
+        frame.fill(number as u8);
+        if ep.lend(peer, frame).tag(1).await.is_err() {
+            return;
         }
     }
 }

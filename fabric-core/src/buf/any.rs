@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{PooledBuf, Source};
+use super::{Lent, Loan, PooledBuf, Source};
 
 /// A buffer of your own kind: pinned, from an arena, on a device.
 ///
@@ -48,6 +48,10 @@ pub enum AnyBuf {
     String(String),
     /// A buffer of the domain's pool.
     Pooled(PooledBuf),
+    /// Memory to be lent; can be sent only.
+    Loan(Loan),
+    /// A message where its sender has it.
+    Lent(Lent),
     /// A buffer of the user's own kind.
     Custom(Box<dyn CustomBuf>),
 }
@@ -66,6 +70,8 @@ impl AnyBuf {
             Self::Str(buf) => buf.as_bytes(),
             Self::String(buf) => buf.as_bytes(),
             Self::Pooled(buf) => buf,
+            Self::Loan(buf) => buf,
+            Self::Lent(buf) => buf,
             Self::Custom(buf) => buf.bytes(),
         }
     }
@@ -77,7 +83,7 @@ impl AnyBuf {
             Self::Vec(buf) => buf.capacity(),
             Self::Boxed(buf) => buf.len(),
             Self::BytesMut(buf) => buf.capacity(),
-            Self::Pooled(_) => usize::MAX,
+            Self::Pooled(_) | Self::Lent(_) => usize::MAX,
             Self::Custom(buf) => buf.window().map_or(0, |window| window.len()),
             _ => 0,
         }
@@ -86,8 +92,10 @@ impl AnyBuf {
     /// A message of `len` bytes is about to come; lets a growing buffer take memory for it.
     #[doc(hidden)]
     pub fn expect(&mut self, len: usize) {
-        if let Self::Pooled(buf) = self {
-            buf.expect(len);
+        match self {
+            Self::Pooled(buf) => buf.expect(len),
+            Self::Lent(buf) => buf.own().expect(len),
+            _ => {}
         }
     }
 
@@ -103,6 +111,10 @@ impl AnyBuf {
             Self::Pooled(buf) => {
                 buf.grow(at, count);
                 append(buf.vec_mut(), at, source, from, count);
+            }
+            Self::Lent(buf) => {
+                buf.own().grow(at, count);
+                append(buf.own().vec_mut(), at, source, from, count);
             }
             Self::BytesMut(buf) => {
                 buf.truncate(at);
@@ -131,6 +143,11 @@ impl AnyBuf {
             append(buf, 0, source, 0, count);
             return count;
         }
+        if let Self::Lent(buf) = self
+            && buf.take(source)
+        {
+            return len;
+        }
         self.expect(len);
         let count = self.room().min(len);
         self.place(0, source, 0, count);
@@ -145,6 +162,7 @@ impl AnyBuf {
             Self::Vec(buf) => buf.truncate(len),
             Self::BytesMut(buf) => buf.truncate(len),
             Self::Pooled(buf) => buf.vec_mut().truncate(len),
+            Self::Lent(buf) => buf.finish(len),
             Self::Custom(buf) => buf.set_filled(len),
             _ => {}
         }
@@ -163,6 +181,8 @@ impl fmt::Debug for AnyBuf {
             Self::Str(_) => "Str",
             Self::String(_) => "String",
             Self::Pooled(_) => "Pooled",
+            Self::Loan(_) => "Loan",
+            Self::Lent(_) => "Lent",
             Self::Custom(_) => "Custom",
         };
         write!(f, "{kind}({} bytes)", self.bytes().len())

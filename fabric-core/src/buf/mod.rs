@@ -5,11 +5,13 @@
 //! an enum, so that lending one allocates nothing.
 
 mod any;
+mod lend;
 mod pool;
 mod source;
 
 pub(crate) use any::append;
 pub use any::{AnyBuf, CustomBuf};
+pub use lend::{Lent, LentMemory, Loan, LoanMemory};
 pub use pool::{Pool, PooledBuf};
 pub use source::Source;
 
@@ -76,6 +78,8 @@ lend! {
     &'static str => Str, |buf| buf.as_bytes();
     String => String, |buf| buf.as_bytes();
     PooledBuf => Pooled, |buf| buf;
+    Loan => Loan, |buf| buf;
+    Lent => Lent, |buf| buf;
     Box<dyn CustomBuf> => Custom, |buf| CustomBuf::bytes(&**buf);
 }
 
@@ -83,6 +87,7 @@ impl IoBufMut for Vec<u8> {}
 impl IoBufMut for Box<[u8]> {}
 impl IoBufMut for BytesMut {}
 impl IoBufMut for PooledBuf {}
+impl IoBufMut for Lent {}
 impl IoBufMut for Box<dyn CustomBuf> {}
 
 impl<const N: usize> sealed::Sealed for &'static [u8; N] {}

@@ -1,6 +1,9 @@
 //! Where the bytes of an arriving message lie: in a slice, or in memory shared with a peer.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use super::LentMemory;
 
 /// Bytes that can be copied out, but not borrowed: a peer may own them.
 pub trait Source {
@@ -18,6 +21,11 @@ pub trait Source {
     /// # Panics
     /// When the range lies outside of the source.
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8];
+
+    /// The memory itself, if it can be held instead of copied.
+    fn lent(&self) -> Option<Arc<dyn LentMemory>> {
+        None
+    }
 
     /// Copies over bytes that are initialised already.
     ///

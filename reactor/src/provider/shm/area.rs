@@ -82,6 +82,10 @@ impl Lent {
         Ok(Self { area, fd })
     }
 
+    pub(crate) fn area(&self) -> &Area {
+        &self.area
+    }
+
     /// The descriptor, for a peer.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -197,6 +201,28 @@ impl Area {
         }
         // SAFETY: `at` checked the range; `out` is ordinary memory, so the two do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr().cast(), out.len()) };
+    }
+
+    /// The first bytes.
+    ///
+    /// # Safety
+    /// Nobody writes them as long as the result lives, neither here nor in another process.
+    pub(crate) unsafe fn slice(&self, len: usize) -> &[u8] {
+        let start = self.at(0, len);
+        // SAFETY: mapped, by the line above; unchanged, by the caller.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
+    }
+
+    /// The first bytes, to be written.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them as long as the result lives, but peers that only copy.
+    #[allow(clippy::mut_from_ref)] // the caller's duty
+    pub(crate) unsafe fn slice_mut(&self, len: usize) -> &mut [u8] {
+        assert!(self.writable, "a write to what can only be read");
+        let start = self.at(0, len);
+        // SAFETY: mapped and writable, by the lines above; the only reference, by the caller.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 
     /// Part of it, to be copied out.

@@ -17,6 +17,7 @@ use slab::Slab;
 
 use super::handshake::{self, Word};
 use super::incoming::{Here, Incoming, Met, Stranger};
+use super::loans::Loans;
 use super::outgoing::{Ended, Outgoing, Pumped, Push};
 use super::socket::{self, Listener};
 
@@ -69,6 +70,7 @@ pub(crate) struct Endpoint {
     id: EpId,
     name: Address,
     here: Here,
+    loans: Loans,
     listener: Listener,
     wait: Arc<dyn WaitSet>,
     rx: RxContext,
@@ -91,7 +93,7 @@ impl Endpoint {
     pub(crate) fn open(
         id: EpId,
         at: Address,
-        heeds: bool,
+        (heeds, loans): (bool, Loans),
         wait: Arc<dyn WaitSet>,
         pool: &Arc<Pool>,
     ) -> Result<Self> {
@@ -102,6 +104,7 @@ impl Endpoint {
             id,
             name: at,
             here: Here { ep: id, incarnation: RandomState::new().hash_one(id.0), heeds },
+            loans,
             listener,
             wait,
             rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
@@ -161,7 +164,7 @@ impl Endpoint {
                 if peer.scheme() != Scheme::Shm {
                     return Err(Error::WrongScheme { provider: "shm", address: peer });
                 }
-                let at = self.outgoing.insert(Outgoing::new(peer, spec.peer));
+                let at = self.outgoing.insert(Outgoing::new(peer, spec.peer, self.loans.clone()));
                 let index = spec.peer.index();
                 if index >= self.routes.len() {
                     self.routes.resize(index + 1, None);
@@ -181,6 +184,11 @@ impl Endpoint {
             host.unsettled();
         }
         Ok(())
+    }
+
+    /// Takes back what peers have given back of what was lent to them.
+    pub(crate) fn collect(&mut self) {
+        self.outgoing.iter_mut().for_each(|(_, outgoing)| outgoing.collect());
     }
 
     fn dial(&mut self, at: usize) -> Result<()> {

@@ -73,7 +73,7 @@ pub(crate) enum Word {
     Denied(u64),
 }
 
-/// The answer to [`Word::Map`]: a region, with the descriptor of its memory.
+/// Memory, with its descriptor: the answer to [`Word::Map`], or what the sender is going to lend.
 #[derive(Debug)]
 pub(crate) struct Grant<T> {
     pub(crate) key: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Grant<T> {
     pub(crate) memory: T,
 }
 
-/// What a receiver says to a sender.
+/// What is said after the hello.
 #[derive(Debug)]
 pub(crate) enum Said {
     Word(Word),
@@ -99,6 +99,18 @@ pub(crate) enum Read<T> {
     Malformed(&'static str),
     OtherVersion(u16),
     HungUp,
+}
+
+impl<T> Read<T> {
+    fn map<U>(self, convert: impl FnOnce(T) -> U) -> Read<U> {
+        match self {
+            Self::Message(message) => Read::Message(convert(message)),
+            Self::Nothing => Read::Nothing,
+            Self::Malformed(what) => Read::Malformed(what),
+            Self::OtherVersion(theirs) => Read::OtherVersion(theirs),
+            Self::HungUp => Read::HungUp,
+        }
+    }
 }
 
 /// Says hello to `to`, with the segment. The peer may have ended since the connection was made.
@@ -222,34 +234,14 @@ fn encode_word(word: Word) -> [u8; WORD_LEN] {
     message
 }
 
-/// Reads what was said.
-pub(crate) fn read_word(socket: &Socket) -> Read<Word> {
-    let mut bytes = [0; 64];
-    match socket.receive(&mut bytes) {
-        Received::Nothing => Read::Nothing,
-        Received::HungUp => Read::HungUp,
-        Received::TooLong => Read::Malformed("a message that is too long"),
-        Received::Message(_, fds) if !fds.is_empty() => {
-            socket::discard(fds);
-            Read::Malformed("descriptors with a word")
-        }
-        Received::Message(len, _) => parse_word(&bytes[..len]),
-    }
-}
-
-/// Reads what a receiver said: a word, or a grant.
+/// Reads what was said: a word, or a grant.
 pub(crate) fn read_said(socket: &Socket) -> Read<Said> {
     let mut bytes = [0; 64];
     match socket.receive(&mut bytes) {
         Received::Nothing => Read::Nothing,
         Received::HungUp => Read::HungUp,
         Received::TooLong => Read::Malformed("a message that is too long"),
-        Received::Message(len, fds) if fds.is_empty() => match parse_word(&bytes[..len]) {
-            Read::Message(word) => Read::Message(Said::Word(word)),
-            Read::Malformed(what) => Read::Malformed(what),
-            Read::OtherVersion(theirs) => Read::OtherVersion(theirs),
-            Read::Nothing | Read::HungUp => Read::Nothing,
-        },
+        Received::Message(len, fds) if fds.is_empty() => parse_word(&bytes[..len]).map(Said::Word),
         Received::Message(len, fds) => match <[OwnedFd; 1]>::try_from(fds) {
             Ok([memory]) => match parse_grant(&bytes[..len]) {
                 Some(grant) => Read::Message(Said::Grant(Grant {
@@ -261,7 +253,7 @@ pub(crate) fn read_said(socket: &Socket) -> Read<Said> {
                 })),
                 None => {
                     socket::discard(vec![memory]);
-                    Read::Malformed("a descriptor with what is no grant")
+                    Read::Malformed("descriptors with what is no grant")
                 }
             },
             Err(fds) => {
@@ -335,6 +327,13 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
     use super::*;
+
+    fn read_word(socket: &Socket) -> Read<Word> {
+        read_said(socket).map(|said| match said {
+            Said::Word(word) => word,
+            Said::Grant(grant) => panic!("{grant:?}"),
+        })
+    }
 
     fn name(text: &str) -> Address {
         Address::new(Scheme::Shm, text).unwrap()

@@ -1,6 +1,8 @@
 //! A connection from a peer: what it sends to this endpoint.
 
 use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use fabric_core::buf::Source;
 use fabric_core::completion::Transfer;
@@ -11,16 +13,20 @@ use fabric_core::rx::{LandingId, RxContext};
 use fabric_core::{Address, Error, FiAddr, Refusal, Scheme};
 use rustix::io::Errno;
 
-use super::area::Lent;
-use super::handshake::{self, Grant, READS_PER_LOOK, Read, VERSION, Word};
-use super::record::{BEGIN, HAS_READ, Layout, NOTICE, PIECE, WHOLE};
+use super::area::{Area, Lent};
+use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, VERSION, Word};
+use super::loans::{Borrow, Offer};
+use super::outgoing::LOAN_BYTES;
+use super::record::{BEGIN, HAS_READ, LOAN, Layout, NOTICE, PIECE, WHOLE};
 use super::ring::{Broken, Consumer, Record};
 use super::segment::Segment;
-use super::socket::Socket;
+use super::socket::{self, Socket};
 
 /// Records and bytes taken from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
 const BYTES_PER_PASS: usize = 64 * 1024;
+/// Pieces of memory that a peer may lend.
+const MOST_LENT: usize = 1024;
 /// The longest message a peer may announce.
 pub(crate) const MAX_MESSAGE: usize = 1 << 40;
 
@@ -61,6 +67,8 @@ pub(crate) struct Incoming {
     here: Here,
     socket: Socket,
     ring: Consumer<Segment>,
+    /// Memory that the peer lends, by its name.
+    lent: Vec<(u64, Arc<Area>)>,
     /// The message that is arriving in pieces.
     landing: Option<LandingId>,
     /// The oldest record waits for a receive, or for room.
@@ -151,6 +159,7 @@ impl Incoming {
             here,
             socket,
             ring: Consumer::new(segment),
+            lent: Vec::new(),
             landing: None,
             held: false,
             goodbye: false,
@@ -212,6 +221,9 @@ impl Incoming {
             let transfer = Transfer::written(len, layout.data.map(word), self.source);
             return Ok(host.done_to_us(self.here.ep, deed, transfer));
         }
+        if kind == LOAN {
+            return self.borrow(record, &layout, rx, host);
+        }
         let envelope = |len| Envelope {
             peer: self.key,
             source: self.source,
@@ -239,12 +251,17 @@ impl Incoming {
     /// The socket is readable: rings, questions, or how the peer ended.
     pub(crate) fn readable(&mut self, host: &dyn Host) -> Option<DownReason> {
         for _ in 0..READS_PER_LOOK {
-            match handshake::read_word(&self.socket) {
+            match handshake::read_said(&self.socket) {
                 Read::Nothing => return None,
-                Read::Message(Word::Ring) => {}
-                Read::Message(Word::Goodbye) if !self.goodbye => self.goodbye = true,
-                Read::Message(Word::Leave) if !self.left => self.left = true,
-                Read::Message(Word::Map(key)) => {
+                Read::Message(Said::Grant(grant)) => {
+                    if let Err(what) = self.granted(grant) {
+                        return Some(DownReason::Protocol(what));
+                    }
+                }
+                Read::Message(Said::Word(Word::Ring)) => {}
+                Read::Message(Said::Word(Word::Goodbye)) if !self.goodbye => self.goodbye = true,
+                Read::Message(Said::Word(Word::Leave)) if !self.left => self.left = true,
+                Read::Message(Said::Word(Word::Map(key))) => {
                     if !self.answer(host, key) {
                         return Some(DownReason::Protocol("questions without reading the answers"));
                     }
@@ -257,6 +274,68 @@ impl Incoming {
             }
         }
         None
+    }
+
+    /// The peer has sent memory that it is going to lend.
+    fn granted(&mut self, grant: Grant<OwnedFd>) -> Result<(), &'static str> {
+        let area = Area::adopt(&grant.memory, grant.len, false);
+        socket::discard(vec![grant.memory]);
+        if self.lent.len() >= MOST_LENT {
+            return Err("too much memory to lend");
+        }
+        let area = Arc::new(area?);
+        match self.lent.binary_search_by_key(&grant.key, |(key, _)| *key) {
+            Ok(_) => return Err("the same memory twice"),
+            Err(at) => self.lent.insert(at, (grant.key, area)),
+        }
+        Ok(())
+    }
+
+    /// Takes a message that lies in memory of the peer's; false when it has to stay.
+    fn borrow(
+        &mut self,
+        record: Record,
+        layout: &Layout,
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+    ) -> Result<bool, Broken> {
+        let segment = self.ring.memory().clone();
+        let word = |at: usize| segment.word(record.start + at);
+        if record.header.len as usize != layout.payload + LOAN_BYTES {
+            return Err(Broken("a loan of another length"));
+        }
+        let (key, slot) = (word(layout.payload), word(layout.payload + 8));
+        let find = |lent: &[(u64, Arc<Area>)]| {
+            lent.binary_search_by_key(&key, |(key, _)| *key).ok().map(|at| lent[at].1.clone())
+        };
+        let area = match find(&self.lent) {
+            Some(area) => area,
+            None => {
+                // It was sent before the record. That the peer has hung up is found again.
+                if let Some(DownReason::Protocol(what)) = self.readable(host) {
+                    return Err(Broken(what));
+                }
+                find(&self.lent).ok_or(Broken("a loan of unknown memory"))?
+            }
+        };
+        let len = layout.total.and_then(|at| usize::try_from(word(at)).ok()).unwrap_or(usize::MAX);
+        let slot = usize::try_from(slot).unwrap_or(usize::MAX);
+        let envelope = Envelope {
+            peer: self.key,
+            source: self.source,
+            tag: layout.tag.map(word),
+            len,
+            data: layout.data.map(word),
+            arrival: 0,
+        };
+        let borrow = Borrow::new(area, len, segment.clone(), slot).ok_or(Broken("a loan out of bounds"))?;
+        let offer = Offer(Arc::new(borrow));
+        let taken = rx.deliver(host, envelope, &offer);
+        if !taken {
+            // It stays lent: the record is looked at again.
+            Arc::into_inner(offer.0).into_iter().for_each(Borrow::keep);
+        }
+        Ok(taken)
     }
 
     /// Says what a key stands for; false when the peer leaves no room for answers.

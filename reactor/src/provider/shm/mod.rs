@@ -10,12 +10,14 @@
 //! | `ring` | the ring of lines |
 //! | `segment` | the memory below the ring |
 //! | `area` | memory that peers reach by themselves |
+//! | `loans` | memory that changes hands instead of being copied |
 //! | `windows` | the areas of a peer, as they are mapped here |
 
 mod area;
 mod endpoint;
 mod handshake;
 mod incoming;
+mod loans;
 mod outgoing;
 mod record;
 pub(crate) mod ring;
@@ -32,7 +34,7 @@ mod work;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric_core::buf::{AnyBuf, Pool, PooledBuf};
+use fabric_core::buf::{AnyBuf, Loan, Pool, PooledBuf};
 use fabric_core::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
@@ -43,6 +45,7 @@ use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
 use area::Lent;
 use endpoint::{Endpoint, Token};
+use loans::Loans;
 #[cfg(all(feature = "work", not(loom)))]
 pub(crate) use work::all as work;
 
@@ -123,7 +126,7 @@ impl Provider for ShmProvider {
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
-        Ok(Box::new(ShmDomain { wait, endpoints: Vec::new(), places: Vec::new() }))
+        Ok(Box::new(ShmDomain { wait, endpoints: Vec::new(), places: Vec::new(), loans: Loans::default() }))
     }
 }
 
@@ -133,6 +136,7 @@ struct ShmDomain {
     endpoints: Vec<Endpoint>,
     /// Where each endpoint is in `endpoints`, by its number.
     places: Vec<Option<u32>>,
+    loans: Loans,
 }
 
 impl ShmDomain {
@@ -174,7 +178,8 @@ impl ProviderDomain for ShmDomain {
     ) -> Result<Address> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let heeds = info.caps.contains(Caps::RMA_EVENT);
-        let open = |at, wait| Endpoint::open(ep, at, heeds, wait, pool);
+        let loans = &self.loans;
+        let open = |at, wait| Endpoint::open(ep, at, (heeds, loans.clone()), wait, pool);
         let opened = match at {
             Some(at) if at.scheme() != Scheme::Shm => {
                 return Err(Error::WrongScheme { provider: "shm", address: at.clone() });
@@ -230,6 +235,14 @@ impl ProviderDomain for ShmDomain {
         result: &mut [u8],
     ) -> Result<SendNow> {
         self.ep(ep)?.at_once(host, spec, |outgoing| outgoing.atomic_now(spec, operands, result))
+    }
+
+    fn loan(&mut self, len: usize) -> Result<Loan> {
+        if let Some(loan) = self.loans.reuse(len) {
+            return Ok(loan);
+        }
+        self.endpoints.iter_mut().for_each(Endpoint::collect);
+        self.loans.reuse(len).map_or_else(|| self.loans.grow(len), Ok)
     }
 
     fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {

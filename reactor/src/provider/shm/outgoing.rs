@@ -11,13 +11,16 @@ use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
+use fabric_core::mr::Memory;
 use fabric_core::provider::{Host, OpKey, Remote, SendSpec, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result};
+use rustix::io::Errno;
 
 use super::area::Area;
 use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, Word};
 use super::incoming::Identity;
-use super::record::{BEGIN, DATA, HAS_READ, Layout, NOTICE, PIECE, TAGGED, WHOLE};
+use super::loans::{Borrowed, Loans};
+use super::record::{BEGIN, DATA, HAS_READ, LOAN, Layout, NOTICE, PIECE, TAGGED, WHOLE};
 use super::ring::{Producer, Reader};
 use super::segment::Segment;
 use super::socket::{self, Socket};
@@ -29,6 +32,8 @@ const LINES: usize = 2048;
 const BYTES_PER_PASS: usize = 64 * 1024;
 /// Bytes of a peer's memory accessed in one go. Longer accesses go on with every pass.
 const ACCESS_AT_ONCE: usize = 256 * 1024;
+/// The payload of a loan: which memory, and which slot.
+pub(crate) const LOAN_BYTES: usize = 16;
 /// The longest record of a notice.
 const NOTICE_BYTES: usize = 64;
 /// Payload of one record of a longer message.
@@ -44,6 +49,7 @@ pub(crate) struct Outgoing {
     /// The end of this connection will be no news.
     reported: bool,
     queue: VecDeque<Queued>,
+    loans: Loans,
 }
 
 #[derive(Debug)]
@@ -62,6 +68,8 @@ struct Wires {
     ring: Producer<Segment>,
     /// The peer's memory, as far as it was mapped.
     windows: Windows,
+    /// What the peer has of ours.
+    borrowed: Borrowed,
 }
 
 #[derive(Debug)]
@@ -110,8 +118,8 @@ pub(crate) struct Ended {
 }
 
 impl Outgoing {
-    pub(crate) fn new(peer: Address, addr: FiAddr) -> Self {
-        Self { peer, addr, link: Link::Gone, reported: false, queue: VecDeque::new() }
+    pub(crate) fn new(peer: Address, addr: FiAddr, loans: Loans) -> Self {
+        Self { peer, addr, link: Link::Gone, reported: false, queue: VecDeque::new(), loans }
     }
 
     /// Puts a message into the ring, or bytes into the peer's memory, if nothing stands in the way.
@@ -122,7 +130,10 @@ impl Outgoing {
     pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: &[u8]) -> Result<Push> {
         let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
         match spec.kind {
-            OpKind::Send => Ok(wires.whole(spec, payload)),
+            OpKind::Send => Ok(match spec.loan {
+                None => wires.whole(spec, payload),
+                Some(key) => wires.lend(spec, key, payload.len()),
+            }),
             OpKind::Write => {
                 wires.access_now(spec, payload.len(), |window, at, _| window.area.write(at, payload))
             }
@@ -192,7 +203,13 @@ impl Outgoing {
         let ring = Producer::new(segment);
         self.reported = false;
         let identity = Identity { process: peer.process, incarnation: 0 };
-        self.link = Link::Waiting(Wires { socket, identity, ring, windows: Windows::default() });
+        self.link = Link::Waiting(Wires {
+            socket,
+            identity,
+            ring,
+            windows: Windows::default(),
+            borrowed: Borrowed::new(self.loans.clone()),
+        });
         Ok(())
     }
 
@@ -329,6 +346,13 @@ impl Outgoing {
         }
     }
 
+    /// Takes back what the peer has given back of what was lent to it.
+    pub(crate) fn collect(&mut self) {
+        if let Link::Live(wires) = &mut self.link {
+            wires.borrowed.collect(wires.ring.memory());
+        }
+    }
+
     /// Says goodbye, because the endpoint closes, or that only this connection is given up.
     pub(crate) fn farewell(&self, word: Word) {
         if let Link::Waiting(wires) | Link::Live(wires) = &self.link {
@@ -378,7 +402,9 @@ impl Wires {
         }
         let payload = host.payload(front.op);
         front.total = Some(payload.len());
-        let (pushed, count) = if !front.begun && payload.len() <= PIECE_BYTES {
+        let (pushed, count) = if let Some(key) = front.spec.loan {
+            (self.lend(&front.spec, key, payload.len()), payload.len())
+        } else if !front.begun && payload.len() <= PIECE_BYTES {
             (self.whole(&front.spec, payload), payload.len())
         } else {
             let kind = if front.begun { PIECE } else { BEGIN };
@@ -390,6 +416,33 @@ impl Wires {
             front.sent += count;
         }
         Ok(pushed)
+    }
+
+    /// Lends a message to the peer: gives it the memory, if it has not got it before, and tells it where the message is.
+    #[cold]
+    fn lend(&mut self, spec: &SendSpec, key: u64, len: usize) -> Push {
+        let Some((chunk, slot)) = self.borrowed.prepare(key, self.ring.memory()) else { return Push::NoRoom };
+        if !self.ring.fits(NOTICE_BYTES + LOAN_BYTES) {
+            return Push::NoRoom;
+        }
+        if !self.borrowed.was_given(key) {
+            let memory = chunk.memory();
+            let (size, access) = (Memory::len(memory), Access::REMOTE_READ);
+            let grant = Grant { key, len: size, access, heeds: false, memory: memory.fd() };
+            match handshake::send_grant(&self.socket, &grant) {
+                Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS) => return Push::NoRoom,
+                // A peer that has ended is noticed otherwise.
+                Ok(()) | Err(_) => self.borrowed.give(key),
+            }
+        }
+        let mut payload = [0; LOAN_BYTES];
+        payload[..8].copy_from_slice(&key.to_le_bytes());
+        payload[8..].copy_from_slice(&(slot as u64).to_le_bytes());
+        let pushed = self.record(LOAN, flags_of(spec), spec, len as u64, &payload);
+        if pushed == Push::Done {
+            self.borrowed.lend(chunk, slot);
+        }
+        pushed
     }
 
     /// Accesses the peer's memory if it is mapped, the access is short, and the peer can be told of it.

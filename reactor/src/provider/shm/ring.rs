@@ -153,6 +153,10 @@ impl<M: Memory> Producer<M> {
         self.shape
     }
 
+    pub(crate) fn memory(&self) -> &M {
+        &self.memory
+    }
+
     /// Publishes a record of `len` bytes, header included; `fill` puts its parts where they belong. False when there
     /// is no room now.
     #[inline]

@@ -24,13 +24,16 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::ring::{LINE, Memory};
-use crate::sync::{AtomicU32, AtomicU64};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Control words are this far apart, so that writers of different words do not share a pair of cache lines.
 const STRIDE: usize = 128;
 const RETURNED_AT: usize = 0;
 const ARMED_AT: usize = STRIDE;
 const STARVED_AT: usize = 2 * STRIDE;
+/// Bits of the loans that the receiver gives back, in words of 64.
+const RETURNS_AT: usize = 4 * STRIDE;
+const RETURN_WORDS: usize = 4;
 /// Where the lines begin.
 const LINES_AT: usize = 4096;
 
@@ -114,6 +117,27 @@ impl Segment {
         debug_assert!(offset < bytes(self.map.lines));
         // SAFETY: callers pass offsets within the mapping.
         unsafe { self.map.base.add(offset) }
+    }
+
+    /// Gives the loan of this number back.
+    pub(crate) fn give_back(&self, slot: usize) {
+        // SYNC: pairs with the acquire in `take_returned`: the reader is done with the memory.
+        self.returns(slot / 64).fetch_or(1 << (slot % 64), Ordering::Release);
+    }
+
+    /// The loans of this word that were given back since the last call, a bit each.
+    pub(crate) fn take_returned(&self, word: usize) -> u64 {
+        match self.returns(word).load(Ordering::Relaxed) {
+            0 => 0,
+            // SYNC: pairs with the release in `give_back`.
+            _ => self.returns(word).swap(0, Ordering::Acquire),
+        }
+    }
+
+    fn returns(&self, word: usize) -> &AtomicU64 {
+        let offset = RETURNS_AT + 8 * (word % RETURN_WORDS);
+        // SAFETY: within the first page, and aligned; the word is only ever accessed as an atomic.
+        unsafe { self.at(offset).cast().as_ref() }
     }
 
     fn control(&self, offset: usize) -> &AtomicU32 {

@@ -1,0 +1,104 @@
+//! Messages that are lent instead of copied.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use fabric_core::FiAddr;
+use fabric_core::buf::Loan;
+use fabric_core::completion::{Failed, OpKind};
+use fabric_core::provider::SendSpec;
+use fabric_reactor::{Credit, Route};
+
+use super::{Operation, send};
+use crate::endpoint::Endpoint;
+use crate::model::{Shared, ThreadModel};
+
+/// A message to be lent: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
+#[must_use = "nothing is lent before the request is awaited, started or posted"]
+pub struct LendRequest<'a, M: ThreadModel = Shared> {
+    ep: &'a Endpoint<M>,
+    spec: SendSpec,
+    loan: Loan,
+    context: u64,
+}
+
+impl<'a, M: ThreadModel> LendRequest<'a, M> {
+    pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, loan: Loan) -> Self {
+        let spec = SendSpec { loan: loan.key(), ..SendSpec::new(OpKind::Send, peer) };
+        Self { ep, spec, loan, context: 0 }
+    }
+
+    /// Makes it a tagged message, which only tagged receives take.
+    pub fn tag(mut self, tag: u64) -> Self {
+        self.spec.tag = Some(tag);
+        self
+    }
+
+    /// Data for the receiver's completion (`FI_REMOTE_CQ_DATA`).
+    pub fn data(mut self, data: u64) -> Self {
+        self.spec.data = Some(data);
+        self
+    }
+
+    /// The number that comes with the completion when the request is [posted](Self::post).
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Posts now; the result is awaited later, or never.
+    ///
+    /// # Errors
+    /// With the loan, as [`SendRequest::start`](crate::SendRequest::start).
+    #[allow(clippy::result_large_err)] // as of every request
+    pub fn start(self) -> Result<LendOperation, Failed<Loan>> {
+        send::submit(self.ep, self.spec, self.loan, None, Credit::Now).map(LendOperation)
+    }
+
+    /// Posts now; the completion goes to the endpoint's transmit queue, as that of a send without a buffer of interest.
+    ///
+    /// # Errors
+    /// With the loan, as [`SendRequest::post`](crate::SendRequest::post).
+    #[allow(clippy::result_large_err)] // as of every request
+    pub fn post(self) -> Result<(), Failed<Loan>> {
+        let route = Route::Queue(self.context);
+        send::post(self.ep, self.spec, self.loan, None, route, Credit::Now).map(drop)
+    }
+}
+
+impl<M: ThreadModel> IntoFuture for LendRequest<'_, M> {
+    type Output = Result<(), Failed<Loan>>;
+    type IntoFuture = LendOperation;
+
+    fn into_future(self) -> LendOperation {
+        let posted = send::submit(self.ep, self.spec, self.loan, None, Credit::Wait);
+        LendOperation(posted.unwrap_or_else(Operation::refused))
+    }
+}
+
+/// A posted loan, to be awaited. Resolves when it is the peer's; a failure has the loan.
+///
+/// # Cancel safety
+/// As [`Operation`].
+///
+/// # Panics
+/// When polled after it has resolved.
+#[must_use = "dropping an operation withdraws or abandons it"]
+pub struct LendOperation(Operation<Loan>);
+
+impl Future for LendOperation {
+    type Output = Result<(), Failed<Loan>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // The loan that comes back is the peer's by now, and is only dropped.
+        Poll::Ready(ready!(Pin::new(&mut self.0).poll(cx)).map(drop))
+    }
+}
+
+impl fmt::Debug for LendOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

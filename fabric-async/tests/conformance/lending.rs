@@ -1,0 +1,181 @@
+//! Messages that are lent instead of copied.
+#![allow(unsafe_code)] // receiving where it lies: the senders of these scenarios do not write what they have lent
+
+use fabric_async::{Endpoint, Error, Lent, OpKind, RecvRequest};
+
+use crate::payload::{pattern, poll_once, settled};
+use crate::setup::Setup;
+use crate::station::{Station, pair};
+
+const LENGTHS: [usize; 6] = [0, 1, 4096, 5000, 1 << 20, 3 << 20];
+
+fn lent(ep: &Endpoint) -> RecvRequest<'_, Lent> {
+    // SAFETY: the senders of these scenarios do not write what they have lent.
+    unsafe { ep.recv_lent() }
+}
+
+async fn lend(from: &Station, to: fabric_async::FiAddr, len: usize, which: usize) {
+    let mut loan = from.ep.loan(len).unwrap();
+    loan.copy_from_slice(pattern(len, which));
+    from.ep.lend(to, loan).await.unwrap();
+}
+
+/// However it is received, and whether before or after it came.
+pub(crate) async fn every_length_arrives_whole(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for (which, len) in LENGTHS.into_iter().enumerate() {
+        for late in [false, true] {
+            let expected = pattern(len, which);
+            let arrive = async {
+                for _ in 0..3 {
+                    lend(&a, to_b, len, which).await;
+                }
+            };
+            let receive = async {
+                if late {
+                    settled(|| 0).await;
+                }
+                let held = lent(&b.ep).await.unwrap();
+                assert!(held[..] == *expected, "{len} bytes held");
+                assert_eq!((held.len(), held.source().is_ok()), (len, true));
+                let copied = b.ep.recv().await.unwrap();
+                assert!(copied[..] == *expected, "{len} bytes copied");
+                let own = b.ep.recv_into(Vec::with_capacity(len)).await.unwrap();
+                assert!(own[..] == *expected, "{len} bytes in a buffer");
+                // Held on after the others have come and gone.
+                assert!(held[..] == *expected);
+            };
+            tokio::join!(arrive, receive);
+        }
+    }
+}
+
+/// A message that was not lent can be received where it lies as well: in the pool.
+pub(crate) async fn ordinary_messages_are_received_likewise(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for (which, len) in LENGTHS.into_iter().enumerate() {
+        for late in [false, true] {
+            let expected = pattern(len, which);
+            let receive = async {
+                if late {
+                    settled(|| 0).await;
+                }
+                let got = lent(&b.ep).await.unwrap();
+                assert!(got[..] == *expected && !got.buf.is_shared());
+            };
+            let (sent, ()) = tokio::join!(a.ep.send(to_b, expected), receive);
+            sent.unwrap();
+        }
+    }
+    // A loan can be sent as a copy, and comes back.
+    let mut loan = a.ep.loan(100).unwrap();
+    loan.fill(7);
+    let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
+    assert_eq!((&sent.unwrap().buf[..], &got.unwrap()[..]), (&[7; 100][..], &[7; 100][..]));
+}
+
+/// What is given back is lent again, and nothing is while somebody reads it.
+pub(crate) async fn memory_goes_round(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let mut held = Vec::new();
+    for round in 0..50 {
+        let mut loan = a.ep.loan(10_000).unwrap();
+        loan.fill(round);
+        let (sent, got) = tokio::join!(a.ep.lend(to_b, loan), lent(&b.ep));
+        sent.unwrap();
+        held.push(got.unwrap());
+        if held.len() > 3 {
+            held.remove(round as usize % 3);
+        }
+        for message in &held {
+            assert!(message.iter().all(|byte| *byte == message[0]), "nobody writes what is being read");
+        }
+    }
+    if held[0].buf.is_shared() {
+        // No more than were out at the same time.
+        drop(held);
+        let loans: Vec<_> = (0..5).map(|_| a.ep.loan(10_000).unwrap()).collect();
+        let again = |loan: &fabric_async::Loan| loan[0] != 0;
+        assert!(loans.iter().filter(|loan| again(loan)).count() >= 4, "used again");
+    }
+}
+
+/// Tags, data and order are those of messages; a posted one reports, and keeps nothing.
+pub(crate) async fn they_are_messages_like_any_other(setup: Setup) {
+    let (mut a, b, to_b) = pair(&setup).await;
+    a.ep.send(to_b, "first").tag(1).await.unwrap();
+    let loan = || {
+        let mut loan = a.ep.loan(6).unwrap();
+        loan.copy_from_slice(b"second");
+        loan
+    };
+    a.ep.lend(to_b, loan()).tag(1).data(9).await.unwrap();
+    a.ep.send(to_b, "third").tag(1).await.unwrap();
+    a.ep.lend(to_b, loan()).context(5).post().unwrap();
+    for expected in ["first", "second", "third"] {
+        let got = lent(&b.ep).tag(1).await.unwrap();
+        assert_eq!((&got[..], got.tag()), (expected.as_bytes(), Some(1)));
+        assert_eq!(got.data(), (expected == "second").then_some(9));
+    }
+    let small = b.ep.recv_into(vec![0; 3].into_boxed_slice()).await.unwrap_err();
+    assert_eq!((small.error, &small.buf[..]), (Error::Truncated { len: 3, lost: 3 }, &b"sec"[..]));
+    let mut out = Vec::new();
+    a.cq.next_batch(&mut out, 1).await;
+    assert_eq!((out[0].context, out[0].kind, out[0].transfer.len), (5, OpKind::Send, 6));
+    let loan = a.ep.loan(8).unwrap();
+    let stale = b.av.insert(a.ep.name()).unwrap();
+    let refused = a.ep.lend(stale, loan).start();
+    assert_eq!(refused.map(drop).unwrap_err().buf.len(), 8, "a refused one comes back");
+}
+
+/// A receive that is dropped gives its message to the next one.
+pub(crate) async fn dropping_a_receive_loses_nothing(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for round in 0..20 {
+        let mut receive = lent(&b.ep).start().unwrap();
+        let _ = poll_once(&mut receive).await;
+        lend(&a, to_b, 5000, round).await;
+        settled(|| 0).await;
+        drop(receive);
+        assert!(lent(&b.ep).await.unwrap()[..] == *pattern(5000, round));
+    }
+}
+
+/// What a receiver holds stays as it is when the sender has gone.
+pub(crate) async fn what_is_held_outlives_its_sender(setup: Setup) {
+    let b = setup.station().await;
+    let mut held = Vec::new();
+    for round in 0..5 {
+        let a = setup.station().await;
+        let to_b = a.meet(&b).await;
+        lend(&a, to_b, 100_000, round).await;
+        held.push(lent(&b.ep).await.unwrap());
+        lend(&a, to_b, 100_000, round + 10).await;
+        drop(a);
+        held.push(lent(&b.ep).await.unwrap());
+    }
+    for (number, message) in held.iter().enumerate() {
+        assert!(message[..] == *pattern(100_000, number / 2 + 10 * (number % 2)), "message {number}");
+    }
+}
+
+/// A peer that returns nothing gets no more than its share, and goes on when it returns some.
+pub(crate) async fn a_peer_that_returns_nothing_waits(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let sends = tokio::spawn(async move {
+        for which in 0..400 {
+            lend(&a, to_b, 16, which).await;
+        }
+        a
+    });
+    let mut held = Vec::new();
+    for which in 0..400 {
+        if held.len() == 256 {
+            held.clear();
+        }
+        let message = lent(&b.ep).await.unwrap();
+        assert_eq!(message[..], *pattern(16, which));
+        held.push(message);
+    }
+    sends.await.unwrap();
+}

@@ -1,0 +1,145 @@
+//! Memory that changes hands instead of being copied: [`Loan`], as its writer has it, and [`Lent`], as its reader has it.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use super::{Pool, PooledBuf, Source};
+
+/// Memory to be written in place and lent to a peer, by which it is read where it lies.
+///
+/// Dropped without being lent, it is used for the next loan.
+pub struct Loan {
+    memory: Box<dyn LoanMemory>,
+}
+
+/// What a provider lends.
+pub trait LoanMemory: Send + Sync + 'static {
+    /// By which name the provider finds it again; `None` when it can only be copied.
+    fn key(&self) -> Option<u64>;
+    /// The bytes.
+    fn bytes(&self) -> &[u8];
+    /// The bytes, to be written.
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+impl Loan {
+    /// A loan of a provider's memory.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn new(memory: Box<dyn LoanMemory>) -> Self {
+        Self { memory }
+    }
+
+    /// A loan of a provider that has no memory to lend: it is copied.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn copied(len: usize) -> Self {
+        Self::new(Box::new(vec![0; len]))
+    }
+
+    #[doc(hidden)]
+    #[must_use]
+    pub fn key(&self) -> Option<u64> {
+        self.memory.key()
+    }
+}
+
+impl LoanMemory for Vec<u8> {
+    fn key(&self) -> Option<u64> {
+        None
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl Deref for Loan {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.memory.bytes()
+    }
+}
+
+impl DerefMut for Loan {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.memory.bytes_mut()
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loan({} bytes)", self.len())
+    }
+}
+
+/// A received message that was lent: it lies in the sender's memory, and goes back there when this is dropped. A message
+/// that was sent otherwise lies in memory of the domain's pool.
+pub struct Lent {
+    shared: Option<(Arc<dyn LentMemory>, usize)>,
+    own: PooledBuf,
+}
+
+/// Memory of a peer, held until the last owner drops it.
+pub trait LentMemory: Source + Send + Sync + 'static {
+    /// The bytes. Whoever receives into a [`Lent`] has promised that they do not change.
+    fn bytes(&self) -> &[u8];
+}
+
+impl Lent {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn empty(pool: &Arc<Pool>) -> Self {
+        Self { shared: None, own: PooledBuf::empty(pool) }
+    }
+
+    /// Whether the bytes lie in the sender's memory.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Takes a whole message where it lies, if its memory is lent.
+    pub(super) fn take(&mut self, source: &dyn Source) -> bool {
+        self.shared = source.lent().map(|memory| (memory, source.len()));
+        self.shared.is_some()
+    }
+
+    /// Takes a message that is not lent.
+    #[doc(hidden)]
+    pub fn own(&mut self) -> &mut PooledBuf {
+        self.shared = None;
+        &mut self.own
+    }
+
+    pub(super) fn finish(&mut self, len: usize) {
+        match &mut self.shared {
+            Some((_, shared)) => *shared = len.min(*shared),
+            None => self.own.truncate(len),
+        }
+    }
+}
+
+impl Deref for Lent {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.shared {
+            Some((memory, len)) => &memory.bytes()[..*len],
+            None => &self.own,
+        }
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whose = if self.is_shared() { "the sender's" } else { "own" };
+        write!(f, "Lent({} bytes, {whose})", self.len())
+    }
+}
