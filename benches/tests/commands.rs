@@ -53,9 +53,9 @@ fn unknown_names_list_the_known_ones() {
 
 #[test]
 fn impossible_combinations_say_what_is_missing() {
-    refused(&["lat", "--op", "atomic"], &["atomic over shm", "FI_ATOMIC"]);
-    refused(&["bw", "--op", "write"], &["FI_RMA"]);
-    refused(&["lat", "--op", "writedata"], &["FI_RMA"]);
+    refused(&["lat", "--op", "atomic"], &["atomic over shm"]);
+    refused(&["bw", "--op", "write"], &["write over shm"]);
+    refused(&["lat", "--op", "writedata"], &["writedata over shm"]);
     refused(&["lat", "--op", "loan"], &["loan over shm"]);
     refused(&["lat", "--op", "inject", "--size", "8,64KiB"], &["64KiB", "4KiB"]);
     refused(&["lat", "--provider", "sim"], &["inside one process"]);
