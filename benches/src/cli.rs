@@ -272,18 +272,25 @@ impl MeasureArgs {
             Some(at) => Pair::connect(&at)?,
             None => Pair::start(&plan.provider)?,
         };
-        let mut floor_ns = None;
+        let mut floor = None;
         measure(&plan, &mut pair, &stop, |record| {
-            floor_ns = record.floor_ns;
+            floor = floor.max(Some(record.floor_ns.is_some()));
             output.emit(&record)
         })?;
         let timer = timer_cost();
         output.note(&match bench {
-            Bench::Lat => format!(
-                "Looking at the clock takes {timer:.0} ns, once in each round trip: {:.0} ns of each half.\n\
-                 The floor is a cache line from core to core and one copy of the message.",
-                timer / 2.0
-            ),
+            Bench::Lat => {
+                let floor = match floor {
+                    Some(false) => {
+                        "\nBoth sides share a core: there is no floor, and who spins waits for the scheduler."
+                    }
+                    _ => "\nThe floor is a cache line from core to core and one copy of the message.",
+                };
+                let half = timer / 2.0;
+                format!(
+                    "Looking at the clock takes {timer:.0} ns, once in each round trip: {half:.0} ns of each half.{floor}"
+                )
+            }
             Bench::Bw | Bench::Rate => {
                 format!("Looking at the clock takes {timer:.0} ns, twice in each round of many messages.")
             }

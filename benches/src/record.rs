@@ -57,7 +57,7 @@ pub struct Record {
     /// Likewise in the kernel.
     pub cpu_sys_s: Option<f64>,
     /// What this machine needs at least, measured in the same run on the same cores: for latency, a cache line from
-    /// core to core and one copy of the message; for streams the copy alone.
+    /// core to core and one copy of the message; for streams the copy alone. No latency has one on a single core.
     pub floor_ns: Option<f64>,
     /// How many measurements the percentiles are of.
     pub samples: u64,

@@ -119,6 +119,14 @@ impl Stamps {
     }
 }
 
+/// The middle of these numbers: of an even count, half way between the two in the middle.
+#[must_use]
+pub fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let (below, above) = (values.get(values.len().saturating_sub(1) / 2)?, values.get(values.len() / 2)?);
+    Some(f64::midpoint(*below, *above))
+}
+
 /// What one stamp costs, in nanoseconds: the median of several rounds. Every measured time contains it once.
 #[must_use]
 pub fn timer_cost() -> f64 {
@@ -131,8 +139,7 @@ pub fn timer_cost() -> f64 {
             stamps.elapsed().as_nanos() as f64 / STAMPS as f64
         })
         .collect();
-    rounds.sort_unstable_by(f64::total_cmp);
-    rounds[rounds.len() / 2]
+    median(&mut rounds).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -159,6 +166,14 @@ mod tests {
         assert_eq!(record.p50_ns, Some(5.0));
         assert!(record.max_ns.is_some_and(|max| (499_000.0..=501_000.0).contains(&max)));
         assert_eq!(stamps.elapsed(), Duration::from_nanos(1_000_030));
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(&mut []), None);
+        assert_eq!(median(&mut [7.0]), Some(7.0));
+        assert_eq!(median(&mut [9.0, 1.0]), Some(5.0));
+        assert_eq!(median(&mut [9.0, 1.0, 2.0]), Some(2.0));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::pin;
 use crate::samples::{Samples, Stamps};
 
-/// Trips between two looks at whether the time is over.
+/// Most trips of a round; it ends earlier when the time is over.
 const ROUND: usize = 256;
 
 /// One of two ends.
@@ -49,6 +49,9 @@ pub(super) fn bounce(
                     near.pass()?;
                     near.wait()?;
                     stamps.stamp();
+                    if stamps.elapsed() > time {
+                        break;
+                    }
                 }
                 match began {
                     Some(_) => samples.add_stamps(&stamps, 2),

@@ -1,27 +1,31 @@
 //! Copying memory.
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Many short runs, as for the cache line; and bytes of one.
-pub(super) const RUNS: usize = 101;
+use crate::samples::median;
+use crate::stop::Stop;
+
+/// Many short runs, as for the cache line; bytes of one, and how long all may take.
+const RUNS: usize = 101;
 const RUN_BYTES: usize = 1 << 20;
+const TIME: Duration = Duration::from_millis(300);
 
-/// Bytes per second that one core copies between two buffers of this size: the median of several runs.
-#[must_use]
-pub fn memcpy(size: usize) -> f64 {
-    let (source, mut target) = (vec![1u8; size], vec![0u8; size]);
+/// Bytes per second that one core copies between two buffers of this size, and of how many runs that is the median;
+/// `None` when it is told to stop before the first. One run is made however long it takes.
+pub(super) fn copy(size: usize, stop: &Stop) -> Option<(f64, usize)> {
+    let (source, mut target) = (vec![1u8; size], vec![2u8; size]);
     let copies = (RUN_BYTES / size.max(1)).clamp(1, 1 << 14);
-    let mut runs: Vec<f64> = (0..RUNS)
-        .map(|_| {
-            let start = Instant::now();
-            for _ in 0..copies {
-                target.copy_from_slice(black_box(&source));
-                black_box(&mut target);
-            }
-            (copies * size) as f64 / start.elapsed().as_secs_f64()
-        })
-        .collect();
-    runs.sort_unstable_by(f64::total_cmp);
-    runs[RUNS / 2]
+    let began = Instant::now();
+    let mut runs = Vec::with_capacity(RUNS);
+    while runs.len() < RUNS && !stop.raised() && (runs.is_empty() || began.elapsed() < TIME) {
+        let start = Instant::now();
+        for _ in 0..copies {
+            target.copy_from_slice(black_box(&source));
+            black_box(&mut target);
+        }
+        runs.push((copies * size) as f64 / start.elapsed().as_secs_f64());
+    }
+    let count = runs.len();
+    median(&mut runs).map(|rate| (rate, count))
 }

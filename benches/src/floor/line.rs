@@ -6,55 +6,86 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::pin;
+use crate::stop::Stop;
 
-/// Many short runs: most of them fall between the moments in which a thread has lost its core to somebody else.
-pub(super) const RUNS: usize = 401;
-const TRIPS: u64 = 500;
+/// Round trips of a run. Runs are short: most of them fall between the moments in which a thread has lost its core to
+/// somebody else.
+const TRIPS: u64 = 200;
+/// How often to look for an answer between two looks at the clock.
+const PATIENCE: u32 = 1 << 12;
+/// How long to wait for the first run, when others keep the cores busy.
+const FIRST: Duration = Duration::from_millis(50);
+/// What is passed last.
+const OVER: u64 = u64::MAX;
 
 /// A word alone on its cache lines.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// How long a cache line takes from one core to another and back, halved: the median of several runs between two
-/// threads, each on a core of its own where there are two.
-#[must_use]
-pub fn core_to_core() -> Duration {
-    let cores = pin::cores();
-    between(cores.first().copied(), cores.last().copied())
-}
-
-/// The same between these cores, or between any when they are not named.
-#[must_use]
-pub fn between(here: Option<usize>, there: Option<usize>) -> Duration {
+/// How long a cache line takes from one of these cores to the other, or between any when they are not named: half of a
+/// round trip in nanoseconds, for each run in about this time. None where both sides would share a core.
+pub(super) fn line((here, there): (Option<usize>, Option<usize>), time: Duration, stop: &Stop) -> Vec<f64> {
+    let shared = match (here, there) {
+        (None, None) => pin::cores().len() < 2,
+        _ => here == there,
+    };
+    if shared {
+        return Vec::new();
+    }
     let (ping, pong) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
     let answer = || {
         there.map(pin::to_core);
-        for trip in 1..=RUNS as u64 * TRIPS {
-            while ping.0.load(Ordering::Acquire) < trip {
-                spin_loop();
+        let mut last = 0;
+        while last != OVER {
+            match ping.0.load(Ordering::Acquire) {
+                trip if trip == last => spin_loop(),
+                trip => {
+                    last = trip;
+                    pong.0.store(trip, Ordering::Release);
+                }
             }
-            pong.0.store(trip, Ordering::Release);
         }
     };
     let ask = || {
         here.map(pin::to_core);
-        let mut runs: Vec<Duration> = (0..RUNS as u64)
-            .map(|run| {
-                let start = Instant::now();
-                for trip in run * TRIPS + 1..=(run + 1) * TRIPS {
-                    ping.0.store(trip, Ordering::Release);
-                    while pong.0.load(Ordering::Acquire) < trip {
-                        spin_loop();
-                    }
-                }
-                start.elapsed() / (2 * TRIPS as u32)
-            })
-            .collect();
-        runs.sort_unstable();
-        runs[RUNS / 2]
+        let runs = runs(&ping, &pong, time, stop);
+        ping.0.store(OVER, Ordering::Release);
+        runs
     };
     thread::scope(|scope| {
         scope.spawn(answer);
         scope.spawn(ask).join().unwrap_or_default()
     })
+}
+
+fn runs(ping: &Line, pong: &Line, time: Duration, stop: &Stop) -> Vec<f64> {
+    let began = Instant::now();
+    let mut runs = Vec::new();
+    let over = |runs: &[f64]| {
+        let limit = if runs.is_empty() { time.max(FIRST) } else { time };
+        stop.raised() || began.elapsed() >= limit
+    };
+    let mut trip = 0;
+    // The first trip is answered when the other thread has started.
+    let mut trips = 1;
+    while !over(&runs) {
+        let start = Instant::now();
+        for _ in 0..trips {
+            trip += 1;
+            ping.0.store(trip, Ordering::Release);
+            let mut looks: u32 = 0;
+            while pong.0.load(Ordering::Acquire) < trip {
+                spin_loop();
+                looks = looks.wrapping_add(1);
+                if looks.is_multiple_of(PATIENCE) && over(&runs) {
+                    return runs;
+                }
+            }
+        }
+        if trip > 1 {
+            runs.push(start.elapsed().as_secs_f64() * 1e9 / (2 * TRIPS) as f64);
+        }
+        trips = TRIPS;
+    }
+    runs
 }

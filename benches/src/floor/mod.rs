@@ -18,42 +18,65 @@ use std::time::Duration;
 
 use crate::pin::{self, Pin};
 use crate::record::Record;
+use crate::samples::median;
 use crate::stop::Stop;
 use crate::{Error, Result, progress};
 
-pub use copy::memcpy;
-pub use line::{between, core_to_core};
+use copy::copy;
+use line::line;
 
 /// Sizes whose copying is shown.
 const COPIES: [usize; 6] = [64, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20];
-/// How long one way of waking is measured.
+/// How long one way of waking is measured, and how long a cache line is passed.
 const TIME: Duration = Duration::from_millis(500);
+const LINE_TIME: Duration = Duration::from_millis(100);
 
 /// The least that a message takes on a pair of cores.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Floor {
-    line_ns: f64,
+    line_ns: Option<f64>,
     here: Option<usize>,
+    stop: Stop,
 }
 
 impl Floor {
     /// Measures it, on these cores.
     #[must_use]
-    pub fn measure(here: Option<usize>, there: Option<usize>) -> Self {
-        Self { line_ns: between(here, there).as_secs_f64() * 1e9, here }
+    pub fn measure((here, there): (Option<usize>, Option<usize>), stop: &Stop) -> Self {
+        let line_ns = median(&mut line((here, there), LINE_TIME, stop));
+        Self { line_ns, here, stop: stop.clone() }
     }
 
-    /// A cache line from core to core, in nanoseconds.
+    /// A cache line from core to core, in nanoseconds; `None` where there is only one core.
     #[must_use]
-    pub fn line_ns(&self) -> f64 {
+    pub fn line_ns(&self) -> Option<f64> {
         self.line_ns
     }
 
-    /// One copy of a message of this size on the first of the cores, in nanoseconds; measured now.
+    /// One copy of a message of this size on the first of the cores, in nanoseconds; measured now,
+    /// unless it is told to stop.
     #[must_use]
-    pub fn copy_ns(&self, size: usize) -> f64 {
-        if size == 0 { 0.0 } else { size as f64 / pin::on(self.here, || memcpy(size)) * 1e9 }
+    pub fn copy_ns(&self, size: usize) -> Option<f64> {
+        match size {
+            0 => Some(0.0),
+            _ => pin::on(self.here, || copy(size, &self.stop)).map(|(rate, _)| size as f64 / rate * 1e9),
+        }
     }
+}
+
+/// How long a cache line takes from one core to another, between the first and the last that this process may use; zero
+/// where there is only one.
+#[must_use]
+pub fn core_to_core() -> Duration {
+    let cores = pin::cores();
+    let floor = Floor::measure((cores.first().copied(), cores.last().copied()), &Stop::default());
+    Duration::from_secs_f64(floor.line_ns().unwrap_or_default() / 1e9)
+}
+
+/// Bytes per second that one core copies between two buffers of this size.
+#[must_use]
+pub fn memcpy(size: usize) -> f64 {
+    copy(size, &Stop::default()).map_or(0.0, |(rate, _)| rate)
 }
 
 /// Measures all of it on the first two cores; each result is passed on when it is there.
@@ -74,22 +97,21 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
         ..Record::default()
     };
     progress::show("core to core", 0.0);
-    let line_ns = Floor::measure(here, there).line_ns();
-    emit(Record {
-        p50_ns: Some(line_ns),
-        samples: line::RUNS as u64,
-        ..blank("core to core", "line", "spin", 8)
-    })?;
+    let mut runs = line((here, there), LINE_TIME, stop);
+    if let Some(ns) = median(&mut runs) {
+        emit(Record {
+            p50_ns: Some(ns),
+            samples: runs.len() as u64,
+            ..blank("core to core", "line", "spin", 8)
+        })?;
+    }
     for size in COPIES {
-        if stop.raised() {
-            return Ok(());
-        }
         progress::show("memcpy", 0.1);
-        let rate = pin::on(here, || memcpy(size));
+        let Some((rate, runs)) = pin::on(here, || copy(size, stop)) else { return Ok(()) };
         emit(Record {
             bytes_per_s: Some(rate),
             p50_ns: Some(size as f64 / rate * 1e9),
-            samples: copy::RUNS as u64,
+            samples: runs as u64,
             ..blank("memcpy", "copy", "", size)
         })?;
     }
@@ -121,9 +143,19 @@ mod tests {
 
     #[test]
     fn the_floor_is_somewhere() {
-        assert!(core_to_core() > Duration::ZERO);
-        assert!(memcpy(4096) > 0.0);
-        assert!(Floor::measure(None, None).copy_ns(0).abs() < f64::EPSILON);
+        let stop = Stop::default();
+        assert!(line((None, None), Duration::from_millis(5), &stop).iter().all(|ns| *ns > 0.0));
+        assert!(copy(4096, &stop).is_some_and(|(rate, runs)| rate > 0.0 && runs > 0));
+        assert_eq!(Floor::measure((None, None), &stop).copy_ns(0), Some(0.0));
+    }
+
+    #[test]
+    fn one_core_has_no_line_and_nothing_is_measured_after_the_end() {
+        let (core, stop) = (pin::cores().first().copied(), Stop::default());
+        assert_eq!(Floor::measure((core, core), &stop).line_ns(), None);
+        stop.raise();
+        assert!(line((None, None), Duration::from_secs(600), &stop).is_empty());
+        assert_eq!(copy(64, &stop), None);
     }
 
     #[test]

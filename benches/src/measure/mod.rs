@@ -44,9 +44,8 @@ pub fn measure(
     stop: &Stop,
     mut emit: impl FnMut(Record) -> Result<()>,
 ) -> Result<()> {
-    let (here, there) = plan.cores.first().copied().unwrap_or_default();
     progress::show("the floor of this machine", 0.0);
-    let floor = Floor::measure(here, there);
+    let floor = Floor::measure(plan.cores.first().copied().unwrap_or_default(), stop);
     let ended = lanes(plan, pair, stop).and_then(|lanes| {
         for size in plan.sizes.iter().copied() {
             if stop.raised() {
@@ -54,8 +53,11 @@ pub fn measure(
             }
             let copy = floor.copy_ns(size);
             let mut record = one_size(plan, pair, &lanes, size)?;
-            let least = if plan.bench == Bench::Lat { floor.line_ns() + copy } else { copy };
-            record.floor_ns = Some((least * 10.0).round() / 10.0);
+            let least = match plan.bench {
+                Bench::Lat => floor.line_ns().zip(copy).map(|(line, copy)| line + copy),
+                Bench::Bw | Bench::Rate => copy,
+            };
+            record.floor_ns = least.map(|ns| (ns * 10.0).round() / 10.0);
             if record.samples > 0 {
                 progress::clear();
                 emit(record)?;
