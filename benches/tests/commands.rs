@@ -84,7 +84,7 @@ fn every_way_of_measuring_measures() {
             assert_eq!((&record.bench[..], &record.provider[..]), (command, "shm"), "{args:?}");
             assert!(record.samples > 0 && record.p50_ns <= record.max_ns, "{args:?}: {record:?}");
             assert!(record.msgs_per_s.is_some_and(|rate| rate > 0.0), "{args:?}: {record:?}");
-            assert!(record.floor_ns.is_some() && record.cpu_user_s.is_some(), "{args:?}: {record:?}");
+            assert!(record.cpu_user_s.is_some(), "{args:?}: {record:?}");
         }
     }
 }

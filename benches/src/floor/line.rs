@@ -13,8 +13,6 @@ use crate::stop::Stop;
 const TRIPS: u64 = 200;
 /// How often to look for an answer between two looks at the clock.
 const PATIENCE: u32 = 1 << 12;
-/// How long to wait for the first run, when others keep the cores busy.
-const FIRST: Duration = Duration::from_millis(50);
 /// What is passed last.
 const OVER: u64 = u64::MAX;
 
@@ -23,8 +21,13 @@ const OVER: u64 = u64::MAX;
 struct Line(AtomicU64);
 
 /// How long a cache line takes from one of these cores to the other, or between any when they are not named: half of a
-/// round trip in nanoseconds, for each run in about this time. None where both sides would share a core.
-pub(super) fn line((here, there): (Option<usize>, Option<usize>), time: Duration, stop: &Stop) -> Vec<f64> {
+/// round trip in nanoseconds, for each run in about this time. When others keep the cores busy, the first run may take
+/// longer, up to the second time. None where both sides would share a core.
+pub(super) fn line(
+    (here, there): (Option<usize>, Option<usize>),
+    time: (Duration, Duration),
+    stop: &Stop,
+) -> Vec<f64> {
     let shared = match (here, there) {
         (None, None) => pin::cores().len() < 2,
         _ => here == there,
@@ -58,11 +61,11 @@ pub(super) fn line((here, there): (Option<usize>, Option<usize>), time: Duration
     })
 }
 
-fn runs(ping: &Line, pong: &Line, time: Duration, stop: &Stop) -> Vec<f64> {
+fn runs(ping: &Line, pong: &Line, (time, first): (Duration, Duration), stop: &Stop) -> Vec<f64> {
     let began = Instant::now();
     let mut runs = Vec::new();
     let over = |runs: &[f64]| {
-        let limit = if runs.is_empty() { time.max(FIRST) } else { time };
+        let limit = if runs.is_empty() { first } else { time };
         stop.raised() || began.elapsed() >= limit
     };
     let mut trip = 0;

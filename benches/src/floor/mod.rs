@@ -14,7 +14,8 @@ mod line;
 mod socket;
 mod wake;
 
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::pin::{self, Pin};
 use crate::record::Record;
@@ -30,27 +31,57 @@ const COPIES: [usize; 6] = [64, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20];
 /// How long one way of waking is measured, and how long a cache line is passed.
 const TIME: Duration = Duration::from_millis(500);
 const LINE_TIME: Duration = Duration::from_millis(100);
+/// One look of many at the cache line: how long, how long the first one may take on busy cores, and how much time lies
+/// between two.
+const LOOK: Duration = Duration::from_millis(1);
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+const BETWEEN: Duration = Duration::from_millis(80);
 
 /// The least that a message takes on a pair of cores.
-#[derive(Clone, Debug)]
+///
+/// Virtual cores wander: now they are two of the host, now two halves of one, which pass a cache line several times as
+/// fast. So the line is looked at again and again, between the rounds of what is measured, and the median of the looks
+/// counts.
+#[derive(Debug)]
 pub struct Floor {
-    line_ns: Option<f64>,
-    here: Option<usize>,
+    cores: (Option<usize>, Option<usize>),
     stop: Stop,
+    looks: Mutex<Looks>,
+}
+
+#[derive(Debug, Default)]
+struct Looks {
+    line_ns: Vec<f64>,
+    last: Option<Instant>,
 }
 
 impl Floor {
-    /// Measures it, on these cores.
+    /// Of these cores. Nothing is measured yet.
     #[must_use]
-    pub fn measure((here, there): (Option<usize>, Option<usize>), stop: &Stop) -> Self {
-        let line_ns = median(&mut line((here, there), LINE_TIME, stop));
-        Self { line_ns, here, stop: stop.clone() }
+    pub fn new(cores: (Option<usize>, Option<usize>), stop: &Stop) -> Self {
+        Self { cores, stop: stop.clone(), looks: Mutex::default() }
     }
 
-    /// A cache line from core to core, in nanoseconds; `None` where there is only one core.
+    /// Whether the last look at the cache line is so long ago that it is time for another.
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.looks().last.is_none_or(|last| last.elapsed() >= BETWEEN)
+    }
+
+    /// Looks how long a cache line takes from core to core. Both should be idle.
+    pub fn look(&self) {
+        let mut looks = self.looks();
+        let first = if looks.line_ns.is_empty() { FIRST_LOOK } else { LOOK };
+        let ns = median(&mut line(self.cores, (LOOK, first), &self.stop));
+        looks.line_ns.extend(ns);
+        looks.last = Some(Instant::now());
+    }
+
+    /// A cache line from core to core, in nanoseconds: the median of the looks since this was asked last. `None` when
+    /// there are none, or only one core.
     #[must_use]
     pub fn line_ns(&self) -> Option<f64> {
-        self.line_ns
+        median(&mut std::mem::take(&mut *self.looks()).line_ns)
     }
 
     /// One copy of a message of this size on the first of the cores, in nanoseconds; measured now,
@@ -59,8 +90,12 @@ impl Floor {
     pub fn copy_ns(&self, size: usize) -> Option<f64> {
         match size {
             0 => Some(0.0),
-            _ => pin::on(self.here, || copy(size, &self.stop)).map(|(rate, _)| size as f64 / rate * 1e9),
+            _ => pin::on(self.cores.0, || copy(size, &self.stop)).map(|(rate, _)| size as f64 / rate * 1e9),
         }
+    }
+
+    fn looks(&self) -> std::sync::MutexGuard<'_, Looks> {
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -69,8 +104,9 @@ impl Floor {
 #[must_use]
 pub fn core_to_core() -> Duration {
     let cores = pin::cores();
-    let floor = Floor::measure((cores.first().copied(), cores.last().copied()), &Stop::default());
-    Duration::from_secs_f64(floor.line_ns().unwrap_or_default() / 1e9)
+    let cores = (cores.first().copied(), cores.last().copied());
+    let ns = median(&mut line(cores, (LINE_TIME, LINE_TIME), &Stop::default()));
+    Duration::from_secs_f64(ns.unwrap_or_default() / 1e9)
 }
 
 /// Bytes per second that one core copies between two buffers of this size.
@@ -97,7 +133,7 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
         ..Record::default()
     };
     progress::show("core to core", 0.0);
-    let mut runs = line((here, there), LINE_TIME, stop);
+    let mut runs = line((here, there), (LINE_TIME, LINE_TIME), stop);
     if let Some(ns) = median(&mut runs) {
         emit(Record {
             p50_ns: Some(ns),
@@ -144,17 +180,23 @@ mod tests {
     #[test]
     fn the_floor_is_somewhere() {
         let stop = Stop::default();
-        assert!(line((None, None), Duration::from_millis(5), &stop).iter().all(|ns| *ns > 0.0));
+        let floor = Floor::new((None, None), &stop);
+        assert!(floor.is_due());
+        floor.look();
+        assert!(floor.line_ns().is_none_or(|ns| ns > 0.0));
+        assert_eq!(floor.line_ns(), None, "every look counts once");
         assert!(copy(4096, &stop).is_some_and(|(rate, runs)| rate > 0.0 && runs > 0));
-        assert_eq!(Floor::measure((None, None), &stop).copy_ns(0), Some(0.0));
+        assert_eq!(floor.copy_ns(0), Some(0.0));
     }
 
     #[test]
     fn one_core_has_no_line_and_nothing_is_measured_after_the_end() {
         let (core, stop) = (pin::cores().first().copied(), Stop::default());
-        assert_eq!(Floor::measure((core, core), &stop).line_ns(), None);
+        let floor = Floor::new((core, core), &stop);
+        floor.look();
+        assert_eq!(floor.line_ns(), None);
         stop.raise();
-        assert!(line((None, None), Duration::from_secs(600), &stop).is_empty());
+        assert!(line((None, None), (Duration::from_secs(600), Duration::from_secs(600)), &stop).is_empty());
         assert_eq!(copy(64, &stop), None);
     }
 

@@ -1,6 +1,7 @@
 //! The other side of one lane: a thread whose endpoints do what they are asked.
 
 use std::thread;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
@@ -18,7 +19,12 @@ pub(super) enum Task {
     Echo { size: usize, count: u64 },
     /// Receive so many, and say when they are there.
     Sink { size: usize, count: u64 },
+    /// Leave the core alone for a moment, with all endpoints of the lane.
+    Rest,
 }
+
+/// This moment: longer than the floor is looked at.
+const REST: Duration = Duration::from_millis(3);
 
 /// All messages of a sink are there.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -76,6 +82,7 @@ async fn serve(mut station: Station, window: usize) -> Result<()> {
                     buf = station.send_one(peer, buf).await?;
                 }
             }
+            Task::Rest => thread::sleep(REST),
             Task::Sink { size, count } => {
                 sink(&mut station, peer, size, (count as usize, window)).await?;
                 tell(&station.ep, peer, &Finished).await?;

@@ -2,7 +2,8 @@
 //!
 //! A measurement has lanes, one per thread: an endpoint on this side, and one or several on the other, each side with a
 //! domain and a runtime of its own. They work in rounds of about a tenth of a second. The other side is told what a
-//! round is made of, then messages move, then the next round is planned.
+//! round is made of, then messages move, then the next round is planned. Between rounds of latency, while the other side
+//! sleeps for a moment, the floor is looked at.
 //!
 //! * **Latency** is the half round trip of a ping-pong. After each trip the clock is looked at once.
 //! * **Streams** go in one direction, a window of messages under way. A round ends when the receiver has said that it
@@ -24,6 +25,8 @@ mod station;
 
 pub use plan::{Budget, Plan, WINDOW};
 
+use std::sync::Arc;
+
 use crate::choice::Bench;
 use crate::cpu::Cpu;
 use crate::floor::Floor;
@@ -44,9 +47,8 @@ pub fn measure(
     stop: &Stop,
     mut emit: impl FnMut(Record) -> Result<()>,
 ) -> Result<()> {
-    progress::show("the floor of this machine", 0.0);
-    let floor = Floor::measure(plan.cores.first().copied().unwrap_or_default(), stop);
-    let ended = lanes(plan, pair, stop).and_then(|lanes| {
+    let floor = Arc::new(Floor::new(plan.cores.first().copied().unwrap_or_default(), stop));
+    let ended = lanes(plan, pair, stop, &floor).and_then(|lanes| {
         for size in plan.sizes.iter().copied() {
             if stop.raised() {
                 break;
@@ -69,10 +71,12 @@ pub fn measure(
     ended.map_err(|error| pair.explain(error))
 }
 
-fn lanes(plan: &Plan, pair: &mut Pair, stop: &Stop) -> Result<Vec<Lane>> {
+/// The first lane looks at the floor and shows progress.
+fn lanes(plan: &Plan, pair: &mut Pair, stop: &Stop, floor: &Arc<Floor>) -> Result<Vec<Lane>> {
     let names = pair.set_up(plan)?;
     let lanes = names.into_iter().enumerate();
-    lanes.map(|(number, names)| Lane::start(plan, number, names, stop.clone())).collect()
+    let leads = |number| (number == 0).then(|| floor.clone());
+    lanes.map(|(number, names)| Lane::start(plan, number, names, (stop.clone(), leads(number)))).collect()
 }
 
 fn one_size(plan: &Plan, pair: &mut Pair, lanes: &[Lane], size: usize) -> Result<Record> {

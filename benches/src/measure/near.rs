@@ -1,6 +1,7 @@
 //! The measuring side of one lane: a thread with an endpoint and a runtime of its own.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use super::plan::Plan;
 use super::rounds::{Outcome, Rounds};
 use super::station::{Station, open};
 use crate::choice::{Api, Bench, Op, name};
+use crate::floor::Floor;
 use crate::pair::talk::{hear, tell};
 use crate::samples::Stamps;
 use crate::size::Size;
@@ -25,8 +27,14 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Starts the thread of lane `number`, which talks to the endpoints of these names.
-    pub(super) fn start(plan: &Plan, number: usize, names: Vec<String>, stop: Stop) -> Result<Self> {
+    /// Starts the thread of lane `number`, which talks to the endpoints of these names. The lane that is given the floor
+    /// looks at it, and shows progress.
+    pub(super) fn start(
+        plan: &Plan,
+        number: usize,
+        names: Vec<String>,
+        (stop, floor): (Stop, Option<Arc<Floor>>),
+    ) -> Result<Self> {
         let ((orders, sizes), (results, outcomes)) = (channel(), channel());
         let plan = plan.clone();
         let work = move || {
@@ -34,7 +42,7 @@ impl Lane {
             let failed = results.clone();
             let runtime = plan.runtime;
             let run = async move {
-                let mut near = Near::connect(plan, &names, stop, number == 0).await?;
+                let mut near = Near::connect(plan, &names, stop, floor).await?;
                 while let Ok(size) = sizes.recv() {
                     if results.send(near.measure(size).await).is_err() {
                         break;
@@ -70,35 +78,48 @@ struct Near {
     station: Station,
     peers: Vec<FiAddr>,
     stop: Stop,
-    /// Shows progress; one lane does.
-    leads: bool,
+    /// The lane that has it leads.
+    floor: Option<Arc<Floor>>,
     stamps: Stamps,
 }
 
 impl Near {
-    async fn connect(plan: Plan, names: &[String], stop: Stop, leads: bool) -> Result<Self> {
+    async fn connect(plan: Plan, names: &[String], stop: Stop, floor: Option<Arc<Floor>>) -> Result<Self> {
         let station = open(&plan, 1).await?.swap_remove(0);
         let mut peers = Vec::with_capacity(names.len());
         for name in names {
             peers.push(station.ep.lookup(&name[..]).await?);
         }
-        Ok(Self { plan, station, peers, stop, leads, stamps: Stamps::with_capacity(0) })
+        Ok(Self { plan, station, peers, stop, floor, stamps: Stamps::with_capacity(0) })
     }
 
     async fn measure(&mut self, size: usize) -> Result<Outcome> {
         let mut rounds = Rounds::new(self.plan.bench, self.plan.budget, size);
         // Every peer gets the same share.
         while let Some(count) = rounds.next(self.peers.len() as u64, &self.stop) {
+            self.look().await?;
             let took = match self.plan.bench {
                 Bench::Lat => self.latencies(size, count).await?,
                 Bench::Bw | Bench::Rate => self.stream(size, count).await?,
             };
             rounds.ended(count, took, &self.stamps);
-            if self.leads {
+            if self.floor.is_some() {
                 progress::show(&format!("{} {}", name(self.plan.bench), Size(size)), rounds.part());
             }
         }
+        self.look().await?;
         Ok(rounds.outcome())
+    }
+
+    /// Looks at the floor from time to time, while the other side leaves its core alone.
+    async fn look(&self) -> Result<()> {
+        if let (Bench::Lat, Some(floor)) = (self.plan.bench, &self.floor)
+            && floor.is_due()
+        {
+            tell(&self.station.ep, self.peers[0], &Task::Rest).await?;
+            floor.look();
+        }
+        Ok(())
     }
 
     async fn ask(&self, task: impl Fn(u64) -> Task, count: u64) -> Result<()> {

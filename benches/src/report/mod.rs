@@ -47,13 +47,17 @@ pub fn page(records: &[Record]) -> Result<String> {
 
 fn latency_by_size(series: &[Series]) -> Option<Figure> {
     let lines: Vec<Line> = series.iter().map(|one| one.line(|record| record.typical_ns())).collect();
-    let mut chart = Chart { lines, floor: series::floor(series, |_, ns| ns), text: time_text, log_x: true };
+    let mut chart = Chart { lines, floor: floor_line(series, |_, ns| ns), text: time_text, log_x: true };
     chart.drop_empty();
     chart.figure(
         "Latency by size",
         "Half round trip between two processes: the median, or the mean of programs that print nothing else. Dashed: \
          the floor, a cache line from core to core and one copy of the message. Less is better.",
     )
+}
+
+fn floor_line(series: &[Series], value: impl Fn(usize, f64) -> f64) -> Vec<(f64, f64)> {
+    series::floor(series).into_iter().map(|(size, ns)| (size as f64, value(size, ns))).collect()
 }
 
 fn percentiles(series: &[Series]) -> Option<Figure> {
@@ -70,8 +74,7 @@ fn percentiles(series: &[Series]) -> Option<Figure> {
         let steps = steps.into_iter().flatten().enumerate();
         one.drawn(steps.filter_map(|(at, (name, ns))| Some((at as f64, name.to_owned(), (*ns)?))).collect())
     });
-    let floor = series::floor(series, |_, ns| ns).into_iter().find(|(at, _)| *at == size as f64);
-    let floor = floor.map(|(_, ns)| vec![(0.0, ns), (4.0, ns)]).unwrap_or_default();
+    let floor = series::floor(series).get(&size).map(|ns| vec![(0.0, *ns), (4.0, *ns)]).unwrap_or_default();
     let mut chart = Chart { lines: lines.collect(), floor, text: time_text, log_x: false };
     chart.drop_empty();
     chart.figure(
@@ -83,7 +86,7 @@ fn percentiles(series: &[Series]) -> Option<Figure> {
 
 fn bandwidth(series: &[Series]) -> Option<Figure> {
     let lines: Vec<Line> = series.iter().map(|one| one.line(|record| record.bytes_per_s)).collect();
-    let floor = series::floor(series, |size, ns| size as f64 / ns * 1e9);
+    let floor = floor_line(series, |size, ns| size as f64 / ns * 1e9);
     let mut chart = Chart { lines, floor, text: throughput_text, log_x: true };
     chart.drop_empty();
     chart.figure(

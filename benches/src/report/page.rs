@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::scale::time_text;
-use super::series::Series;
+use super::series::{self, Series};
 use crate::record::Record;
 use crate::size::Size;
 use crate::table::ratio;
@@ -41,7 +41,7 @@ pub(super) fn html(latencies: &[Series], figures: &[Figure], records: &[Record])
     let _ = writeln!(
         page,
         "<footer>{} results. The floor was measured in the same run and on the same cores as the fabric. Of repeated \
-         runs the median one is shown, and the lowest floor.</footer>\n</main>\n</html>",
+         runs the median one is shown, and the median floor.</footer>\n</main>\n</html>",
         records.len()
     );
     page
@@ -49,10 +49,11 @@ pub(super) fn html(latencies: &[Series], figures: &[Figure], records: &[Record])
 
 /// The smallest message of each of our lines, in figures that can be read from afar.
 fn lead(latencies: &[Series]) -> String {
-    let mut text = String::new();
+    let (mut text, floor) = (String::new(), series::floor(latencies));
     for one in latencies.iter().filter(|one| one.ours).take(3) {
         let Some((size, record)) = one.points.first_key_value() else { continue };
         let Some(ns) = record.typical_ns() else { continue };
+        let floor = floor.get(size).copied();
         let _ = writeln!(
             text,
             "<p class=\"lead\"><b>{}</b> half round trip of {} over {}<br><span>{} times the floor of this machine, \
@@ -60,8 +61,8 @@ fn lead(latencies: &[Series]) -> String {
             time_text(ns),
             Size(*size),
             escape(&one.label),
-            ratio(Some(ns), record.floor_ns),
-            record.floor_ns.map_or_else(|| "unknown".into(), time_text),
+            ratio(Some(ns), floor),
+            floor.map_or_else(|| "unknown".into(), time_text),
         );
     }
     text

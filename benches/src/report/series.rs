@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::chart::Line;
 use crate::record::Record;
+use crate::samples;
 use crate::size::Size;
 
 /// The names of all lines of a page, in the order of their colours: ours first.
@@ -19,8 +20,8 @@ pub(super) struct Series {
     pub(super) colour: usize,
     pub(super) ours: bool,
     pub(super) points: BTreeMap<usize, Record>,
-    /// The floor, where it is known: the lowest of all runs, since noise only ever raises it.
-    floor: BTreeMap<usize, f64>,
+    /// The floor, where it is known, as each run found it.
+    floors: BTreeMap<usize, Vec<f64>>,
 }
 
 /// What may tell results of one provider apart.
@@ -37,9 +38,9 @@ fn attributes(record: &Record) -> [(&'static str, String); 8] {
     ]
 }
 
-/// Only our own measurements know the floor.
+/// Only our own measurements know the processor time and, where there is more than one core, the floor.
 fn is_ours(record: &Record) -> bool {
-    record.floor_ns.is_some()
+    record.floor_ns.or(record.cpu_user_s).is_some()
 }
 
 fn provider(record: &Record) -> String {
@@ -110,12 +111,12 @@ pub(super) fn group(names: &Names, records: &[Record], pick: impl Fn(&Record) ->
             colour,
             ours: false,
             points: BTreeMap::new(),
-            floor: BTreeMap::new(),
+            floors: BTreeMap::new(),
         };
         for (size, runs) in sizes {
             one.ours |= runs.iter().any(|record| is_ours(record));
             let floors = runs.iter().filter_map(|record| record.floor_ns).filter(|ns| *ns > 0.0);
-            one.floor.extend(floors.min_by(f64::total_cmp).map(|ns| (size, ns)));
+            one.floors.insert(size, floors.collect());
             one.points.extend(median(runs).map(|record| (size, record.clone())));
         }
         one
@@ -132,14 +133,14 @@ fn median(mut runs: Vec<&Record>) -> Option<&Record> {
     runs.get(runs.len() / 2).copied()
 }
 
-/// The floor by size, as our measurements know it; of several lines, the lowest.
-pub(super) fn floor(series: &[Series], value: impl Fn(usize, f64) -> f64) -> Vec<(f64, f64)> {
-    let mut floor: BTreeMap<usize, f64> = BTreeMap::new();
-    for (size, ns) in series.iter().flat_map(|one| &one.floor) {
-        let known = floor.entry(*size).or_insert(*ns);
-        *known = known.min(*ns);
+/// The floor by size in nanoseconds: the median of what all runs of all lines found. It moves with the machine, also
+/// downwards, so the lowest would be held against runs that had another one.
+pub(super) fn floor(series: &[Series]) -> BTreeMap<usize, f64> {
+    let mut floors: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    for (size, found) in series.iter().flat_map(|one| &one.floors) {
+        floors.entry(*size).or_default().extend(found);
     }
-    floor.into_iter().map(|(size, ns)| (size as f64, value(size, ns))).collect()
+    floors.into_iter().filter_map(|(size, mut found)| Some((size, samples::median(&mut found)?))).collect()
 }
 
 impl Series {
