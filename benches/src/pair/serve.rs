@@ -26,6 +26,8 @@ pub fn serve(at: &str) -> Result<()> {
         let mut asker = None;
         loop {
             let (peer, ask) = tokio::select! {
+                // The end is said before the lanes of the measuring side go.
+                biased;
                 asked = hear(&ep, asker) => asked?,
                 Some(error) = failed.recv() => return Err(error),
             };
