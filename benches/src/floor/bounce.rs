@@ -40,11 +40,11 @@ pub(super) fn bounce(
     };
     let ask = || {
         here.map(pin::to_core);
-        let (mut samples, mut stamps) = (Samples::new(), Stamps::with_capacity(ROUND));
+        let (mut samples, mut stamps) = (Samples::new(), Stamps::new(ROUND));
         let mut rounds = || {
             let mut began = None;
             while began.is_none_or(|began: Instant| began.elapsed() < time) {
-                stamps.begin(ROUND);
+                stamps.begin();
                 for _ in 0..ROUND {
                     near.pass()?;
                     near.wait()?;

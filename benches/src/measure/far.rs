@@ -26,9 +26,14 @@ pub(super) enum Task {
 /// This moment: longer than the floor is looked at.
 const REST: Duration = Duration::from_millis(3);
 
-/// All messages of a sink are there.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Finished;
+/// What it says to that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Answer {
+    /// Messages may come: the buffers are there, and receives that report to a queue are posted.
+    Ready,
+    /// All messages of a sink are there.
+    Finished,
+}
 
 /// Starts lane `number` and returns the names of its endpoints. What goes wrong later is sent to `failures`.
 pub(crate) async fn start(
@@ -76,16 +81,19 @@ async fn serve(mut station: Station, window: usize) -> Result<()> {
         asker = Some(peer);
         match task {
             Task::Echo { size, count } => {
-                let mut buf = vec![0u8; size];
-                for _ in 0..count {
-                    buf = station.recv_one(peer, buf).await?;
-                    buf = station.send_one(peer, buf).await?;
+                for mut buf in station.buffers(1, size) {
+                    tell(&station.ep, peer, &Answer::Ready).await?;
+                    for _ in 0..count {
+                        buf = station.recv_one(peer, buf).await?;
+                        buf = station.send_one(peer, buf).await?;
+                    }
+                    station.leave([buf]);
                 }
             }
             Task::Rest => thread::sleep(REST),
             Task::Sink { size, count } => {
                 sink(&mut station, peer, size, (count as usize, window)).await?;
-                tell(&station.ep, peer, &Finished).await?;
+                tell(&station.ep, peer, &Answer::Finished).await?;
             }
         }
     }
@@ -98,17 +106,20 @@ async fn sink(
     (count, window): (usize, usize),
 ) -> Result<()> {
     if station.api() == Api::Await {
-        let mut buf = vec![0u8; size];
-        for _ in 0..count {
-            buf = station.recv_one(peer, buf).await?;
+        for mut buf in station.buffers(1, size) {
+            tell(&station.ep, peer, &Answer::Ready).await?;
+            for _ in 0..count {
+                buf = station.recv_one(peer, buf).await?;
+            }
+            station.leave([buf]);
         }
         return Ok(());
     }
-    let (mut posted, mut received) = (0, 0);
-    while posted < count.min(window) {
-        station.recv(peer, vec![0u8; size]).post()?;
-        posted += 1;
+    let (mut posted, mut received) = (count.min(window), 0);
+    for buf in station.buffers(posted, size) {
+        station.recv(peer, buf).post()?;
     }
+    tell(&station.ep, peer, &Answer::Ready).await?;
     while received < count {
         station.received().await?;
         while station.at_hand() > 0 {
@@ -117,6 +128,8 @@ async fn sink(
             if posted < count {
                 station.recv(peer, buf).post()?;
                 posted += 1;
+            } else {
+                station.leave([buf]);
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fabric_async::{Error as FabricError, FiAddr, Operation};
 
-use super::far::{Finished, Task};
+use super::far::{Answer, Task};
 use super::plan::Plan;
 use super::rounds::{Outcome, Rounds};
 use super::station::{Station, open};
@@ -90,7 +90,7 @@ impl Near {
         for name in names {
             peers.push(station.ep.lookup(&name[..]).await?);
         }
-        Ok(Self { plan, station, peers, stop, floor, stamps: Stamps::with_capacity(0) })
+        Ok(Self { plan, station, peers, stop, floor, stamps: Stamps::new(0) })
     }
 
     async fn measure(&mut self, size: usize) -> Result<Outcome> {
@@ -122,50 +122,68 @@ impl Near {
         Ok(())
     }
 
+    /// Gives every peer its share of a round, and waits until all are ready for it.
     async fn ask(&self, task: impl Fn(u64) -> Task, count: u64) -> Result<()> {
         let share = count / self.peers.len() as u64;
         for peer in &self.peers {
             tell(&self.station.ep, *peer, &task(share)).await?;
+        }
+        self.answers(Answer::Ready).await
+    }
+
+    async fn answers(&self, expected: Answer) -> Result<()> {
+        for peer in &self.peers {
+            let (_, answer): (_, Answer) = hear(&self.station.ep, Some(*peer)).await?;
+            if answer != expected {
+                return Err(Error::NotUnderstood {
+                    who: "the other side".into(),
+                    text: format!("{answer:?}"),
+                });
+            }
         }
         Ok(())
     }
 
     /// Round trips, to each peer in turn, with a time stamp after each.
     async fn latencies(&mut self, size: usize, count: u64) -> Result<Duration> {
+        self.stamps.reserve(count as usize);
+        let mut buffers = self.station.buffers(2, size);
+        let (mut ping, mut pong) = (buffers.swap_remove(0), buffers.swap_remove(0));
         self.ask(|count| Task::Echo { size, count }, count).await?;
-        let (mut ping, mut pong) = (vec![7u8; size], vec![0u8; size]);
-        self.stamps.begin(count as usize);
+        self.stamps.begin();
         for trip in 0..count as usize {
             let peer = self.peers[trip % self.peers.len()];
             ping = self.station.send_one(peer, ping).await?;
             pong = self.station.recv_one(peer, pong).await?;
             self.stamps.stamp();
         }
+        self.station.leave([ping, pong]);
         Ok(self.stamps.elapsed())
     }
 
     /// Messages in one direction, to each peer in turn, until the last one says that it has all of its own.
     async fn stream(&mut self, size: usize, count: u64) -> Result<Duration> {
+        let buffers = self.station.buffers(self.plan.window, size);
         self.ask(|count| Task::Sink { size, count }, count).await?;
-        let buffers: Vec<Vec<u8>> = (0..self.plan.window).map(|_| vec![7u8; size]).collect();
         let began = Instant::now();
-        match (self.plan.op, self.plan.api) {
+        let buffers = match (self.plan.op, self.plan.api) {
             (Op::Inject, _) => {
                 for at in 0..count as usize {
                     self.station.inject(self.peers[at % self.peers.len()], &buffers[0]).await?;
                 }
+                buffers
             }
             (_, Api::Await) => self.stream_futures(buffers, count as usize).await?,
             _ => self.stream_queue(buffers, count as usize).await?,
-        }
-        for peer in &self.peers {
-            hear::<Finished>(&self.station.ep, Some(*peer)).await?;
-        }
-        Ok(began.elapsed())
+        };
+        self.answers(Answer::Finished).await?;
+        let took = began.elapsed();
+        self.station.leave(buffers);
+        Ok(took)
     }
 
-    /// Operations that are started, and awaited in their order when the window is full.
-    async fn stream_futures(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<()> {
+    /// Operations that are started, and awaited in their order when the window is full. Returns the buffers.
+    async fn stream_futures(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<Vec<Vec<u8>>> {
         let mut under_way: VecDeque<Operation<Vec<u8>>> = VecDeque::with_capacity(free.len());
         for at in 0..count {
             let peer = self.peers[at % self.peers.len()];
@@ -190,13 +208,13 @@ impl Near {
             under_way.push_back(operation);
         }
         for operation in under_way {
-            operation.await?;
+            free.push(operation.await?.into_buf());
         }
-        Ok(())
+        Ok(free)
     }
 
-    /// Sends that report to the queue.
-    async fn stream_queue(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<()> {
+    /// Sends that report to the queue. Returns the buffers.
+    async fn stream_queue(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<Vec<Vec<u8>>> {
         let (mut posted, mut completed) = (0, 0);
         while completed < count {
             while posted < count
@@ -221,6 +239,6 @@ impl Near {
                 completed += 1;
             }
         }
-        Ok(())
+        Ok(free)
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Station {
     op: Op,
     api: Api,
     done: Vec<Completion>,
+    /// Buffers that rounds have left.
+    free: Vec<Vec<u8>>,
 }
 
 /// Opens a domain as planned, with this many endpoints.
@@ -43,12 +45,26 @@ pub(super) async fn open(plan: &Plan, count: usize) -> Result<Vec<Station>> {
             .enable()
             .await?;
         let done = Vec::with_capacity(BATCH);
-        stations.push(Station { ep, tx, rx, op: plan.op, api: plan.api, done });
+        stations.push(Station { ep, tx, rx, op: plan.op, api: plan.api, done, free: Vec::new() });
     }
     Ok(stations)
 }
 
 impl Station {
+    /// So many buffers of this size. They were written to, so that no page of them is missing, and those that were left
+    /// by the last round are used again.
+    pub(super) fn buffers(&mut self, count: usize, size: usize) -> Vec<Vec<u8>> {
+        let mut buffers = std::mem::take(&mut self.free);
+        buffers.retain(|buf| buf.len() == size);
+        buffers.resize_with(count, || vec![7u8; size]);
+        buffers
+    }
+
+    /// Leaves buffers to the next round.
+    pub(super) fn leave(&mut self, buffers: impl IntoIterator<Item = Vec<u8>>) {
+        self.free.extend(buffers);
+    }
+
     pub(super) fn send(&self, peer: FiAddr, buf: Vec<u8>) -> SendRequest<'_, Vec<u8>> {
         let request = self.ep.send(peer, buf);
         if self.op == Op::Tagged { request.tag(TAG) } else { request }

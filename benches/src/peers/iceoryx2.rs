@@ -118,12 +118,11 @@ fn near(name: &str, case: &Case) -> Result<Rounds> {
     while ends.receive(&mut pong)? {
         std::thread::sleep(TRY);
     }
-    let (mut rounds, mut stamps) = (
-        Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size),
-        Stamps::with_capacity(0),
-    );
+    let (mut rounds, mut stamps) =
+        (Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size), Stamps::new(0));
     while let Some(count) = rounds.next(1, &Stop::default()) {
-        stamps.begin(count as usize);
+        stamps.reserve(count as usize);
+        stamps.begin();
         for _ in 0..count {
             ends.send(&ping)?;
             while !ends.receive(&mut pong)? {

@@ -1,7 +1,7 @@
 //! Tokio's sockets: what an async service would use without a fabric.
 //!
 //! Two processes, each with a current-thread runtime, as for the fabric. The measuring side says in 24 bytes what a
-//! round is made of.
+//! round is made of, and begins it when the other side is ready.
 
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,9 @@ use crate::{Error, Result, pin};
 /// What the other side is to do with the messages of a round.
 const ECHO: u64 = 1;
 const SINK: u64 = 2;
+/// What it says before, and after the messages of a sink.
+const READY: u8 = 1;
+const FINISHED: u8 = 2;
 
 /// A kind of socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -78,16 +81,18 @@ impl Peer for Sockets {
 }
 
 async fn near(mut stream: impl AsyncRead + AsyncWrite + Unpin, case: &Case) -> std::io::Result<Outcome> {
-    let (ping, mut pong) = (vec![7u8; case.size], vec![0u8; case.size]);
-    let mut stamps = Stamps::with_capacity(0);
+    let (ping, mut pong) = (vec![7u8; case.size], vec![7u8; case.size]);
+    let mut stamps = Stamps::new(0);
     let mut rounds = Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size);
     while let Some(count) = rounds.next(1, &Stop::default()) {
         let what = if case.bench == Bench::Lat { ECHO } else { SINK };
         for number in [what, case.size as u64, count] {
             stream.write_u64(number).await?;
         }
+        stamps.reserve(count as usize);
+        stream.read_u8().await?;
         let began = Instant::now();
-        stamps.begin(count as usize);
+        stamps.begin();
         let took: Duration = if what == ECHO {
             for _ in 0..count {
                 stream.write_all(&ping).await?;
@@ -138,13 +143,15 @@ pub fn echo(kind: Sockets) -> Result<()> {
 }
 
 async fn far(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
+    let mut buf = Vec::new();
     loop {
         let what = match stream.read_u64().await {
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         };
         let (size, count) = (stream.read_u64().await?, stream.read_u64().await?);
-        let mut buf = vec![0u8; size as usize];
+        buf.resize(size as usize, 7u8);
+        stream.write_u8(READY).await?;
         for _ in 0..count {
             stream.read_exact(&mut buf).await?;
             if what == ECHO {
@@ -152,7 +159,7 @@ async fn far(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result
             }
         }
         if what == SINK {
-            stream.write_u8(1).await?;
+            stream.write_u8(FINISHED).await?;
         }
     }
 }
