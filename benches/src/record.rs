@@ -46,7 +46,7 @@ pub struct Record {
     pub p999_ns: Option<f64>,
     /// The largest.
     pub max_ns: Option<f64>,
-    /// The mean.
+    /// The mean; of streams, the time of all messages by their number.
     pub mean_ns: Option<f64>,
     /// Messages per second in one direction.
     pub msgs_per_s: Option<f64>,

@@ -93,14 +93,42 @@ impl Outcome {
     }
 }
 
+fn tenths(ns: f64) -> f64 {
+    (ns * 10.0).round() / 10.0
+}
+
 /// Writes times and rates into a result: those of lanes that worked at the same time.
 pub(crate) fn describe(lanes: &[Outcome], record: &mut Record) {
     let (mut samples, mut rate) = (Samples::new(), 0.0);
+    let (mut messages, mut busy) = (0, Duration::ZERO);
     for lane in lanes {
         samples.merge(&lane.samples);
         rate += lane.rate();
+        messages += lane.messages;
+        busy += lane.busy;
     }
     samples.describe(record);
+    // Rounds of a stream differ in length, and a mean of their means would count them alike.
+    if record.bench != "lat" && messages > 0 {
+        record.mean_ns = Some(tenths(busy.as_nanos() as f64 / messages as f64));
+    }
     record.msgs_per_s = Some(rate.round());
     record.bytes_per_s = Some((rate * record.size as f64).round());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_of_a_stream_is_of_messages_and_not_of_rounds() {
+        let mut rounds = Rounds::new(Bench::Bw, Budget::Iters(u64::MAX), 8);
+        for (count, nanos) in [(1, 7), (100, 1000), (300, 9000)] {
+            rounds.ended(count, Duration::from_nanos(nanos), &Stamps::new(0));
+        }
+        let mut record = Record { bench: "bw".into(), size: 8, ..Record::default() };
+        describe(&[rounds.outcome()], &mut record);
+        assert_eq!((record.samples, record.p50_ns, record.max_ns), (2, Some(10.0), Some(30.0)));
+        assert_eq!((record.mean_ns, record.msgs_per_s), (Some(25.0), Some(40_000_000.0)));
+    }
 }
