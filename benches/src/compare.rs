@@ -8,6 +8,7 @@ use crate::output::{Output, print};
 use crate::peers::{Case, Peer};
 use crate::pin::Pin;
 use crate::record::Record;
+use crate::samples::median;
 use crate::size::Size;
 use crate::stop::Stop;
 use crate::{Error, Result, progress, table};
@@ -104,45 +105,74 @@ fn show(runs: &Runs, cases: &[Case], bench: Bench) -> Result<()> {
     rows.into_iter().try_for_each(|row| print(&line(row)))
 }
 
-fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
-    let mut rows = Vec::new();
-    for ((at, number), records) in runs {
-        let case = &cases[*at];
-        if case.bench != bench {
-            continue;
-        }
-        // Who does not say the median is compared by means.
-        let by_median = bench != Bench::Lat || records.iter().all(|record| record.p50_ns.is_some());
-        let value = |record: &Record| match (bench, by_median) {
-            (Bench::Lat, true) => record.p50_ns.map(|ns| ns / 1e3),
-            (Bench::Lat, false) => record.mean_ns.map(|ns| ns / 1e3),
-            _ => record.bytes_per_s.map(|rate| rate / 1e9),
-        };
-        let Some((low, median, high)) = spread(records.iter().filter_map(value)) else { continue };
-        let ours = runs.get(&(*at, 0)).and_then(|ours| spread(ours.iter().filter_map(value)));
-        let what = match (bench, by_median) {
-            (Bench::Lat, true) => "p50",
-            (Bench::Lat, false) => "mean",
-            _ => "rate",
-        };
-        rows.push([
-            if *number == 0 { Size(case.size).to_string() } else { String::new() },
-            records.first().map_or_else(String::new, |record| record.provider.clone()),
-            format!("{median:.3}"),
-            format!("{low:.3}..{high:.3}"),
-            table::ratio(Some(median), ours.map(|ours| ours.1)),
-            records.len().to_string(),
-            what.into(),
-        ]);
-    }
-    rows
+/// What stands for a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    P50,
+    Mean,
+    Rate,
 }
 
-/// The lowest, the median and the highest.
-fn spread(values: impl Iterator<Item = f64>) -> Option<(f64, f64, f64)> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_unstable_by(f64::total_cmp);
-    Some((*values.first()?, values[values.len() / 2], *values.last()?))
+impl Of {
+    /// What all of these say. Who does not say the median is compared by means.
+    fn choose(bench: Bench, records: &[Record]) -> Self {
+        match bench {
+            Bench::Lat if records.iter().all(|record| record.p50_ns.is_some()) => Self::P50,
+            Bench::Lat => Self::Mean,
+            Bench::Bw | Bench::Rate => Self::Rate,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::P50 => "p50",
+            Self::Mean => "mean",
+            Self::Rate => "rate",
+        }
+    }
+
+    fn value(self, record: &Record) -> Option<f64> {
+        match self {
+            Self::P50 => record.p50_ns.map(|ns| ns / 1e3),
+            Self::Mean => record.mean_ns.map(|ns| ns / 1e3),
+            Self::Rate => record.bytes_per_s.map(|rate| rate / 1e9),
+        }
+    }
+
+    /// The lowest, the median and the highest of these runs.
+    fn spread(self, records: &[Record]) -> Option<(f64, f64, f64)> {
+        let mut values: Vec<f64> = records.iter().filter_map(|record| self.value(record)).collect();
+        let middle = median(&mut values)?;
+        Some((*values.first()?, middle, *values.last()?))
+    }
+}
+
+fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
+    let mut rows = Vec::new();
+    for (at, case) in cases.iter().enumerate().filter(|(_, case)| case.bench == bench) {
+        let these = || runs.range((at, 0)..(at + 1, 0)).map(|((_, number), records)| (*number, &records[..]));
+        let ours: &[Record] = runs.get(&(at, 0)).map_or(&[], |records| &records[..]);
+        let by_mean = these().any(|(_, records)| Of::choose(bench, records) == Of::Mean);
+        let mut size = Size(case.size).to_string();
+        for (number, records) in these() {
+            let of = Of::choose(bench, records);
+            // What is held against our mean has it above.
+            let more = (number == 0 && by_mean && of != Of::Mean).then_some(Of::Mean);
+            for of in [Some(of), more].into_iter().flatten() {
+                let Some((low, median, high)) = of.spread(records) else { continue };
+                rows.push([
+                    std::mem::take(&mut size),
+                    records.first().map_or_else(String::new, |record| record.provider.clone()),
+                    format!("{median:.3}"),
+                    format!("{low:.3}..{high:.3}"),
+                    table::ratio(Some(median), of.spread(ours).map(|ours| ours.1)),
+                    records.len().to_string(),
+                    of.name().into(),
+                ]);
+            }
+        }
+    }
+    rows
 }
 
 /// Those of the peers that are asked for by name, besides the first; all when none is.
@@ -163,4 +193,30 @@ pub fn choose(mut peers: Vec<Box<dyn Peer>>, names: &[String]) -> Result<Vec<Box
             || names.iter().any(|asked| peer.name().contains(&asked[..]))
     });
     Ok(peers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_mean_stands_above_those_who_only_say_theirs() {
+        let case = Case { bench: Bench::Lat, size: 8, time: Duration::ZERO, cores: (None, None) };
+        let run = |provider: &str, p50_ns, mean_ns| Record {
+            provider: provider.into(),
+            p50_ns,
+            mean_ns: Some(mean_ns),
+            ..Record::default()
+        };
+        let ours = vec![run("ours", Some(1000.0), 1500.0), run("ours", Some(3000.0), 2500.0)];
+        let theirs = vec![run("theirs", None, 4000.0)];
+        let runs = Runs::from([((0, 0), ours), ((0, 1), theirs)]);
+        let expected = [
+            ["8B", "ours", "2.000", "1.000..3.000", "1.00", "2", "p50"],
+            ["", "ours", "2.000", "1.500..2.500", "1.00", "2", "mean"],
+            ["", "theirs", "4.000", "4.000..4.000", "2.00", "1", "mean"],
+        ];
+        assert_eq!(rows(&runs, &[case], Bench::Lat), expected);
+        assert!(rows(&runs, &[case], Bench::Bw).is_empty());
+    }
 }

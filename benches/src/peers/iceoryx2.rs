@@ -40,8 +40,9 @@ impl Peer for Iceoryx2 {
         None
     }
 
+    /// The first byte of a message says whether it is the last.
     fn measures(&self, case: &Case) -> bool {
-        case.bench == Bench::Lat
+        case.bench == Bench::Lat && case.size > 0
     }
 
     fn measure(&self, case: &Case) -> Result<Record> {
@@ -77,7 +78,7 @@ impl Ends {
             builder.publish_subscribe::<[u8]>().open_or_create().map_err(failed)
         };
         let service_out = service(out)?;
-        let publisher = service_out.publisher_builder().initial_max_slice_len(size.max(1));
+        let publisher = service_out.publisher_builder().initial_max_slice_len(size);
         Ok(Self {
             out: publisher.create().map_err(failed)?,
             back: service(back)?.subscriber_builder().create().map_err(failed)?,
@@ -103,7 +104,7 @@ impl Ends {
 
 fn near(name: &str, case: &Case) -> Result<Rounds> {
     let ends = Ends::open(&format!("{name}/ping"), &format!("{name}/pong"), case.size)?;
-    let (ping, mut pong) = (vec![PING; case.size.max(1)], Vec::with_capacity(case.size.max(1)));
+    let (ping, mut pong) = (vec![PING; case.size], Vec::with_capacity(case.size));
     let began = Instant::now();
     loop {
         ends.send(&ping)?;
@@ -143,7 +144,7 @@ fn near(name: &str, case: &Case) -> Result<Rounds> {
 pub fn echo_iceoryx2(name: &str, size: usize) -> Result<()> {
     let ends = Ends::open(&format!("{name}/pong"), &format!("{name}/ping"), size)?;
     println!("listening on {name}");
-    let mut buf = Vec::with_capacity(size.max(1));
+    let mut buf = Vec::with_capacity(size);
     loop {
         while !ends.receive(&mut buf)? {
             spin_loop();

@@ -96,7 +96,8 @@ impl Names {
     }
 }
 
-/// The results that this picks, line by line. Of several runs of the same, the median one stands for all.
+/// The results that this picks, line by line. Of several runs of the same, the median one stands for all;
+/// of an even count, the slower of the two in the middle.
 pub(super) fn group(names: &Names, records: &[Record], pick: impl Fn(&Record) -> bool) -> Vec<Series> {
     let mut runs: BTreeMap<usize, BTreeMap<usize, Vec<&Record>>> = BTreeMap::new();
     for record in records.iter().filter(|record| record.bench != "floor" && pick(record)) {
@@ -130,7 +131,9 @@ fn median(mut runs: Vec<&Record>) -> Option<&Record> {
         _ => record.bytes_per_s.unwrap_or(0.0),
     };
     runs.sort_by(|a, b| key(a).total_cmp(&key(b)));
-    runs.get(runs.len() / 2).copied()
+    // Latencies rise towards the slower, streams towards the faster.
+    let rising = runs.first().is_some_and(|record| record.bench == "lat");
+    runs.get(if rising { runs.len() / 2 } else { runs.len().saturating_sub(1) / 2 }).copied()
 }
 
 /// The floor by size in nanoseconds: the median of what all runs of all lines found. It moves with the machine, also
