@@ -191,7 +191,8 @@ impl Cli {
         match self.command {
             Command::Floor(args) => {
                 let (stop, mut output) = (Stop::on_ctrl_c()?, Output::new(args.json));
-                floor::measure(&args.pin, &stop, |record| output.emit(&record))
+                floor::measure(&args.pin, &stop, |record| output.emit(&record))?;
+                stop.check()
             }
             Command::Lat(args) => args.run(Bench::Lat, 1),
             Command::Bw(args) => args.measure.run(Bench::Bw, args.window),
@@ -277,6 +278,7 @@ impl MeasureArgs {
             floor = floor.max(Some(record.floor_ns.is_some()));
             output.emit(&record)
         })?;
+        stop.check()?;
         let timer = timer_cost();
         output.note(&match bench {
             Bench::Lat => {

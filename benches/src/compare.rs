@@ -34,10 +34,11 @@ type Runs = BTreeMap<(usize, usize), Vec<Record>>;
 /// Compares these peers; the first is the one that ratios are to. In JSON every single run is printed when it is there,
 /// otherwise the tables at the end.
 ///
-/// A peer that is missing or fails is left out of the rest, and named with the reason.
+/// A peer that is missing or fails is left out of the rest, and named with the reason. What was measured until the first
+/// peer fails, or until it is told to stop, is shown; a run that was cut short is not.
 ///
 /// # Errors
-/// The first peer is missing or fails; nothing can be printed.
+/// The first peer fails; [`Error::Interrupted`]; nothing can be printed.
 pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) -> Result<()> {
     let mut output = Output::new(json);
     let mut left_out: Vec<Option<String>> = peers.iter().map(|peer| peer.missing()).collect();
@@ -45,22 +46,31 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
     let mut runs = Runs::new();
     let total = (scope.repeat * cases.len() * peers.len()) as f64;
     let mut done = 0.0;
-    for _ in 0..scope.repeat {
+    let mut ended = Ok(());
+    'runs: for _ in 0..scope.repeat {
         for (at, case) in cases.iter().enumerate() {
             for (number, peer) in peers.iter().enumerate() {
                 done += 1.0;
-                if stop.raised() || left_out[number].is_some() || !peer.measures(case) {
+                if left_out[number].is_some() || !peer.measures(case) {
                     continue;
                 }
                 progress::show(&format!("{} {}", peer.name(), Size(case.size)), done / total);
-                match peer.measure(case) {
+                let measured = peer.measure(case, stop);
+                ended = stop.check();
+                if ended.is_err() {
+                    break 'runs;
+                }
+                match measured {
                     Ok(record) => {
                         if json {
                             output.emit(&record)?;
                         }
                         runs.entry((at, number)).or_default().push(record);
                     }
-                    Err(error) if number == 0 => return Err(error),
+                    Err(error) if number == 0 => {
+                        ended = Err(error);
+                        break 'runs;
+                    }
                     Err(error) => left_out[number] = Some(error.to_string()),
                 }
             }
@@ -77,7 +87,10 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
             output.note(&format!("{} is left out: {why}", peer.name()))?;
         }
     }
-    Ok(())
+    if let (false, Err(error)) = (json, &ended) {
+        output.note(&format!("This is not all: {error}"))?;
+    }
+    ended
 }
 
 fn cases(scope: &Scope) -> Vec<Case> {

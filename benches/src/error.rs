@@ -5,6 +5,9 @@ use std::io;
 /// The result of a command or a part of it.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// The exit code of a process that was interrupted.
+pub(crate) const INTERRUPTED: u8 = 130;
+
 /// Why a command ended without what it was asked for.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -20,6 +23,9 @@ pub enum Error {
         /// What came of it.
         error: io::Error,
     },
+    /// Ctrl-C came before everything was measured.
+    #[error("interrupted: only what is printed was measured")]
+    Interrupted,
     /// What was asked for cannot be done; the text says why, and what can.
     #[error("{0}")]
     Refused(String),
@@ -49,10 +55,14 @@ impl Error {
         |error| Self::Io { what: what.into(), error }
     }
 
-    /// The exit code of a process that ends with this: 2 for what was asked wrongly, 1 for the rest.
+    /// The exit code of a process that ends with this: 2 for what was asked wrongly, 130 after Ctrl-C, 1 for the rest.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
-        if matches!(self, Self::Refused(_)) { 2 } else { 1 }
+        match self {
+            Self::Refused(_) => 2,
+            Self::Interrupted => INTERRUPTED,
+            _ => 1,
+        }
     }
 }
 

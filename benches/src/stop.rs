@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::choice::Runtime;
-use crate::{Error, Result};
+use tokio::signal::unix::{SignalKind, signal};
 
-/// The exit code of a process that was interrupted.
-const INTERRUPTED: i32 = 130;
+use crate::choice::Runtime;
+use crate::error::INTERRUPTED;
+use crate::{Error, Result};
 
 /// Whether the work should come to an end.
 #[derive(Clone, Debug, Default)]
@@ -23,12 +23,14 @@ impl Stop {
         let stop = Self::default();
         let raised = stop.clone();
         let runtime = Runtime::Current.build().map_err(Error::io("starting a runtime"))?;
+        let listening = runtime.block_on(async { signal(SignalKind::interrupt()) });
+        let mut interrupts = listening.map_err(Error::io("listening to Ctrl-C"))?;
         let wait = move || {
             runtime.block_on(async {
-                if tokio::signal::ctrl_c().await.is_ok() {
+                if interrupts.recv().await.is_some() {
                     raised.raise();
-                    if tokio::signal::ctrl_c().await.is_ok() {
-                        std::process::exit(INTERRUPTED);
+                    if interrupts.recv().await.is_some() {
+                        std::process::exit(INTERRUPTED.into());
                     }
                 }
             });
@@ -40,6 +42,14 @@ impl Stop {
     /// Asks for the end.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Says that the work came to an early end, if it did.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn check(&self) -> Result<()> {
+        if self.raised() { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     /// Whether the end was asked for.

@@ -139,7 +139,8 @@ fn ctrl_c_ends_both_and_prints_what_was_measured() {
     out.read_to_string(&mut text).expect("the rest");
     let output = measuring.wait_with_output().expect("it ends");
     let records = parse(&text).expect("results");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(130) && err.contains("interrupted"), "{}: {err}", output.status);
     assert!((1..SIZES).contains(&records.len()), "{} results", records.len());
     assert!(!std::path::Path::new(&format!("/proc/{peer}")).exists(), "the peer has ended");
 }
@@ -197,6 +198,22 @@ fn peers_are_compared_in_turn() {
     let twice: Vec<_> =
         [round, round].concat().into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect();
     assert_eq!(providers, twice);
+}
+
+#[test]
+fn ctrl_c_ends_a_comparison_with_the_tables_of_what_was_measured() {
+    let measuring = bench(&["compare", "--seconds", "600", "--size", "8", "--peer", "tokio"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let peer = child_of(measuring.id());
+    signal(measuring.id(), "INT");
+    let output = measuring.wait_with_output().expect("it ends");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(out.contains("not all: interrupted") && !out.contains("left out"), "{out}");
+    assert!(!std::path::Path::new(&format!("/proc/{peer}")).exists(), "the peer has ended");
 }
 
 #[test]

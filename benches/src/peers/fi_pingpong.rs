@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::{Case, Peer, program};
 use crate::choice::Bench;
 use crate::record::Record;
+use crate::stop::Stop;
 use crate::{Error, Result};
 
 const PROGRAM: &str = "fi_pingpong";
@@ -56,7 +57,7 @@ impl Peer for FiPingpong {
         case.bench == Bench::Lat && case.size <= self.limit
     }
 
-    fn measure(&self, case: &Case) -> Result<Record> {
+    fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
         let count = case.count(self.guess + Duration::from_nanos(case.size as u64));
         let build = |port: u16, server: bool| {
             let mut command = Command::new(PROGRAM);
@@ -68,7 +69,7 @@ impl Peer for FiPingpong {
             };
             command
         };
-        let text = program::run(self.name, case, build)?;
+        let text = program::run(self.name, case, stop, build)?;
         let mean = parse(&text).ok_or(Error::NotUnderstood { who: self.name.into(), text })?;
         let per_second = (1e9 / mean).round();
         Ok(Record {

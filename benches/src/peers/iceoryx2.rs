@@ -45,12 +45,12 @@ impl Peer for Iceoryx2 {
         case.bench == Bench::Lat && case.size > 0
     }
 
-    fn measure(&self, case: &Case) -> Result<Record> {
+    fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
         let name = format!("fabric-bench-{}", std::process::id());
         let mut command = program()?;
         command.args(["echo-iceoryx2", &name, &case.size.to_string()]);
         let (mut child, _) = pin::on(case.cores.1, || Child::start(self.name(), command))?;
-        let measured = pin::on(case.cores.0, || near(&name, case));
+        let measured = pin::on(case.cores.0, || near(&name, case, stop));
         let rounds = measured.map_err(|error| child.died().unwrap_or(error))?;
         let mut record =
             Record { op: "copy".into(), wait: "spin".into(), progress: "manual".into(), ..case.record(self) };
@@ -102,7 +102,7 @@ impl Ends {
     }
 }
 
-fn near(name: &str, case: &Case) -> Result<Rounds> {
+fn near(name: &str, case: &Case, stop: &Stop) -> Result<Rounds> {
     let ends = Ends::open(&format!("{name}/ping"), &format!("{name}/pong"), case.size)?;
     let (ping, mut pong) = (vec![PING; case.size], Vec::with_capacity(case.size));
     let began = Instant::now();
@@ -112,6 +112,7 @@ fn near(name: &str, case: &Case) -> Result<Rounds> {
         if ends.receive(&mut pong)? {
             break;
         }
+        stop.check()?;
         if began.elapsed() > FOUND {
             return Err(failed("nobody answers"));
         }
@@ -121,7 +122,7 @@ fn near(name: &str, case: &Case) -> Result<Rounds> {
     }
     let (mut rounds, mut stamps) =
         (Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size), Stamps::new(0));
-    while let Some(count) = rounds.next(1, &Stop::default()) {
+    while let Some(count) = rounds.next(1, stop) {
         stamps.reserve(count as usize);
         stamps.begin();
         for _ in 0..count {

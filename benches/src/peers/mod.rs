@@ -29,6 +29,7 @@ pub use ucx_perftest::UcxPerftest;
 use crate::Result;
 use crate::choice::{Bench, name};
 use crate::record::Record;
+use crate::stop::Stop;
 
 /// Two processes that pass messages of one size.
 #[derive(Clone, Copy, Debug)]
@@ -54,11 +55,11 @@ pub trait Peer {
     /// Whether this can be measured with it.
     fn measures(&self, case: &Case) -> bool;
 
-    /// Measures it once, in two fresh processes.
+    /// Measures it once, in two fresh processes; ends early when it is told to stop.
     ///
     /// # Errors
     /// One of the processes failed, or said what is not understood.
-    fn measure(&self, case: &Case) -> Result<Record>;
+    fn measure(&self, case: &Case, stop: &Stop) -> Result<Record>;
 }
 
 /// All peers there are, the fabric over this provider first.

@@ -56,13 +56,13 @@ impl Peer for Ours {
         true
     }
 
-    fn measure(&self, case: &Case) -> Result<Record> {
+    fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
         let (plan, mut measured) = (self.plan(case), None);
         let mut pair = Pair::start(&self.provider)?;
-        measure(&plan, &mut pair, &Stop::default(), |record| {
+        measure(&plan, &mut pair, stop, |record| {
             measured = Some(Record { provider: self.name.clone(), ..record });
             Ok(())
         })?;
-        measured.ok_or_else(|| Error::Refused(format!("{} measured nothing", self.name)))
+        measured.ok_or(Error::Interrupted)
     }
 }

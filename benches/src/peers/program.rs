@@ -1,17 +1,22 @@
 //! Somebody else's benchmark program, run twice: as server and as client.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Case;
+use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
-/// How long a server may take until it listens, and how long its client may run.
+/// How long a server may take until it listens, and how long its client may run beyond four times what was planned: how
+/// many messages fill the time is guessed.
 const STARTS: Duration = Duration::from_secs(10);
 const RUNS: Duration = Duration::from_secs(30);
+/// Between two looks at them.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Why this program cannot be run, and how to install it; `None` when it is there.
 pub(super) fn missing(program: &str, package: &str) -> Option<String> {
@@ -21,7 +26,15 @@ pub(super) fn missing(program: &str, package: &str) -> Option<String> {
 }
 
 /// Runs a server, waits until it listens on the port it is given, runs a client, and returns what the client printed.
-pub(super) fn run(name: &str, case: &Case, build: impl Fn(u16, bool) -> Command + Sync) -> Result<String> {
+///
+/// # Errors
+/// One of them fails or takes too long; [`Error::Interrupted`].
+pub(super) fn run(
+    name: &str,
+    case: &Case,
+    stop: &Stop,
+    build: impl Fn(u16, bool) -> Command + Sync,
+) -> Result<String> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .and_then(|listener| listener.local_addr())
         .map_err(Error::io("finding a free port"))?
@@ -32,15 +45,17 @@ pub(super) fn run(name: &str, case: &Case, build: impl Fn(u16, bool) -> Command 
         if server.ended()? || began.elapsed() > STARTS {
             return Err(server.failed("did not begin to listen"));
         }
-        thread::sleep(Duration::from_millis(5));
+        stop.check()?;
+        thread::sleep(LOOK);
     }
     let mut client = Running::start(name, build(port, false), case.cores.0)?;
     let began = Instant::now();
     while !client.ended()? {
-        if began.elapsed() > RUNS {
+        if began.elapsed() > RUNS + 4 * case.time {
             return Err(client.failed("did not end in time"));
         }
-        thread::sleep(Duration::from_millis(5));
+        stop.check()?;
+        thread::sleep(LOOK);
     }
     let output = client.output()?;
     if !output.status.success() {
@@ -58,7 +73,9 @@ struct Running {
 impl Running {
     fn start(name: &str, mut command: Command, core: Option<usize>) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let process = pin::on(core, || command.spawn()).map_err(Error::io(format!("starting {name}")))?;
+        // In a group of its own Ctrl-C does not reach it: it is ended with this value.
+        let process = pin::on(core, || command.process_group(0).spawn())
+            .map_err(Error::io(format!("starting {name}")))?;
         Ok(Self { name: name.to_owned(), process: Some(process) })
     }
 

@@ -52,7 +52,7 @@ impl Peer for Sockets {
         case.size > 0
     }
 
-    fn measure(&self, case: &Case) -> Result<Record> {
+    fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
         let mut command = program()?;
         command.args(["echo", &name(*self)]);
         let (mut child, at) = pin::on(case.cores.1, || Child::start(self.name(), command))?;
@@ -63,9 +63,11 @@ impl Peer for Sockets {
                 Self::Tcp => runtime.block_on(async {
                     let stream = TcpStream::connect(&at).await?;
                     stream.set_nodelay(true)?;
-                    near(stream, case).await
+                    near(stream, case, stop).await
                 }),
-                Self::Unix => runtime.block_on(async { near(UnixStream::connect(&at).await?, case).await }),
+                Self::Unix => {
+                    runtime.block_on(async { near(UnixStream::connect(&at).await?, case, stop).await })
+                }
             }
             .map_err(failed)
         });
@@ -81,11 +83,15 @@ impl Peer for Sockets {
     }
 }
 
-async fn near(mut stream: impl AsyncRead + AsyncWrite + Unpin, case: &Case) -> std::io::Result<Outcome> {
+async fn near(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    case: &Case,
+    stop: &Stop,
+) -> std::io::Result<Outcome> {
     let (ping, mut pong) = (vec![7u8; case.size], vec![7u8; case.size]);
     let mut stamps = Stamps::new(0);
     let mut rounds = Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size);
-    while let Some(count) = rounds.next(1, &Stop::default()) {
+    while let Some(count) = rounds.next(1, stop) {
         let what = if case.bench == Bench::Lat { ECHO } else { SINK };
         for number in [what, case.size as u64, count] {
             stream.write_u64(number).await?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{Case, Peer, program};
 use crate::choice::Bench;
 use crate::record::Record;
+use crate::stop::Stop;
 use crate::{Error, Result};
 
 const PROGRAM: &str = "ucx_perftest";
@@ -29,7 +30,7 @@ impl Peer for UcxPerftest {
         true
     }
 
-    fn measure(&self, case: &Case) -> Result<Record> {
+    fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
         let (test, trips) = if case.bench == Bench::Lat { ("tag_lat", 2) } else { ("tag_bw", 1) };
         let count = case.count(trips * Duration::from_nanos(400 + case.size as u64 / 4));
         let build = |port: u16, server: bool| {
@@ -42,7 +43,7 @@ impl Peer for UcxPerftest {
             }
             command
         };
-        let text = program::run(self.name(), case, build)?;
+        let text = program::run(self.name(), case, stop, build)?;
         let row = parse(&text).ok_or_else(|| Error::NotUnderstood { who: self.name().into(), text })?;
         let mut record = Record {
             op: "tagged".into(),
