@@ -3,8 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
+use fabric_async::{Error as FabricError, FiAddr};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::plan::Plan;
 use super::station::{Station, open};
@@ -41,14 +42,14 @@ pub(crate) async fn start(
     number: usize,
     failures: mpsc::UnboundedSender<Error>,
 ) -> Result<Vec<String>> {
-    let (names, opened) = oneshot::channel();
+    let (opened, mut names) = mpsc::unbounded_channel();
     let plan = plan.clone();
     let work = move || {
         plan.cores.get(number).and_then(|cores| cores.1).map(pin::to_core);
-        let (runtime, failed) = (plan.runtime, failures.clone());
+        let (runtime, failed) = (plan.runtime, opened.clone());
         let run = async move {
             let stations = open(&plan, plan.peers).await?;
-            let _ = names.send(stations.iter().map(|station| station.ep.name().to_string()).collect());
+            let _ = opened.send(Ok(stations.iter().map(|station| station.ep.name().to_string()).collect()));
             let serve = |station| {
                 let (window, failures) = (plan.window, failures.clone());
                 async move {
@@ -64,14 +65,15 @@ pub(crate) async fn start(
             Ok(())
         };
         if let Err(error) = runtime.run(run) {
-            let _ = failed.send(error);
+            let _ = failed.send(Err(error));
         }
     };
     thread::Builder::new()
         .name(format!("lane {number}"))
         .spawn(work)
         .map_err(Error::io("starting a thread"))?;
-    opened.await.map_err(|_| Error::Refused(format!("lane {number} could not be opened")))
+    // A thread that panics says why on stderr.
+    names.recv().await.unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
 }
 
 async fn serve(mut station: Station, window: usize) -> Result<()> {
@@ -101,7 +103,7 @@ async fn serve(mut station: Station, window: usize) -> Result<()> {
 
 async fn sink(
     station: &mut Station,
-    peer: fabric_async::FiAddr,
+    peer: FiAddr,
     size: usize,
     (count, window): (usize, usize),
 ) -> Result<()> {
