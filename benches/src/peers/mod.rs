@@ -55,7 +55,8 @@ pub trait Peer {
     /// Whether this can be measured with it.
     fn measures(&self, case: &Case) -> bool;
 
-    /// Measures it once, in two fresh processes; ends early when it is told to stop.
+    /// Measures it once; ends early when it is told to stop. The other side is a fresh process, and programs of others
+    /// measure in a fresh one as well.
     ///
     /// # Errors
     /// One of the processes failed, or said what is not understood.

@@ -3,6 +3,7 @@
 //! Two processes, each with a current-thread runtime, as for the fabric. The measuring side says in 24 bytes what a
 //! round is made of, and begins it when the other side is ready.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -57,19 +58,15 @@ impl Peer for Sockets {
         command.args(["echo", &name(*self)]);
         let (mut child, at) = pin::on(case.cores.1, || Child::start(self.name(), command))?;
         let measured = pin::on(case.cores.0, || {
-            let runtime = Runtime::Current.build().map_err(Error::io("starting a runtime"))?;
-            let failed = Error::io(format!("talking to {at}"));
-            match self {
-                Self::Tcp => runtime.block_on(async {
-                    let stream = TcpStream::connect(&at).await?;
-                    stream.set_nodelay(true)?;
-                    near(stream, case, stop).await
-                }),
-                Self::Unix => {
-                    runtime.block_on(async { near(UnixStream::connect(&at).await?, case, stop).await })
-                }
-            }
-            .map_err(failed)
+            let (kind, case, stop) = (*self, *case, stop.clone());
+            // As a task, as the fabric is measured: the future that `block_on` polls itself is slower.
+            Runtime::Current.run(async move {
+                let measured = match kind {
+                    Self::Tcp => near_tcp(&at, &case, &stop).await,
+                    Self::Unix => near_unix(&at, &case, &stop).await,
+                };
+                measured.map_err(Error::io(format!("talking to {at}")))
+            })
         });
         let outcome = measured.map_err(|error| child.died().unwrap_or(error))?;
         let mut record = Record {
@@ -83,11 +80,21 @@ impl Peer for Sockets {
     }
 }
 
+async fn near_tcp(at: &str, case: &Case, stop: &Stop) -> io::Result<Outcome> {
+    let stream = TcpStream::connect(at).await?;
+    stream.set_nodelay(true)?;
+    near(stream, case, stop).await
+}
+
+async fn near_unix(at: &str, case: &Case, stop: &Stop) -> io::Result<Outcome> {
+    near(UnixStream::connect(at).await?, case, stop).await
+}
+
 async fn near(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     case: &Case,
     stop: &Stop,
-) -> std::io::Result<Outcome> {
+) -> io::Result<Outcome> {
     let (ping, mut pong) = (vec![7u8; case.size], vec![7u8; case.size]);
     let mut stamps = Stamps::new(0);
     let mut rounds = Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size);
@@ -124,36 +131,38 @@ async fn near(
 /// # Errors
 /// The socket cannot be made.
 pub fn echo(kind: Sockets) -> Result<()> {
-    let runtime = Runtime::Current.build().map_err(Error::io("starting a runtime"))?;
-    runtime
-        .block_on(async {
-            match kind {
-                Sockets::Tcp => {
-                    let listener = TcpListener::bind("127.0.0.1:0").await?;
-                    println!("listening on {}", listener.local_addr()?);
-                    let (stream, _) = listener.accept().await?;
-                    stream.set_nodelay(true)?;
-                    far(stream).await
-                }
-                Sockets::Unix => {
-                    let path = std::env::temp_dir().join(format!("fabric-bench-{}", std::process::id()));
-                    let listener = UnixListener::bind(&path)?;
-                    println!("listening on {}", path.display());
-                    let accepted = listener.accept().await;
-                    // Both ends are open: the name is not needed any more.
-                    std::fs::remove_file(&path)?;
-                    far(accepted?.0).await
-                }
-            }
-        })
-        .map_err(Error::io("serving a socket"))
+    Runtime::Current.run(async move {
+        let served = match kind {
+            Sockets::Tcp => far_tcp().await,
+            Sockets::Unix => far_unix().await,
+        };
+        served.map_err(Error::io("serving a socket"))
+    })
 }
 
-async fn far(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
+async fn far_tcp() -> io::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("listening on {}", listener.local_addr()?);
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    far(stream).await
+}
+
+async fn far_unix() -> io::Result<()> {
+    let path = std::env::temp_dir().join(format!("fabric-bench-{}", std::process::id()));
+    let listener = UnixListener::bind(&path)?;
+    println!("listening on {}", path.display());
+    let accepted = listener.accept().await;
+    // Both ends are open: the name is not needed any more.
+    std::fs::remove_file(&path)?;
+    far(accepted?.0).await
+}
+
+async fn far(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     let mut buf = Vec::new();
     loop {
         let what = match stream.read_u64().await {
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         };
         let (size, count) = (stream.read_u64().await?, stream.read_u64().await?);
