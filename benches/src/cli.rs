@@ -13,7 +13,6 @@ use crate::output::{Output, print};
 use crate::pair::{Pair, serve, until_stdin_ends};
 use crate::peers::{Case, Ours, Sockets, all, echo};
 use crate::pin::Pin;
-use crate::samples::timer_cost;
 use crate::size::Size;
 use crate::stop::Stop;
 use crate::{Error, Result, floor, record, report};
@@ -99,7 +98,7 @@ struct MeasureArgs {
     /// Endpoints on the other side, for each thread
     #[arg(long, default_value_t = 1)]
     peers: usize,
-    /// Messages, or round trips, of each size
+    /// Messages, or round trips, of each size and thread, rounded up to a multiple of --peers
     #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
     /// Time for each size
@@ -123,7 +122,7 @@ struct MeasureArgs {
 struct StreamArgs {
     #[command(flatten)]
     measure: MeasureArgs,
-    /// Messages under way
+    /// Messages under way; --op inject has none under way, and no window
     #[arg(long, default_value_t = WINDOW)]
     window: usize,
 }
@@ -273,24 +272,24 @@ impl MeasureArgs {
             Some(at) => Pair::connect(&at)?,
             None => Pair::start(&plan.provider)?,
         };
-        let mut floor = None;
+        let (mut floor, mut timer) = (None, 0.0);
         measure(&plan, &mut pair, &stop, |record| {
             floor = floor.max(Some(record.floor_ns.is_some()));
+            timer = record.timer_ns.unwrap_or_default();
             output.emit(&record)
         })?;
         stop.check()?;
-        let timer = timer_cost();
         output.note(&match bench {
             Bench::Lat => {
                 let floor = match floor {
                     Some(false) => {
-                        "\nBoth sides share a core: there is no floor, and who spins waits for the scheduler."
+                        "Both sides share a core: there is no floor, and who spins waits for the scheduler."
                     }
-                    _ => "\nThe floor is a cache line from core to core and one copy of the message.",
+                    _ => "The floor is a cache line from core to core and one copy of the message.",
                 };
                 let half = timer / 2.0;
                 format!(
-                    "Looking at the clock takes {timer:.0} ns, once in each round trip: {half:.0} ns of each half.{floor}"
+                    "Looking at the clock takes {timer:.0} ns, once in each round trip: {half:.0} ns of each half.\n{floor}"
                 )
             }
             Bench::Bw | Bench::Rate => {

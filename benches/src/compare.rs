@@ -81,6 +81,13 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
         for bench in [Bench::Lat, Bench::Bw] {
             show(&runs, &cases, bench)?;
         }
+        let mut timers: Vec<f64> = runs.values().flatten().filter_map(|record| record.timer_ns).collect();
+        if let Some(timer) = median(&mut timers) {
+            output.note(&format!(
+                "Looking at the clock takes {timer:.0} ns, half of which is in each of our half round trips, and of those \
+                 peers that are\nmeasured by this program. Programs of others look at it in their own way."
+            ))?;
+        }
     }
     for (peer, why) in peers.iter().zip(left_out) {
         if let Some(why) = why {

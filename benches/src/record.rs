@@ -29,7 +29,7 @@ pub struct Record {
     pub progress: String,
     /// On which runtime.
     pub runtime: String,
-    /// Messages under way.
+    /// Messages under way: one in latencies; 0 in streams that have no window, or of those who do not say theirs.
     pub window: usize,
     /// Endpoints on the other side, per thread.
     pub peers: usize,
@@ -59,7 +59,12 @@ pub struct Record {
     /// What this machine needs at least, measured in the same run on the same cores: for latency, a cache line from
     /// core to core and one copy of the message; for streams the copy alone. No latency has one on a single core.
     pub floor_ns: Option<f64>,
-    /// How many measurements the percentiles are of.
+    /// What one look at the clock costs, measured on the same core: each round trip contains one, each round of a stream
+    /// two. Programs of others do not say theirs.
+    #[serde(default)]
+    pub timer_ns: Option<f64>,
+    /// How many times the percentiles are of: round trips, or rounds of a stream, of which each time is a mean. Of
+    /// programs of others: the messages, or round trips, that they were asked for.
     pub samples: u64,
 }
 

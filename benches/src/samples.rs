@@ -75,7 +75,7 @@ impl Samples {
         (record.p50_ns, record.p90_ns) = (at(0.5), at(0.9));
         (record.p99_ns, record.p999_ns) = (at(0.99), at(0.999));
         record.max_ns = Some(self.histogram.max() as f64 / PARTS);
-        record.mean_ns = Some((self.sum / self.count() as f64 * 10.0).round() / 10.0);
+        record.mean_ns = Some(tenths(self.sum / self.count() as f64));
     }
 }
 
@@ -126,6 +126,11 @@ impl Stamps {
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.at.last().copied().unwrap_or(0))
     }
+}
+
+/// Rounded to tenths of a nanosecond.
+pub(crate) fn tenths(ns: f64) -> f64 {
+    (ns * PARTS).round() / PARTS
 }
 
 /// The middle of these numbers: of an even count, half way between the two in the middle.

@@ -21,7 +21,7 @@ const LATENCY: &[Column] = &[
 
 const STREAM: &[Column] = &[
     ("size", 8, |record| Size(record.size).to_string()),
-    ("window", 7, |record| record.window.to_string()),
+    ("window", 7, window),
     ("messages/s", 12, |record| number(record.msgs_per_s, 1.0, 0)),
     ("GB/s", 9, |record| number(record.bytes_per_s, 1e9, 3)),
     ("p50 us", 9, |record| micros(record.p50_ns)),
@@ -98,6 +98,10 @@ pub fn ratio(this: Option<f64>, that: Option<f64>) -> String {
 
 fn number(value: Option<f64>, unit: f64, digits: usize) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{:.digits$}", value / unit))
+}
+
+fn window(record: &Record) -> String {
+    if record.window == 0 { "-".into() } else { record.window.to_string() }
 }
 
 fn cpu(record: &Record) -> String {

@@ -4,7 +4,7 @@ use fabric_bench::record::{Record, parse};
 use fabric_bench::{report, table};
 
 /// The keys, in their order. They are a promise.
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 24] = [
     "bench",
     "provider",
     "op",
@@ -27,6 +27,7 @@ const KEYS: [&str; 23] = [
     "cpu_user_s",
     "cpu_sys_s",
     "floor_ns",
+    "timer_ns",
     "samples",
 ];
 
@@ -54,6 +55,7 @@ fn latency() -> Record {
         cpu_user_s: Some(1.25),
         cpu_sys_s: Some(0.25),
         floor_ns: Some(200.0),
+        timer_ns: Some(20.0),
         samples: 500_000,
     }
 }
@@ -78,6 +80,14 @@ fn what_was_not_measured_is_null() {
     let json = record.to_json().expect("serialises");
     assert!(json.contains("\"p999_ns\":null"));
     assert_eq!(parse(&format!("\n{json}\n\n{json}\n")).map(|records| records.len()), Ok(2));
+}
+
+#[test]
+fn results_from_before_a_key_was_there_are_read() {
+    let json = latency().to_json().expect("serialises");
+    let old = json.replace("\"timer_ns\":20.0,", "").replace("\"threads\":1,", "");
+    assert!(old.len() < json.len());
+    assert_eq!(parse(&old), Ok(vec![Record { timer_ns: None, ..latency() }]));
 }
 
 #[test]

@@ -32,8 +32,9 @@ use crate::cpu::Cpu;
 use crate::floor::Floor;
 use crate::pair::Pair;
 use crate::record::Record;
+use crate::samples::{tenths, timer_cost};
 use crate::stop::Stop;
-use crate::{Result, progress};
+use crate::{Result, pin, progress};
 use near::Lane;
 
 /// Measures all sizes of the plan; each result is passed on when it is there. Ends early, with what it has, when it is
@@ -47,6 +48,8 @@ pub fn measure(
     stop: &Stop,
     mut emit: impl FnMut(Record) -> Result<()>,
 ) -> Result<()> {
+    let here = plan.cores.first().and_then(|cores| cores.0);
+    let timer = pin::on(here, timer_cost);
     let floor = Arc::new(Floor::new(plan.cores.first().copied().unwrap_or_default(), stop));
     let ended = lanes(plan, pair, stop, &floor).and_then(|lanes| {
         for size in plan.sizes.iter().copied() {
@@ -59,7 +62,8 @@ pub fn measure(
                 Bench::Lat => floor.line_ns().zip(copy).map(|(line, copy)| line + copy),
                 Bench::Bw | Bench::Rate => copy,
             };
-            record.floor_ns = least.map(|ns| (ns * 10.0).round() / 10.0);
+            record.floor_ns = least.map(tenths);
+            record.timer_ns = Some(tenths(timer));
             if record.samples > 0 {
                 progress::clear();
                 emit(record)?;

@@ -122,7 +122,12 @@ impl Plan {
             wait: name(self.wait),
             progress: name(self.progress),
             runtime: name(self.runtime),
-            window: if self.bench == Bench::Lat { 1 } else { self.window },
+            window: match (self.bench, self.op) {
+                (Bench::Lat, _) => 1,
+                // Nothing is under way: the bytes are copied at once.
+                (_, Op::Inject) => 0,
+                _ => self.window,
+            },
             peers: self.peers,
             threads: self.threads,
             ..Record::default()

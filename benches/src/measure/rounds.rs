@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::plan::Budget;
 use crate::choice::Bench;
 use crate::record::Record;
-use crate::samples::{Samples, Stamps};
+use crate::samples::{Samples, Stamps, tenths};
 use crate::stop::Stop;
 
 /// The length of a round: long enough that asking for it does not count, short enough to be stopped.
@@ -91,10 +91,6 @@ impl Outcome {
     pub(crate) fn rate(&self) -> f64 {
         if self.busy.is_zero() { 0.0 } else { self.messages as f64 / self.busy.as_secs_f64() }
     }
-}
-
-fn tenths(ns: f64) -> f64 {
-    (ns * 10.0).round() / 10.0
 }
 
 /// Writes times and rates into a result: those of lanes that worked at the same time.

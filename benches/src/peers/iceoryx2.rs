@@ -52,8 +52,13 @@ impl Peer for Iceoryx2 {
         let (mut child, _) = pin::on(case.cores.1, || Child::start(self.name(), command))?;
         let measured = pin::on(case.cores.0, || near(&name, case, stop));
         let rounds = measured.map_err(|error| child.died().unwrap_or(error))?;
-        let mut record =
-            Record { op: "copy".into(), wait: "spin".into(), progress: "manual".into(), ..case.record(self) };
+        let mut record = Record {
+            op: "copy".into(),
+            wait: "spin".into(),
+            progress: "manual".into(),
+            timer_ns: Some(case.timer_ns()),
+            ..case.record(self)
+        };
         describe(&[rounds.outcome()], &mut record);
         Ok(record)
     }

@@ -26,10 +26,11 @@ pub use ours::Ours;
 pub use sockets::{Sockets, echo};
 pub use ucx_perftest::UcxPerftest;
 
-use crate::Result;
 use crate::choice::{Bench, name};
 use crate::record::Record;
+use crate::samples::{tenths, timer_cost};
 use crate::stop::Stop;
+use crate::{Result, pin};
 
 /// Two processes that pass messages of one size.
 #[derive(Clone, Copy, Debug)]
@@ -80,18 +81,23 @@ pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
 }
 
 impl Case {
-    /// A result of this case without numbers.
+    /// A result of this case without numbers. Nobody says how many messages of a stream are under way.
     fn record(&self, peer: &dyn Peer) -> Record {
         Record {
             bench: name(self.bench),
             provider: peer.name().to_owned(),
             op: "send".into(),
             size: self.size,
-            window: 1,
+            window: usize::from(self.bench == Bench::Lat),
             peers: 1,
             threads: 1,
             ..Record::default()
         }
+    }
+
+    /// What a look at the clock costs where this is measured.
+    fn timer_ns(&self) -> f64 {
+        tenths(pin::on(self.cores.0, timer_cost))
     }
 
     /// How many round trips, or messages, fill the time if one takes about so long.

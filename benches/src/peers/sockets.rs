@@ -73,6 +73,7 @@ impl Peer for Sockets {
             api: "await".into(),
             wait: "park".into(),
             runtime: "current".into(),
+            timer_ns: Some(case.timer_ns()),
             ..case.record(self)
         };
         describe(&[outcome], &mut record);

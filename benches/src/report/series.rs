@@ -32,7 +32,7 @@ fn attributes(record: &Record) -> [(&'static str, String); 8] {
         ("wait ", record.wait.clone()),
         ("progress ", record.progress.clone()),
         ("runtime ", record.runtime.clone()),
-        ("window ", record.window.to_string()),
+        ("window ", if record.window == 0 { String::new() } else { record.window.to_string() }),
         ("peers ", record.peers.to_string()),
         ("threads ", record.threads.to_string()),
     ]
