@@ -58,7 +58,7 @@ fn impossible_combinations_say_what_is_missing() {
     refused(&["lat", "--op", "writedata"], &["writedata over shm"]);
     refused(&["lat", "--op", "loan"], &["loan over shm"]);
     refused(&["lat", "--op", "inject", "--size", "8,64KiB"], &["64KiB", "4KiB"]);
-    refused(&["lat", "--provider", "sim"], &["inside one process"]);
+    refused(&["lat", "--provider", "sim"], &["inside one process", "shm"]);
     refused(&["rate", "--window", "100000"], &["--window 100000", "512"]);
     refused(&["lat", "--iters", "5", "--seconds", "1"], &["--iters", "--seconds"]);
 }

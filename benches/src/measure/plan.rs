@@ -52,6 +52,8 @@ pub enum Budget {
 pub const WINDOW: usize = 32;
 /// Most messages under way, most peers and most threads.
 const MOST: usize = 512;
+/// The provider that reaches no other process.
+const ALONE: &str = "sim";
 
 impl Plan {
     /// Checks it against what the provider offers.
@@ -59,21 +61,22 @@ impl Plan {
     /// # Errors
     /// [`Error::Refused`], with what is missing and what is allowed.
     pub async fn check(&self) -> Result<()> {
-        let offer = self.offer(Caps::MSG).await?;
-        match self.op.caps() {
-            Some(caps) => drop(self.offer(caps).await?),
-            None => {
-                return Err(self.refuse("no provider lends memory of its own yet"));
-            }
+        let offer = self.offer().await?;
+        if self.op.caps().is_none() {
+            return Err(self.refuse("no provider lends memory of its own yet"));
         }
         if !self.op.is_measured() {
             return Err(self.refuse("the provider can, the harness has no measurement for it yet"));
         }
-        if self.provider == "sim" {
-            return Err(Error::Refused(
-                "the provider sim lives inside one process, a measurement takes two; known to reach another: shm"
-                    .into(),
-            ));
+        if self.provider == ALONE {
+            let mut others: Vec<_> =
+                discover(&self.hints()).await?.into_iter().map(|info| info.fabric.provider).collect();
+            others.retain(|name| name != ALONE);
+            others.dedup();
+            return Err(Error::Refused(format!(
+                "the provider {ALONE} lives inside one process, a measurement takes two; known to reach another: {}",
+                others.join(", ")
+            )));
         }
         let largest = self.sizes.iter().copied().max().unwrap_or(0);
         let limit = if self.op == Op::Inject { offer.tx.inject_size } else { offer.ep.max_msg_size };
@@ -89,18 +92,30 @@ impl Plan {
         Ok(())
     }
 
+    /// What a provider must be able to do: the operation, and what the two sides need to speak to each other.
+    pub(super) fn caps(&self) -> Caps {
+        let talk = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
+        talk | self.op.caps().unwrap_or(Caps::empty())
+    }
+
+    fn hints(&self) -> Hints {
+        Hints::new().ep_type(EpType::Rdm).caps(self.caps()).progress(self.progress.progress())
+    }
+
     /// What the provider offers, if it can do this.
-    pub(super) async fn offer(&self, caps: Caps) -> Result<Info> {
-        let hints = Hints::new()
-            .provider(&self.provider)
-            .ep_type(EpType::Rdm)
-            .caps(caps)
-            .progress(self.progress.progress());
-        match discover(&hints).await {
+    pub(super) async fn offer(&self) -> Result<Info> {
+        match discover(&self.hints().provider(&self.provider)).await {
             Ok(mut offers) => Ok(offers.swap_remove(0)),
-            Err(FabricError::NoMatch(_)) => {
-                let names: Vec<_> = caps.iter_names().map(|(name, _)| format!("FI_{name}")).collect();
-                Err(self.refuse(&format!("the capability {} is missing", names.join(" | "))))
+            Err(FabricError::NoMatch(none)) => {
+                let theirs = none.refusals.iter().find(|refusal| refusal.provider == self.provider);
+                Err(self.refuse(&match theirs {
+                    Some(refusal) if refusal.attribute == "caps" => {
+                        let names = refusal.asked.split(" | ").map(|name| format!("FI_{name}"));
+                        format!("the capability {} is missing", names.collect::<Vec<_>>().join(" | "))
+                    }
+                    Some(refusal) => refusal.to_string(),
+                    None => none.to_string(),
+                }))
             }
             Err(unknown @ FabricError::UnknownProvider { .. }) => Err(Error::Refused(unknown.to_string())),
             Err(error) => Err(error.into()),

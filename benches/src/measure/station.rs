@@ -1,7 +1,7 @@
 //! An endpoint with its queues, and how messages move over it: the same on both sides.
 
 use fabric_async::{
-    Caps, Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, FiAddr, RecvRequest,
+    Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, FiAddr, RecvRequest,
     SendRequest,
 };
 use futures_util::StreamExt;
@@ -29,7 +29,7 @@ pub(super) struct Station {
 
 /// Opens a domain as planned, with this many endpoints.
 pub(super) async fn open(plan: &Plan, count: usize) -> Result<Vec<Station>> {
-    let info = plan.offer(Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE).await?;
+    let info = plan.offer().await?;
     let fabric = Fabric::open(&info)?;
     let domain = fabric.domain_builder(&info).wait_policy(plan.wait.policy()).open()?;
     let fresh = format!("{}://", plan.provider);
