@@ -17,6 +17,11 @@ use crate::size::Size;
 use crate::stop::Stop;
 use crate::{Error, Result, floor, record, report};
 
+/// Sizes in bytes, unless said otherwise.
+const LATENCIES: &[usize] = &[8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
+const STREAMS: &[usize] = &[4 << 10, 64 << 10, 1 << 20];
+const RATES: &[usize] = &[8];
+
 /// Measures the fabric, what this machine can do at all, and others beside it.
 #[derive(Debug, Parser)]
 #[command(name = "fabric-bench", version, max_term_width = 100)]
@@ -69,6 +74,12 @@ struct FloorArgs {
     json: bool,
 }
 
+/// What the measuring side tells the other.
+const SAID_ELSEWHERE: [&str; 14] = [
+    "provider", "op", "size", "api", "wait", "progress", "runtime", "threads", "peers", "iters", "seconds",
+    "pin", "connect", "json",
+];
+
 #[derive(Debug, Args)]
 struct MeasureArgs {
     /// The provider
@@ -78,7 +89,7 @@ struct MeasureArgs {
     #[arg(long, value_enum, default_value = "send")]
     op: Op,
     /// Sizes of messages: 8,64KiB,1MiB
-    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    #[arg(long, value_delimiter = ',', value_name = "LIST", allow_negative_numbers = true)]
     size: Vec<Size>,
     /// How completions are heard of
     #[arg(long, value_enum, default_value = "await")]
@@ -93,22 +104,27 @@ struct MeasureArgs {
     #[arg(long, value_enum, default_value = "current")]
     runtime: Runtime,
     /// Measuring threads, each with an endpoint and a domain of its own
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     threads: usize,
     /// Endpoints on the other side, for each thread
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
     peers: usize,
     /// Messages, or round trips, of each size and thread, rounded up to a multiple of --peers
-    #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        conflicts_with = "seconds",
+        value_parser = clap::value_parser!(u64).range(1..),
+        allow_negative_numbers = true
+    )]
     iters: Option<u64>,
     /// Time for each size
-    #[arg(long, default_value_t = 1.5, value_parser = seconds)]
+    #[arg(long, default_value_t = 1.5, value_parser = seconds, allow_negative_numbers = true)]
     seconds: f64,
     /// Cores, dealt out in turn to this side and the other
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B,..")]
     pin: Pin,
-    /// Only be the other side, at this address, for one measurement
-    #[arg(long, value_name = "ADDR", conflicts_with = "connect")]
+    /// Only be the other side, at this address, for one measurement; all else is said where it is measured
+    #[arg(long, value_name = "ADDR", conflicts_with_all = SAID_ELSEWHERE)]
     listen: Option<String>,
     /// Measure with the other side at this address, started with --listen
     #[arg(long, value_name = "ADDR")]
@@ -123,7 +139,7 @@ struct StreamArgs {
     #[command(flatten)]
     measure: MeasureArgs,
     /// Messages under way; --op inject has none under way, and no window
-    #[arg(long, default_value_t = WINDOW)]
+    #[arg(long, default_value_t = WINDOW, allow_negative_numbers = true, conflicts_with = "listen")]
     window: usize,
 }
 
@@ -136,16 +152,16 @@ struct CompareArgs {
     #[arg(long)]
     quick: bool,
     /// Sizes of messages, for half round trips and streams alike
-    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    #[arg(long, value_delimiter = ',', value_name = "LIST", allow_negative_numbers = true)]
     size: Vec<Size>,
-    /// Only peers whose name contains one of these
+    /// Only peers whose name contains one of these, in any case
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     peer: Vec<String>,
     /// How often everything is measured
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100))]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=100), allow_negative_numbers = true)]
     repeat: Option<u16>,
     /// Time of one measurement
-    #[arg(long, value_parser = seconds)]
+    #[arg(long, value_parser = seconds, allow_negative_numbers = true)]
     seconds: Option<f64>,
     /// Cores: auto, none, or two of them
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B")]
@@ -236,9 +252,7 @@ impl CompareArgs {
         let asked: Vec<usize> = self.size.iter().map(|size| size.0).collect();
         let (latencies, streams, repeat, time) = match self.quick {
             true => (vec![8, 4 << 10, 64 << 10], vec![64 << 10], 3, 0.4),
-            false => {
-                (vec![8, 64, 512, 4 << 10, 64 << 10, 1 << 20], vec![8, 4 << 10, 64 << 10, 1 << 20], 5, 1.0)
-            }
+            false => (LATENCIES.to_vec(), [RATES, STREAMS].concat(), 5, 1.0),
         };
         let or = |sizes| if asked.is_empty() { sizes } else { asked.clone() };
         let scope = Scope {
@@ -301,11 +315,12 @@ impl MeasureArgs {
     fn plan(self, bench: Bench, window: usize) -> Result<Plan> {
         let sizes: Vec<usize> = match (self.size.is_empty(), bench) {
             (false, _) => self.size.iter().map(|size| size.0).collect(),
-            (true, Bench::Lat) => vec![8, 64, 512, 4 << 10, 64 << 10, 1 << 20],
-            (true, Bench::Bw) => vec![4 << 10, 64 << 10, 1 << 20],
-            (true, Bench::Rate) => vec![8],
+            (true, Bench::Lat) => LATENCIES.to_vec(),
+            (true, Bench::Bw) => STREAMS.to_vec(),
+            (true, Bench::Rate) => RATES.to_vec(),
         };
-        let plan = Plan {
+        let cut = self.size.is_empty();
+        let mut plan = Plan {
             bench,
             provider: self.provider,
             op: self.op,
@@ -320,9 +335,13 @@ impl MeasureArgs {
             sizes,
             cores: (0..self.threads).map(|lane| self.pin.lane(lane)).collect(),
         };
-        let checked = plan.clone();
-        Runtime::Current.run(async move { checked.check().await })?;
-        Ok(plan)
+        Runtime::Current.run(async move {
+            if cut {
+                plan.cut_sizes().await?;
+            }
+            plan.check().await?;
+            Ok(plan)
+        })
     }
 }
 

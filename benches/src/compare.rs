@@ -195,22 +195,24 @@ fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
     rows
 }
 
-/// Those of the peers that are asked for by name, besides the first; all when none is.
+/// Those of the peers that are asked for by a part of their name, besides the first; all when none is.
 ///
 /// # Errors
 /// [`Error::Refused`] for a name nobody has; it lists the known ones.
 pub fn choose(mut peers: Vec<Box<dyn Peer>>, names: &[String]) -> Result<Vec<Box<dyn Peer>>> {
+    let is_asked = |peer: &dyn Peer, asked: &str| {
+        !asked.is_empty() && peer.name().to_lowercase().contains(&asked.to_lowercase())
+    };
     for asked in names {
-        if !peers.iter().any(|peer| peer.name().contains(&asked[..])) {
+        if !peers.iter().any(|peer| is_asked(&**peer, asked)) {
             let known: Vec<_> = peers.iter().skip(1).map(|peer| peer.name()).collect();
             return Err(Error::Refused(format!("unknown peer {asked:?}; known: {}", known.join(", "))));
         }
     }
-    let ours = peers.first().map(|peer| peer.name().to_owned());
+    let mut number = 0;
     peers.retain(|peer| {
-        names.is_empty()
-            || Some(peer.name()) == ours.as_deref()
-            || names.iter().any(|asked| peer.name().contains(&asked[..]))
+        number += 1;
+        number == 1 || names.is_empty() || names.iter().any(|asked| is_asked(&**peer, asked))
     });
     Ok(peers)
 }

@@ -23,6 +23,9 @@ pub enum Error {
         /// What came of it.
         error: io::Error,
     },
+    /// The reader of what is printed has enough, as `head` has.
+    #[error("nobody reads any more")]
+    NobodyReads,
     /// Ctrl-C came before everything was measured.
     #[error("interrupted: only what is printed was measured")]
     Interrupted,
@@ -55,11 +58,13 @@ impl Error {
         |error| Self::Io { what: what.into(), error }
     }
 
-    /// The exit code of a process that ends with this: 2 for what was asked wrongly, 130 after Ctrl-C, 1 for the rest.
+    /// The exit code of a process that ends with this: 2 for what was asked wrongly, 130 after Ctrl-C, 0 when
+    /// nobody reads any more, 1 for the rest.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Refused(_) => 2,
+            Self::Refused(_) | Self::Fabric(fabric_async::Error::UnknownProvider { .. }) => 2,
+            Self::NobodyReads => 0,
             Self::Interrupted => INTERRUPTED,
             _ => 1,
         }

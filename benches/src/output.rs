@@ -22,7 +22,7 @@ impl Output {
     /// Prints one result.
     ///
     /// # Errors
-    /// Nobody reads any more, or the disk is full.
+    /// [`Error::NobodyReads`]; the disk is full.
     pub fn emit(&mut self, record: &Record) -> Result<()> {
         progress::clear();
         if self.json {
@@ -51,8 +51,11 @@ impl Output {
 /// Prints a line on stdout.
 ///
 /// # Errors
-/// Nobody reads any more, or the disk is full.
+/// [`Error::NobodyReads`]; the disk is full.
 pub fn print(line: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(Error::io("printing"))
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Error::NobodyReads,
+        _ => Error::Io { what: "printing".into(), error },
+    })
 }

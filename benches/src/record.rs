@@ -94,8 +94,10 @@ impl Record {
 /// # Errors
 /// The file cannot be read, or a line of it; the error names the line.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
-    let text = std::fs::read_to_string(path).map_err(Error::io(format!("reading {}", path.display())))?;
-    parse(&text).map_err(|(line, why)| Error::Refused(format!("{}:{line}: {why}", path.display())))
+    let at = path.display();
+    let text =
+        std::fs::read_to_string(path).map_err(|error| Error::Refused(format!("reading {at}: {error}")))?;
+    parse(&text).map_err(|(line, why)| Error::Refused(format!("{at}:{line}: {why}")))
 }
 
 /// The results in this text; else the number of the first line that is none, and why.
@@ -104,5 +106,11 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
 /// As above.
 pub fn parse(text: &str) -> Result<Vec<Record>, (usize, String)> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines.map(|(at, line)| serde_json::from_str(line).map_err(|why| (at + 1, why.to_string()))).collect()
+    let record = |line: &str| match serde_json::from_str(line) {
+        Err(why) if why.is_eof() || !line.trim_start().starts_with('{') => {
+            Err("not one JSON object a line, as --json prints them".to_owned())
+        }
+        other => other.map_err(|why| why.to_string()),
+    };
+    lines.map(|(at, line)| record(line).map_err(|why| (at + 1, why))).collect()
 }

@@ -48,6 +48,13 @@ fn unknown_names_list_the_known_ones() {
     refused(&["lad"], &["lad", "lat"]);
     refused(&["lat", "--size", "8,9KB"], &["9KB", "64KiB"]);
     refused(&["lat", "--pin", "zero"], &["zero", "auto", "none"]);
+    refused(&["lat", "--size", "-1"], &["\"-1\" is no size"]);
+    refused(&["lat", "--window", "3"], &["--window"]);
+    refused(&["bw", "--window", "-3"], &["-3"]);
+    refused(&["lat", "--listen", "shm://", "--op", "tagged"], &["--listen", "--op"]);
+    refused(&["bw", "--listen", "shm://", "--window", "3"], &["--listen", "--window"]);
+    refused(&["info", "--provider", "carrier-pigeon"], &["carrier-pigeon", "known: ", "shm"]);
+    refused(&["report", "no such file"], &["no such file"]);
     refused(&["lat", "--seconds", "0"], &["between 0.001 and 3600"]);
 }
 
@@ -94,6 +101,23 @@ fn iterations_are_counted_exactly_and_warm_up_is_not() {
     let records = records(&["lat", "--json", "--iters", "777", "--size", "8,16"]);
     let samples: Vec<_> = records.iter().map(|record| (record.size, record.samples)).collect();
     assert_eq!(samples, [(8, 777), (16, 777)]);
+}
+
+#[test]
+fn the_usual_sizes_are_cut_to_what_can_be_injected() {
+    let records = records(&["lat", "--json", "--iters", "10", "--op", "inject"]);
+    let sizes: Vec<_> = records.iter().map(|record| record.size).collect();
+    assert_eq!(sizes, [8, 64, 512, 4096]);
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_failure() {
+    let mut info = bench(&["info", "-v"]);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = info.stdout(writer).stderr(Stdio::piped()).spawn().expect("starts").wait_with_output();
+    let output = output.expect("it ends");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
 #[test]
@@ -184,7 +208,7 @@ fn info_shows_offers_and_says_why_there_are_none() {
 
 #[test]
 fn peers_are_compared_in_turn() {
-    let args = ["compare", "--json", "--repeat", "2", "--seconds", "0.02", "--size", "64", "--peer", "tokio"];
+    let args = ["compare", "--json", "--repeat", "2", "--seconds", "0.02", "--size", "64", "--peer", "Tokio"];
     let providers: Vec<_> =
         records(&args).into_iter().map(|record| (record.bench, record.provider)).collect();
     let round = [
@@ -229,6 +253,7 @@ fn missing_peers_are_named_with_how_to_install_them() {
         &["compare", "--peer", "smoke signals"],
         &["smoke signals", "fi_pingpong shm", "tokio TcpStream"],
     );
+    refused(&["compare", "--peer", ""], &["unknown peer \"\"", "tokio TcpStream"]);
 }
 
 /// The process that this one has started, once it has.

@@ -95,6 +95,11 @@ fn a_line_that_is_no_record_is_named() {
     let (line, why) = parse("\n{\"bench\":\"lat\"}").expect_err("it lacks nearly everything");
     assert_eq!(line, 2);
     assert!(why.contains("missing field"), "{why}");
+    for text in ["[]", "{\n}", "8"] {
+        assert!(
+            parse(text).is_err_and(|(line, why)| line == 1 && why.contains("not one JSON object a line"))
+        );
+    }
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl Plan {
             )));
         }
         let largest = self.sizes.iter().copied().max().unwrap_or(0);
-        let limit = if self.op == Op::Inject { offer.tx.inject_size } else { offer.ep.max_msg_size };
+        let limit = self.limit(&offer);
         if largest > limit {
             let why = format!("messages of {} are over its limit of {}", Size(largest), Size(limit));
             return Err(self.refuse(&why));
@@ -90,6 +90,23 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// Leaves out the sizes that are over the provider's limit; measures the limit when none is left.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], when the provider cannot do this at any size.
+    pub async fn cut_sizes(&mut self) -> Result<()> {
+        let limit = self.limit(&self.offer().await?);
+        self.sizes.retain(|size| *size <= limit);
+        if self.sizes.is_empty() {
+            self.sizes.push(limit);
+        }
+        Ok(())
+    }
+
+    fn limit(&self, offer: &Info) -> usize {
+        if self.op == Op::Inject { offer.tx.inject_size } else { offer.ep.max_msg_size }
     }
 
     /// What a provider must be able to do: the operation, and what the two sides need to speak to each other.
