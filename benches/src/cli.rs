@@ -263,13 +263,11 @@ impl CompareArgs {
             pin: self.pin,
         };
         let ours = Ours::new(&self.provider);
-        let plan = ours.plan(&Case {
-            bench: Bench::Lat,
-            size: scope.latencies.iter().chain(&scope.streams).copied().max().unwrap_or(0),
-            time: scope.time,
-            cores: scope.pin.lane(0),
-        });
-        Runtime::Current.run(async move { plan.check().await })?;
+        for (bench, sizes) in [(Bench::Lat, &scope.latencies), (Bench::Bw, &scope.streams)] {
+            let size = sizes.iter().copied().max().unwrap_or(0);
+            let plan = ours.plan(&Case { bench, size, time: scope.time, cores: scope.pin.lane(0) });
+            Runtime::Current.run(async move { plan.check().await })?;
+        }
         let peers = choose(all(&self.provider), &self.peer)?;
         compare(&peers, &scope, self.json, &stop)
     }

@@ -8,7 +8,7 @@
 //! | [`measure`] | latency, bandwidth and rate over the fabric |
 //! | [`pair`] | the second process |
 //! | [`peers`], [`compare`] | what we are compared with, a file each; the comparison |
-//! | [`samples`], [`cpu`] | time stamps and what becomes of them; processor time |
+//! | [`samples`], [`cpu`], [`memory`] | time stamps and what becomes of them; processor time; how much memory there is |
 //! | [`record`], [`table`], [`output`], [`progress`] | results, and how they are shown |
 //! | [`report`] | a page with pictures |
 //! | [`info`] | what the providers offer |
@@ -22,6 +22,7 @@ pub mod error;
 pub mod floor;
 pub mod info;
 pub mod measure;
+pub mod memory;
 pub mod output;
 pub mod pair;
 pub mod peers;

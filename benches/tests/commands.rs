@@ -67,6 +67,7 @@ fn impossible_combinations_say_what_is_missing() {
     refused(&["lat", "--op", "inject", "--size", "8,64KiB"], &["64KiB", "4KiB"]);
     refused(&["lat", "--provider", "sim"], &["inside one process", "shm"]);
     refused(&["rate", "--window", "100000"], &["--window 100000", "512"]);
+    refused(&["bw", "--size", "1GiB", "--window", "512", "--threads", "512"], &["1GiB", "MiB are available"]);
     refused(&["lat", "--iters", "5", "--seconds", "1"], &["--iters", "--seconds"]);
 }
 

@@ -51,9 +51,9 @@ pub(crate) async fn start(
             let stations = open(&plan, plan.peers).await?;
             let _ = opened.send(Ok(stations.iter().map(|station| station.ep.name().to_string()).collect()));
             let serve = |station| {
-                let (window, failures) = (plan.window, failures.clone());
+                let (buffers, failures) = (plan.far_buffers(), failures.clone());
                 async move {
-                    if let Err(error) = serve(station, window).await {
+                    if let Err(error) = serve(station, buffers).await {
                         let _ = failures.send(error);
                     }
                 }
@@ -76,7 +76,7 @@ pub(crate) async fn start(
     names.recv().await.unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
 }
 
-async fn serve(mut station: Station, window: usize) -> Result<()> {
+async fn serve(mut station: Station, buffers: usize) -> Result<()> {
     let mut asker = None;
     loop {
         let (peer, task) = hear(&station.ep, asker).await?;
@@ -94,7 +94,7 @@ async fn serve(mut station: Station, window: usize) -> Result<()> {
             }
             Task::Rest => thread::sleep(REST),
             Task::Sink { size, count } => {
-                sink(&mut station, peer, size, (count as usize, window)).await?;
+                sink(&mut station, peer, size, (count as usize, buffers)).await?;
                 tell(&station.ep, peer, &Answer::Finished).await?;
             }
         }
@@ -105,7 +105,7 @@ async fn sink(
     station: &mut Station,
     peer: FiAddr,
     size: usize,
-    (count, window): (usize, usize),
+    (count, buffers): (usize, usize),
 ) -> Result<()> {
     if station.api() == Api::Await {
         for mut buf in station.buffers(1, size) {
@@ -117,7 +117,7 @@ async fn sink(
         }
         return Ok(());
     }
-    let (mut posted, mut received) = (count.min(window), 0);
+    let (mut posted, mut received) = (count.min(buffers), 0);
     for buf in station.buffers(posted, size) {
         station.recv(peer, buf).post()?;
     }

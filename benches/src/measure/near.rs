@@ -163,7 +163,7 @@ impl Near {
 
     /// Messages in one direction, to each peer in turn, until the last one says that it has all of its own.
     async fn stream(&mut self, size: usize, count: u64) -> Result<Duration> {
-        let buffers = self.station.buffers(self.plan.window, size);
+        let buffers = self.station.buffers(self.plan.near_buffers(), size);
         self.ask(|count| Task::Sink { size, count }, count).await?;
         let began = Instant::now();
         let buffers = match (self.plan.op, self.plan.api) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait, name};
 use crate::record::Record;
 use crate::size::Size;
-use crate::{Error, Result};
+use crate::{Error, Result, memory};
 
 /// What is to be measured. The other side gets the same.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -89,7 +89,41 @@ impl Plan {
                 return Err(Error::Refused(format!("--{what} {count} is not within 1 to {MOST}")));
             }
         }
+        let (needed, there) = (self.memory(largest), memory::available().unwrap_or(u64::MAX));
+        if needed > there.into() {
+            return Err(Error::Refused(format!(
+                "messages of {} take {} MiB in buffers of both sides, {} MiB are available; less is needed with a \
+                 smaller --size, --window, --threads or --peers",
+                Size(largest),
+                needed >> 20,
+                there >> 20
+            )));
+        }
         Ok(())
+    }
+
+    /// Bytes of the buffers of both sides for messages of this size, or of the floor's if they are more.
+    fn memory(&self, size: usize) -> u128 {
+        let (near, far) = (self.near_buffers(), self.far_buffers() * self.peers);
+        let lanes = (near as u128 + far as u128) * self.threads as u128;
+        lanes.max(2) * size as u128
+    }
+
+    /// How many buffers the measuring side of a lane has: a ping and a pong, or those under way.
+    pub(super) fn near_buffers(&self) -> usize {
+        match (self.bench, self.op) {
+            (Bench::Lat, _) => 2,
+            (_, Op::Inject) => 1,
+            _ => self.window,
+        }
+    }
+
+    /// How many buffers each endpoint of the other side has: streams that report to a queue post ahead.
+    pub(super) fn far_buffers(&self) -> usize {
+        match (self.bench, self.api) {
+            (Bench::Lat, _) | (_, Api::Await) => 1,
+            _ => self.window,
+        }
     }
 
     /// Leaves out the sizes that are over the provider's limit; measures the limit when none is left.

@@ -1,0 +1,26 @@
+//! How much memory there is.
+
+/// Bytes that can be had without anything being swapped out, as the kernel sees it; `None` without `/proc`.
+#[must_use]
+pub fn available() -> Option<u64> {
+    from_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn from_meminfo(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_kernel_writes() {
+        let text = "MemTotal:       8000000 kB\nMemFree:  1 kB\nMemAvailable:    6000000 kB\nBuffers: 7 kB\n";
+        assert_eq!(from_meminfo(text), Some(6_000_000 * 1024));
+        assert_eq!(from_meminfo("MemTotal: 8 kB\n"), None);
+        assert!(available().is_some());
+    }
+}
