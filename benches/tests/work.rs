@@ -1,0 +1,13 @@
+//! The pieces of work whose time and instructions are counted: each does its work, again and again.
+
+#[path = "../micro/work.rs"]
+mod work;
+
+#[test]
+fn every_piece_of_work_works() {
+    for (name, mut work) in work::all() {
+        for time in 1..=1000 {
+            assert!(work() > 0, "{name}: nothing came of it at time {time}");
+        }
+    }
+}
