@@ -34,8 +34,8 @@ type Runs = BTreeMap<(usize, usize), Vec<Record>>;
 /// Compares these peers; the first is the one that ratios are to. In JSON every single run is printed when it is there,
 /// otherwise the tables at the end.
 ///
-/// A peer that is missing or fails is left out of the rest, and named with the reason. What was measured until the first
-/// peer fails, or until it is told to stop, is shown; a run that was cut short is not.
+/// A peer that is missing or fails is left out of the rest, and named with the reason. What was measured until the
+/// first peer fails, or until it is told to stop, is shown; a run that was cut short is not.
 ///
 /// # Errors
 /// The first peer fails; [`Error::Interrupted`]; nothing can be printed.
@@ -84,8 +84,8 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
         let mut timers: Vec<f64> = runs.values().flatten().filter_map(|record| record.timer_ns).collect();
         if let Some(timer) = median(&mut timers) {
             output.note(&format!(
-                "Looking at the clock takes {timer:.0} ns, half of which is in each of our half round trips, and of those \
-                 peers that are\nmeasured by this program. Programs of others look at it in their own way."
+                "Looking at the clock takes {timer:.0} ns, half of which is in each of our half round trips, and of \
+                 those peers that\nare measured by this program. Programs of others look at it in their own way."
             ))?;
         }
     }

@@ -8,7 +8,7 @@
 //! | [`measure`] | latency, bandwidth and rate over the fabric |
 //! | [`pair`] | the second process |
 //! | [`peers`], [`compare`] | what we are compared with, a file each; the comparison |
-//! | [`samples`], [`cpu`], [`memory`] | time stamps and what becomes of them; processor time; how much memory there is |
+//! | [`samples`], [`cpu`], [`memory`] | time stamps and what becomes of them; processor time; memory that is left |
 //! | [`record`], [`table`], [`output`], [`progress`] | results, and how they are shown |
 //! | [`report`] | a page with pictures |
 //! | [`info`] | what the providers offer |

@@ -2,8 +2,8 @@
 //!
 //! A measurement has lanes, one per thread: an endpoint on this side, and one or several on the other, each side with a
 //! domain and a runtime of its own. They work in rounds of about a tenth of a second. The other side is told what a
-//! round is made of and answers when it is ready, then messages move, then the next round is planned. Between rounds of latency, while the other side
-//! sleeps for a moment, the floor is looked at.
+//! round is made of and answers when it is ready, then messages move, then the next round is planned. Between rounds of
+//! latency, while the other side sleeps for a moment, the floor is looked at.
 //!
 //! * **Latency** is the half round trip of a ping-pong. After each trip the clock is looked at once.
 //! * **Streams** go in one direction, a window of messages under way. A round ends when the receiver has said that it

@@ -27,8 +27,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Starts the thread of lane `number`, which talks to the endpoints of these names. The lane that is given the floor
-    /// looks at it, and shows progress.
+    /// Starts the thread of lane `number`, which talks to the endpoints of these names. The lane that is given the
+    /// floor looks at it, and shows progress.
     pub(super) fn start(
         plan: &Plan,
         number: usize,

@@ -9,18 +9,19 @@
 //! | `iceoryx2` | the crate of this name, with the feature of this name |
 //! | `program` | running such a program twice, as server and client |
 //!
-//! A new one is a file here and a line in [`all`]. A program of others is run by `program`, which pins both sides and ends
-//! them; the file says its arguments and reads what it prints. What this program measures itself takes a little more, as
-//! `sockets` shows:
+//! A new one is a file here and a line in [`all`]. A program of others is run by `program`, which pins both sides and
+//! ends them; the file says its arguments and reads what it prints. What this program measures itself takes a little
+//! more, as `sockets` shows:
 //!
-//! 1. The other side is a hidden command in `cli`. It calls [`until_stdin_ends`](crate::pair::until_stdin_ends) first, so
-//!    that it never outlives us, and prints `listening on ADDRESS` when it can be reached.
-//! 2. [`Child::start`](crate::pair::Child::start) starts it, within [`pin::on`] the second core of the case; the measuring
-//!    runs within [`pin::on`] the first. What is asynchronous runs as a task, by `Runtime::run`.
+//! 1. The other side is a hidden command in `cli`. It calls [`until_stdin_ends`](crate::pair::until_stdin_ends) first,
+//!    so that it never outlives us, and prints `listening on ADDRESS` when it can be reached.
+//! 2. [`Child::start`](crate::pair::Child::start) starts it, within [`pin::on`] the second core of the case; the
+//!    measuring runs within [`pin::on`] the first. What is asynchronous runs as a task, by `Runtime::run`.
 //! 3. `Rounds` say how many messages come next, and take the first round for warm-up. Before the clock starts, buffers
 //!    are touched, stamps are reserved, and the other side has said that it is ready.
-//! 4. The result is `case.record` with numbers by `rounds::describe`, `timer_ns`, and the words of [`choice`](crate::choice)
-//!    for `op`, `api`, `wait`, `progress` and `runtime` where they fit; what does not apply stays empty.
+//! 4. The result is `case.record` with numbers by `rounds::describe`, `timer_ns`, and the words of
+//!    [`choice`](crate::choice) for `op`, `api`, `wait`, `progress` and `runtime` where they fit; what does not apply
+//!    stays empty.
 //! 5. When `stop` is raised it ends within a second or so; what it returns then does not count.
 
 mod fi_pingpong;
