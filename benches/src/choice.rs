@@ -41,23 +41,27 @@ pub enum Op {
 }
 
 impl Op {
-    /// What a provider must be able to do for it; `None` when no capability stands for it.
+    /// What a provider must be able to do for it.
     #[must_use]
-    pub fn caps(self) -> Option<Caps> {
+    pub fn caps(self) -> Caps {
         match self {
-            Self::Send | Self::Inject => Some(Caps::MSG),
-            Self::Tagged => Some(Caps::TAGGED),
-            Self::Write | Self::Read => Some(Caps::RMA),
-            Self::Writedata => Some(Caps::RMA.union(Caps::RMA_EVENT)),
-            Self::Atomic => Some(Caps::ATOMIC),
-            Self::Loan => None,
+            Self::Send | Self::Inject | Self::Loan => Caps::MSG,
+            Self::Tagged => Caps::TAGGED,
+            Self::Write | Self::Read | Self::Writedata => Caps::RMA,
+            Self::Atomic => Caps::ATOMIC.union(Caps::RMA),
         }
     }
 
-    /// Whether the harness knows how to measure it.
+    /// Whether it reaches the peer's memory instead of sending a message.
     #[must_use]
-    pub fn is_measured(self) -> bool {
-        matches!(self, Self::Send | Self::Tagged | Self::Inject)
+    pub fn is_one_sided(self) -> bool {
+        matches!(self, Self::Write | Self::Read | Self::Writedata | Self::Atomic)
+    }
+
+    /// Whether each is answered by one of the other side: latency is half of the two then.
+    #[must_use]
+    pub fn is_answered(self) -> bool {
+        !matches!(self, Self::Read | Self::Atomic)
     }
 }
 

@@ -148,6 +148,9 @@ struct CompareArgs {
     /// The provider of the fabric
     #[arg(long, default_value = "shm")]
     provider: String,
+    /// What is compared; peers that have nothing like it are left out
+    #[arg(long, value_enum, default_value_t = Op::Send)]
+    op: Op,
     /// Fewer sizes and shorter runs: within three minutes
     #[arg(long)]
     quick: bool,
@@ -254,8 +257,10 @@ impl CompareArgs {
             true => (vec![8, 4 << 10, 64 << 10], vec![64 << 10], 3, 0.4),
             false => (LATENCIES.to_vec(), [RATES, STREAMS].concat(), 5, 1.0),
         };
+        let asked = if self.op == Op::Atomic && asked.is_empty() { vec![8] } else { asked };
         let or = |sizes| if asked.is_empty() { sizes } else { asked.clone() };
         let scope = Scope {
+            op: self.op,
             latencies: or(latencies),
             streams: or(streams),
             repeat: self.repeat.unwrap_or(repeat).into(),
@@ -265,7 +270,8 @@ impl CompareArgs {
         let ours = Ours::new(&self.provider);
         for (bench, sizes) in [(Bench::Lat, &scope.latencies), (Bench::Bw, &scope.streams)] {
             let size = sizes.iter().copied().max().unwrap_or(0);
-            let plan = ours.plan(&Case { bench, size, time: scope.time, cores: scope.pin.lane(0) });
+            let (op, time, cores) = (scope.op, scope.time, scope.pin.lane(0));
+            let plan = ours.plan(&Case { bench, op, size, time, cores });
             Runtime::Current.run(async move { plan.check().await })?;
         }
         let peers = choose(all(&self.provider), &self.peer)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::choice::Bench;
+use crate::choice::{Bench, Op};
 use crate::output::{Output, print};
 use crate::peers::{Case, Peer};
 use crate::pin::Pin;
@@ -16,6 +16,8 @@ use crate::{Error, Result, progress, table};
 /// What is compared.
 #[derive(Clone, Debug)]
 pub struct Scope {
+    /// The operation; peers that have none like it are not measured.
+    pub op: Op,
     /// Sizes of the half round trips, in bytes.
     pub latencies: Vec<usize>,
     /// Sizes of the streams, in bytes.
@@ -101,8 +103,15 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
 }
 
 fn cases(scope: &Scope) -> Vec<Case> {
-    let case =
-        |bench| move |size: &usize| Case { bench, size: *size, time: scope.time, cores: scope.pin.lane(0) };
+    let case = |bench| {
+        move |size: &usize| Case {
+            bench,
+            op: scope.op,
+            size: *size,
+            time: scope.time,
+            cores: scope.pin.lane(0),
+        }
+    };
     let latencies = scope.latencies.iter().map(case(Bench::Lat));
     latencies.chain(scope.streams.iter().map(case(Bench::Bw))).collect()
 }
@@ -113,6 +122,9 @@ fn show(runs: &Runs, cases: &[Case], bench: Bench) -> Result<()> {
         return Ok(());
     }
     let (what, unit) = match bench {
+        Bench::Lat if cases.iter().all(|case| !case.op.is_answered()) => {
+            ("whole operations, less is better", "us")
+        }
         Bench::Lat => ("half round trips, less is better", "us"),
         Bench::Bw | Bench::Rate => ("streams in one direction, more is better", "GB/s"),
     };
@@ -223,7 +235,8 @@ mod tests {
 
     #[test]
     fn our_mean_stands_above_those_who_only_say_theirs() {
-        let case = Case { bench: Bench::Lat, size: 8, time: Duration::ZERO, cores: (None, None) };
+        let case =
+            Case { bench: Bench::Lat, op: Op::Send, size: 8, time: Duration::ZERO, cores: (None, None) };
         let run = |provider: &str, p50_ns, mean_ns| Record {
             provider: provider.into(),
             p50_ns,

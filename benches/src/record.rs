@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 /// One result. The fields are the keys of the JSON stream, and stay as they are.
 ///
-/// Times are nanoseconds. For latency they are half round trips. For streams they are the time of one message, averaged
+/// Times are nanoseconds. For latency they are half round trips, of reads and atomics whole operations. For streams they are the time of one message, averaged
 /// over a round of many: percentiles are then those of rounds. What somebody did not measure or does not say is `None`,
 /// and `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -65,6 +65,7 @@ pub fn row(record: &Record) -> String {
 #[must_use]
 pub fn heading(record: &Record) -> String {
     let what = match &record.bench[..] {
+        "lat" if matches!(&record.op[..], "read" | "atomic") => "whole operations",
         "lat" => "half round trips",
         "bw" | "rate" => "a stream in one direction; times are of one message, averaged over a round",
         _ => return "what this machine can do at all; times are half round trips, or of one copy".into(),

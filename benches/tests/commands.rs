@@ -60,10 +60,11 @@ fn unknown_names_list_the_known_ones() {
 
 #[test]
 fn impossible_combinations_say_what_is_missing() {
-    refused(&["lat", "--op", "atomic"], &["atomic over shm"]);
-    refused(&["bw", "--op", "write"], &["write over shm"]);
-    refused(&["lat", "--op", "writedata"], &["writedata over shm"]);
-    refused(&["lat", "--op", "loan"], &["loan over shm"]);
+    refused(&["lat", "--op", "atomic", "--size", "16"], &["atomic over shm", "8 bytes"]);
+    refused(&["bw", "--op", "write", "--api", "cq"], &["write over shm", "--api await"]);
+    refused(&["lat", "--op", "writedata", "--peers", "2"], &["writedata over shm", "one peer"]);
+    refused(&["lat", "--op", "read", "--size", "0,8"], &["read over shm", "0 bytes"]);
+    refused(&["lat", "--op", "loan", "--api", "batch"], &["loan over shm", "--api await"]);
     refused(&["lat", "--op", "inject", "--size", "8,64KiB"], &["64KiB", "4KiB"]);
     refused(&["lat", "--provider", "sim"], &["inside one process", "shm"]);
     refused(&["rate", "--window", "100000"], &["--window 100000", "512"]);
@@ -83,6 +84,16 @@ fn every_way_of_measuring_measures() {
         ("bw", &["--size", "64KiB", "--window", "3", "--api", "cq", "--peers", "2"]),
         ("rate", &["--api", "batch", "--window", "7", "--op", "tagged"]),
         ("rate", &["--op", "inject", "--threads", "2"]),
+        ("lat", &["--op", "write", "--size", "1,8,70000"]),
+        ("lat", &["--op", "read", "--size", "8,4KiB"]),
+        ("lat", &["--op", "atomic", "--progress", "auto"]),
+        ("lat", &["--op", "writedata", "--size", "64", "--wait", "adaptive"]),
+        ("lat", &["--op", "loan", "--size", "0,1MiB"]),
+        ("bw", &["--op", "write", "--size", "4KiB"]),
+        ("bw", &["--op", "read", "--size", "1MiB"]),
+        ("bw", &["--op", "loan", "--size", "1MiB", "--peers", "2"]),
+        ("rate", &["--op", "writedata", "--window", "4"]),
+        ("rate", &["--op", "atomic", "--threads", "2"]),
         ("rate", &["--threads", "2", "--peers", "2", "--wait", "adaptive"]),
     ] {
         let args = [&[command, "--json", "--iters", "200"][..], more].concat();

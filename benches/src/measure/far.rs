@@ -7,6 +7,7 @@ use fabric_async::{Error as FabricError, FiAddr};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use super::onesided::{self, Reach};
 use super::plan::Plan;
 use super::station::{Station, open};
 use crate::choice::Api;
@@ -14,12 +15,18 @@ use crate::pair::talk::{hear, tell};
 use crate::{Error, Result, pin};
 
 /// What an endpoint is asked to do.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Task {
     /// Send back so many messages.
     Echo { size: usize, count: u64 },
     /// Receive so many, and say when they are there.
     Sink { size: usize, count: u64 },
+    /// Make memory for one-sided operations of this size; the asker's is described like this.
+    Reach { size: usize, remote: Vec<u8> },
+    /// Write back what is written, so often.
+    Bounce { count: u64 },
+    /// Wait for so many writes with data, and say when they are there.
+    Entries { count: u64 },
     /// Leave the core alone for a moment, with all endpoints of the lane.
     Rest,
 }
@@ -28,12 +35,21 @@ pub(super) enum Task {
 const REST: Duration = Duration::from_millis(3);
 
 /// What it says to that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
+    /// The memory there is described like this.
+    Reached(Vec<u8>),
     /// Messages may come: the buffers are there, and receives that report to a queue are posted.
     Ready,
     /// All messages of a sink are there.
     Finished,
+}
+
+impl Answer {
+    /// It does not fit the question.
+    pub(super) fn unexpected(&self) -> Error {
+        Error::NotUnderstood { who: "the other side".into(), text: format!("{self:?}") }
+    }
 }
 
 /// Starts lane `number` and returns the names of its endpoints. What goes wrong later is sent to `failures`.
@@ -51,9 +67,9 @@ pub(crate) async fn start(
             let stations = open(&plan, plan.peers).await?;
             let _ = opened.send(Ok(stations.iter().map(|station| station.ep.name().to_string()).collect()));
             let serve = |station| {
-                let (buffers, failures) = (plan.far_buffers(), failures.clone());
+                let (plan, failures) = (plan.clone(), failures.clone());
                 async move {
-                    if let Err(error) = serve(station, buffers).await {
+                    if let Err(error) = serve(station, &plan).await {
                         let _ = failures.send(error);
                     }
                 }
@@ -76,8 +92,8 @@ pub(crate) async fn start(
     names.recv().await.unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
 }
 
-async fn serve(mut station: Station, buffers: usize) -> Result<()> {
-    let mut asker = None;
+async fn serve(mut station: Station, plan: &Plan) -> Result<()> {
+    let (mut asker, mut reach) = (None, None);
     loop {
         let (peer, task) = hear(&station.ep, asker).await?;
         asker = Some(peer);
@@ -93,8 +109,25 @@ async fn serve(mut station: Station, buffers: usize) -> Result<()> {
                 }
             }
             Task::Rest => thread::sleep(REST),
+            Task::Reach { size, remote } => {
+                let region = onesided::memory(&station, size)?;
+                let told = region.remote().to_bytes().to_vec();
+                reach = Some(Reach::new(&station, (size, region), (peer, &remote)).await?);
+                tell(&station.ep, peer, &Answer::Reached(told)).await?;
+            }
+            Task::Bounce { count } => {
+                let Some(reach) = &reach else { continue };
+                reach.reset()?;
+                tell(&station.ep, peer, &Answer::Ready).await?;
+                reach.bounce(&mut station, plan.op, count).await?;
+            }
+            Task::Entries { count } => {
+                tell(&station.ep, peer, &Answer::Ready).await?;
+                station.written(count).await?;
+                tell(&station.ep, peer, &Answer::Finished).await?;
+            }
             Task::Sink { size, count } => {
-                sink(&mut station, peer, size, (count as usize, buffers)).await?;
+                sink(&mut station, peer, size, (count as usize, plan.far_buffers())).await?;
                 tell(&station.ep, peer, &Answer::Finished).await?;
             }
         }

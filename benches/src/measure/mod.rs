@@ -5,7 +5,8 @@
 //! round is made of and answers when it is ready, then messages move, then the next round is planned. Between rounds of
 //! latency, while the other side sleeps for a moment, the floor is looked at.
 //!
-//! * **Latency** is the half round trip of a ping-pong. After each trip the clock is looked at once.
+//! * **Latency** is the half round trip of a ping-pong, or a whole operation where nothing comes back of the other side's
+//!   doing: reads and atomics. After each trip the clock is looked at once.
 //! * **Streams** go in one direction, a window of messages under way. A round ends when the receiver has said that it
 //!   has all of it. A sample is the mean time of a message in one round.
 //!
@@ -14,11 +15,13 @@
 //! | `plan` | what is to be measured, and who refuses it |
 //! | `rounds` | how long a round is, and when it is enough |
 //! | `station` | an endpoint with its queues |
+//! | `onesided` | operations on the other side's memory |
 //! | `near` | the measuring side of a lane |
 //! | `far` | the other side |
 
 pub(crate) mod far;
 mod near;
+mod onesided;
 mod plan;
 pub(crate) mod rounds;
 mod station;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use fabric_async::{Error as FabricError, FiAddr, Operation};
 
 use super::far::{Answer, Task};
+use super::onesided::{self, Reach};
 use super::plan::Plan;
 use super::rounds::{Outcome, Rounds};
 use super::station::{Station, open};
@@ -81,6 +82,8 @@ struct Near {
     /// The lane that has it leads.
     floor: Option<Arc<Floor>>,
     stamps: Stamps,
+    /// The memory of one-sided operations.
+    reach: Option<Reach>,
 }
 
 impl Near {
@@ -90,15 +93,22 @@ impl Near {
         for name in names {
             peers.push(station.ep.lookup(&name[..]).await?);
         }
-        Ok(Self { plan, station, peers, stop, floor, stamps: Stamps::new(0) })
+        Ok(Self { plan, station, peers, stop, floor, stamps: Stamps::new(0), reach: None })
     }
 
     async fn measure(&mut self, size: usize) -> Result<Outcome> {
         let mut rounds = Rounds::new(self.plan.bench, self.plan.budget, size);
+        if !self.plan.op.is_answered() {
+            rounds = rounds.whole();
+        }
+        if self.plan.op.is_one_sided() {
+            self.reach_for(size).await?;
+        }
         // Every peer gets the same share.
         while let Some(count) = rounds.next(self.peers.len() as u64, &self.stop) {
             self.look().await?;
             let took = match self.plan.bench {
+                _ if self.plan.op.is_one_sided() => self.one_sided(count).await?,
                 Bench::Lat => self.latencies(size, count).await?,
                 Bench::Bw | Bench::Rate => self.stream(size, count).await?,
             };
@@ -109,6 +119,44 @@ impl Near {
         }
         self.look().await?;
         Ok(rounds.outcome())
+    }
+
+    /// Has both sides make memory for operations of this size.
+    async fn reach_for(&mut self, size: usize) -> Result<()> {
+        let (peer, region) = (self.peers[0], onesided::memory(&self.station, size)?);
+        let remote = region.remote().to_bytes().to_vec();
+        tell(&self.station.ep, peer, &Task::Reach { size, remote }).await?;
+        let told = match hear(&self.station.ep, Some(peer)).await? {
+            (_, Answer::Reached(told)) => told,
+            (_, other) => return Err(other.unexpected()),
+        };
+        self.reach = Some(Reach::new(&self.station, (size, region), (peer, &told)).await?);
+        Ok(())
+    }
+
+    /// A round of one-sided operations.
+    async fn one_sided(&mut self, count: u64) -> Result<Duration> {
+        let op = self.plan.op;
+        let Some(reach) = self.reach.take() else { return Err(FabricError::Canceled.into()) };
+        let took = if self.plan.bench == Bench::Lat {
+            self.stamps.reserve(count as usize);
+            if op.is_answered() {
+                reach.reset()?;
+                self.ask(|count| Task::Bounce { count }, count).await?;
+            }
+            reach.trips(&mut self.station, op, count, &mut self.stamps).await?
+        } else {
+            if op == Op::Writedata {
+                self.ask(|count| Task::Entries { count }, count).await?;
+            }
+            let began = reach.stream(&mut self.station, op, count).await?;
+            if op == Op::Writedata {
+                self.answers(Answer::Finished).await?;
+            }
+            began.elapsed()
+        };
+        self.reach = Some(reach);
+        Ok(took)
     }
 
     /// Looks at the floor from time to time, while the other side leaves its core alone.
@@ -135,10 +183,7 @@ impl Near {
         for peer in &self.peers {
             let (_, answer): (_, Answer) = hear(&self.station.ep, Some(*peer)).await?;
             if answer != expected {
-                return Err(Error::NotUnderstood {
-                    who: "the other side".into(),
-                    text: format!("{answer:?}"),
-                });
+                return Err(answer.unexpected());
             }
         }
         Ok(())
@@ -167,6 +212,14 @@ impl Near {
         self.ask(|count| Task::Sink { size, count }, count).await?;
         let began = Instant::now();
         let buffers = match (self.plan.op, self.plan.api) {
+            (Op::Loan, _) => {
+                let mut buffers = buffers;
+                for at in 0..count as usize {
+                    let buf = buffers.pop().unwrap_or_default();
+                    buffers.push(self.station.send_one(self.peers[at % self.peers.len()], buf).await?);
+                }
+                buffers
+            }
             (Op::Inject, _) => {
                 for at in 0..count as usize {
                     self.station.inject(self.peers[at % self.peers.len()], &buffers[0]).await?;

@@ -50,6 +50,8 @@ pub enum Budget {
 
 /// Messages under way in a stream, unless said otherwise.
 pub const WINDOW: usize = 32;
+/// Bytes of an atomic operation.
+const ATOMIC: usize = 8;
 /// Most messages under way, most peers and most threads.
 const MOST: usize = 512;
 /// The provider that reaches no other process.
@@ -62,11 +64,19 @@ impl Plan {
     /// [`Error::Refused`], with what is missing and what is allowed.
     pub async fn check(&self) -> Result<()> {
         let offer = self.offer().await?;
-        if self.op.caps().is_none() {
-            return Err(self.refuse("no provider lends memory of its own yet"));
+        if (self.op.is_one_sided() || self.op == Op::Loan) && self.api != Api::Await {
+            return Err(self.refuse("only measured with --api await"));
         }
-        if !self.op.is_measured() {
-            return Err(self.refuse("the provider can, the harness has no measurement for it yet"));
+        if self.op.is_one_sided() {
+            if self.peers > 1 {
+                return Err(self.refuse("only measured with one peer"));
+            }
+            if self.sizes.contains(&0) {
+                return Err(self.refuse("there is nothing to see of 0 bytes"));
+            }
+            if self.op == Op::Atomic && self.sizes.iter().any(|size| *size != ATOMIC) {
+                return Err(self.refuse(&format!("only measured with values of {ATOMIC} bytes")));
+            }
         }
         if self.provider == ALONE {
             let mut others: Vec<_> =
@@ -113,7 +123,7 @@ impl Plan {
     pub(super) fn near_buffers(&self) -> usize {
         match (self.bench, self.op) {
             (Bench::Lat, _) => 2,
-            (_, Op::Inject) => 1,
+            (_, op) if op == Op::Inject || op == Op::Loan || op.is_one_sided() => 1,
             _ => self.window,
         }
     }
@@ -140,13 +150,17 @@ impl Plan {
     }
 
     fn limit(&self, offer: &Info) -> usize {
-        if self.op == Op::Inject { offer.tx.inject_size } else { offer.ep.max_msg_size }
+        match self.op {
+            Op::Inject => offer.tx.inject_size,
+            Op::Atomic => ATOMIC,
+            _ => offer.ep.max_msg_size,
+        }
     }
 
     /// What a provider must be able to do: the operation, and what the two sides need to speak to each other.
     pub(super) fn caps(&self) -> Caps {
         let talk = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
-        talk | self.op.caps().unwrap_or(Caps::empty())
+        talk | self.op.caps()
     }
 
     fn hints(&self) -> Hints {
@@ -191,7 +205,7 @@ impl Plan {
             window: match (self.bench, self.op) {
                 (Bench::Lat, _) => 1,
                 // Nothing is under way: the bytes are copied at once.
-                (_, Op::Inject) => 0,
+                (_, op) if op == Op::Inject || op == Op::Loan || op.is_one_sided() => 0,
                 _ => self.window,
             },
             peers: self.peers,

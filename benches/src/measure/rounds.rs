@@ -32,6 +32,8 @@ pub(crate) struct Outcome {
 pub(crate) struct Rounds {
     bench: Bench,
     budget: Budget,
+    /// Latencies are such a part of a trip.
+    parts: u32,
     count: u64,
     /// When the warm-up ended.
     began: Option<Instant>,
@@ -42,7 +44,13 @@ impl Rounds {
     pub(crate) fn new(bench: Bench, budget: Budget, size: usize) -> Self {
         let count = WARM_UP.min(WARM_UP_BYTES / size.max(1) as u64).max(1);
         let outcome = Outcome { samples: Samples::new(), messages: 0, busy: Duration::ZERO };
-        Self { bench, budget, count, began: None, outcome }
+        Self { bench, budget, parts: 2, count, began: None, outcome }
+    }
+
+    /// Latencies are whole trips, not halves.
+    pub(crate) fn whole(mut self) -> Self {
+        self.parts = 1;
+        self
     }
 
     /// How many messages the next round has, a multiple of `share`; `None` when it is enough.
@@ -66,7 +74,7 @@ impl Rounds {
             self.outcome.messages += count;
             self.outcome.busy += took;
             match self.bench {
-                Bench::Lat => self.outcome.samples.add_stamps(stamps, 2),
+                Bench::Lat => self.outcome.samples.add_stamps(stamps, self.parts),
                 Bench::Bw | Bench::Rate => {
                     self.outcome.samples.add(took.as_nanos() as f64 / count as f64);
                 }

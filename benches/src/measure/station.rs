@@ -1,4 +1,5 @@
 //! An endpoint with its queues, and how messages move over it: the same on both sides.
+#![allow(unsafe_code)] // one call: receiving where the other side has lent it
 
 use fabric_async::{
     Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, FiAddr, RecvRequest,
@@ -89,6 +90,17 @@ impl Station {
     pub(super) async fn send_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
         match (self.op, self.api) {
             (Op::Inject, _) => self.inject(peer, &buf).await.map(|()| buf),
+            (Op::Loan, _) => {
+                let loan = loop {
+                    match self.ep.loan(buf.len()) {
+                        Ok(loan) => break loan,
+                        Err(FabricError::Again(_)) => tokio::task::yield_now().await,
+                        Err(error) => return Err(error.into()),
+                    }
+                };
+                self.ep.lend(peer, loan).await.map_err(|failed| failed.error)?;
+                Ok(buf)
+            }
             (_, Api::Await) => Ok(self.send(peer, buf).await?.into_buf()),
             _ => {
                 self.send(peer, buf).post()?;
@@ -100,6 +112,12 @@ impl Station {
 
     /// Receives one message.
     pub(super) async fn recv_one(&mut self, peer: FiAddr, buf: Vec<u8>) -> Result<Vec<u8>> {
+        if self.op == Op::Loan {
+            // SAFETY: the other side is this program, which does not write what it has lent.
+            let lent = unsafe { self.ep.recv_lent() }.from(peer).await?;
+            drop(lent);
+            return Ok(buf);
+        }
         if self.api == Api::Await {
             return Ok(self.recv(peer, buf).await?.into_buf());
         }
@@ -116,6 +134,16 @@ impl Station {
     /// The same for receives.
     pub(super) async fn received(&mut self) -> Result<()> {
         completions(&mut self.rx, self.api, &mut self.done).await
+    }
+
+    /// Waits until peers have written so often, with data.
+    pub(super) async fn written(&mut self, mut count: u64) -> Result<()> {
+        while count > 0 {
+            self.received().await?;
+            count = count.saturating_sub(self.done.len() as u64);
+            self.done.clear();
+        }
+        Ok(())
     }
 
     /// The buffer of a completion that was waited for.

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{Case, Peer, program};
-use crate::choice::Bench;
+use crate::choice::{Bench, Op};
 use crate::record::Record;
 use crate::stop::Stop;
 use crate::{Error, Result};
@@ -54,7 +54,7 @@ impl Peer for FiPingpong {
     }
 
     fn measures(&self, case: &Case) -> bool {
-        case.bench == Bench::Lat && case.size <= self.limit
+        (case.bench, case.op) == (Bench::Lat, Op::Send) && case.size <= self.limit
     }
 
     fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {

@@ -11,7 +11,7 @@ use iceoryx2::port::subscriber::Subscriber;
 use iceoryx2::prelude::{LogLevel, NodeBuilder, SignalHandlingMode, ipc, set_log_level};
 
 use super::{Case, Peer};
-use crate::choice::Bench;
+use crate::choice::{Bench, Op};
 use crate::measure::Budget;
 use crate::measure::rounds::{Rounds, describe};
 use crate::pair::{Child, program};
@@ -42,7 +42,7 @@ impl Peer for Iceoryx2 {
 
     /// The first byte of a message says whether it is the last.
     fn measures(&self, case: &Case) -> bool {
-        case.bench == Bench::Lat && case.size > 0
+        (case.bench, case.op) == (Bench::Lat, Op::Send) && case.size > 0
     }
 
     fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {

@@ -41,7 +41,7 @@ pub use ours::Ours;
 pub use sockets::{Sockets, echo};
 pub use ucx_perftest::UcxPerftest;
 
-use crate::choice::{Bench, name};
+use crate::choice::{Bench, Op, name};
 use crate::record::Record;
 use crate::samples::{tenths, timer_cost};
 use crate::stop::Stop;
@@ -52,6 +52,8 @@ use crate::{Result, pin};
 pub struct Case {
     /// Half round trips, or a stream.
     pub bench: Bench,
+    /// By which operation.
+    pub op: Op,
     /// Bytes of a message.
     pub size: usize,
     /// About how long.
@@ -68,7 +70,7 @@ pub trait Peer {
     /// What keeps it from being measured here, and how to install it; `None` when nothing does.
     fn missing(&self) -> Option<String>;
 
-    /// Whether this can be measured with it.
+    /// Whether this can be measured with it. Only messages, where nothing else is said.
     fn measures(&self, case: &Case) -> bool;
 
     /// Measures it once; ends early when it is told to stop. The other side is a fresh process, and programs of others
@@ -101,7 +103,7 @@ impl Case {
         Record {
             bench: name(self.bench),
             provider: peer.name().to_owned(),
-            op: "send".into(),
+            op: name(self.op),
             size: self.size,
             window: usize::from(self.bench == Bench::Lat),
             peers: 1,

@@ -1,7 +1,7 @@
 //! The fabric itself, measured as `lat`, `bw` and `rate` do it.
 
 use super::{Case, Peer};
-use crate::choice::{Api, Drive, Op, Runtime, Wait};
+use crate::choice::{Api, Drive, Runtime, Wait};
 use crate::measure::{Budget, Plan, WINDOW, measure};
 use crate::pair::Pair;
 use crate::record::Record;
@@ -22,13 +22,13 @@ impl Ours {
         Self { provider: provider.to_owned(), name: format!("fabric {provider}") }
     }
 
-    /// What is measured: untagged messages, awaited, both sides spinning.
+    /// What is measured: operations that are awaited, both sides spinning.
     #[must_use]
     pub fn plan(&self, case: &Case) -> Plan {
         Plan {
             bench: case.bench,
             provider: self.provider.clone(),
-            op: Op::Send,
+            op: case.op,
             api: Api::Await,
             wait: Wait::Spin,
             progress: Drive::Manual,

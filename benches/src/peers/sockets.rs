@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::{Case, Peer};
-use crate::choice::{Bench, Runtime, name};
+use crate::choice::{Bench, Op, Runtime, name};
 use crate::measure::Budget;
 use crate::measure::rounds::{Outcome, Rounds, describe};
 use crate::pair::{Child, program};
@@ -50,7 +50,7 @@ impl Peer for Sockets {
 
     /// Nothing at all is no message on a stream of bytes.
     fn measures(&self, case: &Case) -> bool {
-        case.size > 0
+        case.op == Op::Send && case.size > 0
     }
 
     fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {

@@ -1,10 +1,11 @@
-//! UCX over shared memory, by its own program `ucx_perftest`: tagged messages of its protocol layer.
+//! UCX over shared memory, by its own program `ucx_perftest`: tagged messages of its protocol layer, and the one-sided
+//! operations of its transport.
 
 use std::process::Command;
 use std::time::Duration;
 
 use super::{Case, Peer, program};
-use crate::choice::Bench;
+use crate::choice::{Bench, Op, name};
 use crate::record::Record;
 use crate::stop::Stop;
 use crate::{Error, Result};
@@ -26,17 +27,23 @@ impl Peer for UcxPerftest {
         program::missing(PROGRAM, "ucx-utils")
     }
 
-    fn measures(&self, _: &Case) -> bool {
-        true
+    fn measures(&self, case: &Case) -> bool {
+        test_of(case).is_some()
     }
 
     fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
-        let (test, trips) = if case.bench == Bench::Lat { ("tag_lat", 2) } else { ("tag_bw", 1) };
+        let Some((test, trips)) = test_of(case) else {
+            return Err(Error::Refused(format!("{PROGRAM} has no test for this")));
+        };
+        let transport = case.op.is_one_sided();
         let count = case.count(trips * Duration::from_nanos(400 + case.size as u64 / 4));
         let build = |port: u16, server: bool| {
             let mut command = Command::new(PROGRAM);
             command.env("UCX_TLS", "shm,self").env("UCX_LOG_LEVEL", "error");
             command.args(["-v", "-p", &port.to_string()]);
+            if transport {
+                command.args(["-d", "memory", "-x", "posix"]);
+            }
             if !server {
                 command.args(["-t", test, "-s", &case.size.to_string(), "-n", &count.to_string()]);
                 command.args(["-w", &(count / 10).to_string(), "127.0.0.1"]);
@@ -46,7 +53,7 @@ impl Peer for UcxPerftest {
         let text = program::run(self.name(), case, stop, build)?;
         let row = parse(&text).ok_or_else(|| Error::NotUnderstood { who: self.name().into(), text })?;
         let mut record = Record {
-            op: "tagged".into(),
+            op: if transport { name(case.op) } else { "tagged".into() },
             wait: "spin".into(),
             progress: "manual".into(),
             mean_ns: Some(row.mean_ns),
@@ -60,6 +67,19 @@ impl Peer for UcxPerftest {
             record.msgs_per_s = Some(row.msgs_per_s);
         }
         Ok(record)
+    }
+}
+
+/// Its test for this, and how many operations are in one that it counts. Messages go through its protocol layer,
+/// one-sided operations straight to the transport.
+fn test_of(case: &Case) -> Option<(&'static str, u32)> {
+    match (case.op, case.bench) {
+        (Op::Send, Bench::Lat) => Some(("tag_lat", 2)),
+        (Op::Send, _) => Some(("tag_bw", 1)),
+        (Op::Write, Bench::Lat) => Some(("put_lat", 2)),
+        (Op::Write, _) => Some(("put_bw", 1)),
+        (Op::Atomic, _) if case.size == 8 => Some(("fadd", 1)),
+        _ => None,
     }
 }
 
