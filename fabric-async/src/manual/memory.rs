@@ -56,7 +56,7 @@
 //! A large message need not be copied at all. [`Endpoint::loan`](crate::Endpoint::loan) is memory that peers can map; it is
 //! written in place and [lent](crate::Endpoint::lend), and what that takes does not depend on its length. The receiver
 //! reads it where it lies, with [`Endpoint::recv_lent`](crate::Endpoint::recv_lent), and holds it as long as the
-//! [`Lent`](crate::Lent) lives; any other receive copies it, once. Then the memory comes back by itself and is used for the
+//! [`Lent`](crate::Lent) lives; any other receive copies it, once. Then the memory comes back by itself and is kept for the
 //! next loan of its size, rounded up to a power of two from 4 KiB. It counts with 128 bytes towards the budget of unexpected
 //! messages, wherever it waits.
 //!

@@ -54,7 +54,7 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
     /// With the loan, as [`SendRequest::start`](crate::SendRequest::start).
     #[allow(clippy::result_large_err)] // as of every request
     pub fn start(self) -> Result<LendOperation, Failed<Loan>> {
-        send::submit(self.ep, self.spec, self.loan, None, Credit::Now).map(LendOperation)
+        send::submit(self.ep, &self.spec, self.loan, None, Credit::Now).accepted().map(LendOperation)
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue, as that of a send without a buffer of interest.
@@ -73,8 +73,7 @@ impl<M: ThreadModel> IntoFuture for LendRequest<'_, M> {
     type IntoFuture = LendOperation;
 
     fn into_future(self) -> LendOperation {
-        let posted = send::submit(self.ep, self.spec, self.loan, None, Credit::Wait);
-        LendOperation(posted.unwrap_or_else(Operation::refused))
+        LendOperation(send::submit(self.ep, &self.spec, self.loan, None, Credit::Wait))
     }
 }
 

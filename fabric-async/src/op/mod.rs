@@ -78,6 +78,17 @@ impl<B: IoBuf> Operation<B> {
         Self { state: State::Posted { ep, key } }
     }
 
+    /// This, unless it was refused when it was posted.
+    pub(crate) fn accepted(mut self) -> Result<Self, Failed<B>> {
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Refused(failed) => Err(*failed),
+            state => {
+                self.state = state;
+                Ok(self)
+            }
+        }
+    }
+
     /// What became of a post for a future.
     pub(crate) fn of<M: ThreadModel>(ep: &Endpoint<M>, posted: Posted<B>) -> Self {
         match posted {

@@ -50,7 +50,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     /// With the buffer: [`Error::Key`](crate::Error::Key) and [`Error::TooLong`](crate::Error::TooLong) when the place
     /// is known to be out of reach, and as [`SendRequest::start`](crate::SendRequest::start).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        send::submit(self.ep, self.spec, self.buf, None, Credit::Now)
+        send::submit(self.ep, &self.spec, self.buf, None, Credit::Now).accepted()
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue.
@@ -68,7 +68,7 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for WriteRequest<'_, B, M> {
     type IntoFuture = Operation<B>;
 
     fn into_future(self) -> Operation<B> {
-        send::submit(self.ep, self.spec, self.buf, None, Credit::Wait).unwrap_or_else(Operation::refused)
+        send::submit(self.ep, &self.spec, self.buf, None, Credit::Wait)
     }
 }
 

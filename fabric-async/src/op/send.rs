@@ -73,7 +73,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// [`Error::NotSupported`](crate::Error::NotSupported), [`Error::Closed`](crate::Error::Closed), or what is known to be impossible at once, such as
     /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        submit(self.ep, self.spec, self.buf, self.permit, Credit::Now)
+        submit(self.ep, &self.spec, self.buf, self.permit, Credit::Now).accepted()
     }
 
     /// Posts now; the completion goes to the endpoint's transmit queue.
@@ -89,23 +89,38 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
 }
 
 /// Posts what gives bytes away: a message, or a write. At once if nothing stands in the way.
+#[inline]
 pub(super) fn submit<B: IoBuf, M: ThreadModel>(
     ep: &Endpoint<M>,
-    spec: SendSpec,
+    spec: &SendSpec,
     buf: B,
     permit: Option<Permit<M>>,
     credit: Credit,
-) -> Result<Operation<B>, Failed<B>> {
-    if permit.is_none() && ep.inner.check_send(&spec).is_ok() {
+) -> Operation<B> {
+    if permit.is_none() && ep.inner.check_send(spec).is_ok() {
         let bytes = buf.bytes();
         let len = bytes.len();
-        match ep.inner.domain.core.send_now(ep.inner.id, &spec, bytes) {
-            Ok(SendNow::Done) => return Ok(Operation::sent(buf, Transfer::sent(len, spec.tag))),
+        match ep.inner.domain.core.send_now(ep.inner.id, spec, bytes) {
+            Ok(SendNow::Done) => return Operation::sent(buf, Transfer::sent(len, spec.tag)),
             Ok(SendNow::Queue) => {}
-            Err(error) => return Err(Failed::new(error, buf)),
+            Err(error) => return Operation::refused(Failed::new(error, buf)),
         }
     }
-    Ok(Operation::of(ep, post(ep, spec, buf, permit, Route::Future, credit)?))
+    submit_slowly(ep, spec, buf, permit, credit)
+}
+
+#[cold]
+fn submit_slowly<B: IoBuf, M: ThreadModel>(
+    ep: &Endpoint<M>,
+    spec: &SendSpec,
+    buf: B,
+    permit: Option<Permit<M>>,
+    credit: Credit,
+) -> Operation<B> {
+    match post(ep, *spec, buf, permit, Route::Future, credit) {
+        Ok(posted) => Operation::of(ep, posted),
+        Err(failed) => Operation::refused(failed),
+    }
 }
 
 pub(super) fn post<B: IoBuf, M: ThreadModel>(
@@ -134,6 +149,6 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
     type IntoFuture = Operation<B>;
 
     fn into_future(self) -> Operation<B> {
-        submit(self.ep, self.spec, self.buf, self.permit, Credit::Wait).unwrap_or_else(Operation::refused)
+        submit(self.ep, &self.spec, self.buf, self.permit, Credit::Wait)
     }
 }
