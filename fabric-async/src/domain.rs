@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use fabric_core::buf::IoBufMut;
 use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
+use fabric_core::stats::DomainStats;
 use fabric_core::tree::{Children, Class, Hold, Node};
 use fabric_core::{Error, Result};
 use fabric_reactor as reactor;
@@ -158,6 +159,12 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "fi_cntr_open")]
     pub fn counter(&self) -> Result<Counter<M>> {
         Counter::open(self)
+    }
+
+    /// What the domain has done since it was opened, and what it has under way.
+    #[must_use]
+    pub fn stats(&self) -> DomainStats {
+        self.inner.core.stats()
     }
 
     /// Memory that peers reach (`fi_mr_reg` with `FI_MR_ALLOCATED` turned around): this many bytes, zeroed, under a fresh

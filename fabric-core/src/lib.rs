@@ -27,6 +27,7 @@ pub mod mr;
 pub mod provider;
 pub mod rx;
 pub mod sim;
+pub mod stats;
 pub mod tree;
 
 pub use address::{Address, FiAddr, Scheme};

@@ -138,6 +138,18 @@ impl RegionTable {
         Ok(key)
     }
 
+    /// How many regions there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
     /// What a key stands for.
     #[must_use]
     pub fn get(&self, key: u64) -> Option<&Region> {

@@ -19,6 +19,7 @@ use crate::flags::Access;
 use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
 use crate::mr::{Memory, Region};
+use crate::stats::ProviderStats;
 
 /// The name of an operation: position and generation of its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -245,6 +246,12 @@ pub trait ProviderDomain: Send {
 
     /// Somebody polls again; doorbells are not needed.
     fn disarm(&mut self);
+
+    /// What the provider knows of an endpoint's doings.
+    fn stats(&self, ep: EpId) -> ProviderStats {
+        let _ = ep;
+        ProviderStats::default()
+    }
 
     /// A few words on the state of the domain, for `Debug`.
     fn describe(&self) -> String;

@@ -1,6 +1,7 @@
 //! A domain as the async face sees it: objects by name, posts, polls.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Loan, Pool};
@@ -10,6 +11,7 @@ use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
 use fabric_core::mr::Memory;
 use fabric_core::provider::{EpId, Host, OpKey, Provider, SendNow, SendSpec};
+use fabric_core::stats::{DomainStats, EndpointStats};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -77,6 +79,29 @@ impl Domain {
             if locked.armed { "armed, driver " } else { "driver " },
             locked.driver,
         )
+    }
+
+    /// What the domain has done, and has under way.
+    #[must_use]
+    pub fn stats(&self) -> DomainStats {
+        let locked = self.engine.lock();
+        let mut stats = DomainStats::default();
+        stats.polls = self.engine.polls.load(Ordering::Relaxed);
+        stats.passes = locked.passes();
+        (stats.spins_paid, stats.spins_lost) = locked.spinner.paid_and_lost();
+        stats.parks = locked.parks;
+        stats.operations = locked.hub.ops.len();
+        stats.waiting = locked.hub.waiters;
+        stats.regions = locked.hub.regions.len();
+        stats
+    }
+
+    /// What an endpoint has done; nothing when it is closed.
+    #[must_use]
+    pub fn endpoint_stats(&self, ep: EpId) -> EndpointStats {
+        let locked = self.engine.lock();
+        let stats = locked.hub.eps.get(ep.0).map(|ep| ep.stats);
+        stats.map_or_else(EndpointStats::default, |stats| stats.with(locked.provider.stats(ep)))
     }
 
     // ---- objects

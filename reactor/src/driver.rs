@@ -86,6 +86,7 @@ impl Turns {
         }
         self.window.close();
         locked.driver = Driver::Asleep(waker.cloned());
+        locked.parks += 1;
         Next::Sleep
     }
 }

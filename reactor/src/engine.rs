@@ -33,7 +33,7 @@ use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{PollSet, Spinner, WaitPolicy};
 
 /// Passes between two looks at the descriptors while somebody spins: new connections and dead peers.
-const PASSES_PER_LOOK: u32 = 2048;
+const PASSES_PER_LOOK: u64 = 2048;
 
 /// What the driver is doing.
 pub(crate) enum Driver {
@@ -64,7 +64,16 @@ pub(crate) struct State {
     pub(crate) driver: Driver,
     pub(crate) armed: bool,
     pub(crate) spinner: Spinner,
-    passes: u32,
+    passes: u64,
+    /// How often the driver went to sleep.
+    pub(crate) parks: u64,
+}
+
+impl State {
+    /// Passes made so far.
+    pub(crate) fn passes(&self) -> u64 {
+        self.passes
+    }
 }
 
 /// The engine of one domain.
@@ -91,6 +100,7 @@ impl Engine {
             armed: false,
             spinner: Spinner::new(policy),
             passes: 0,
+            parks: 0,
         };
         Self { policy, progress, set, polls: AtomicU64::new(0), state: Mutex::new(state) }
     }
@@ -234,8 +244,7 @@ impl Locked<'_> {
         let state = &mut **self;
         let mut moved = state.provider.progress(&mut state.hub);
         state.passes += 1;
-        if state.passes >= PASSES_PER_LOOK {
-            state.passes = 0;
+        if state.passes.is_multiple_of(PASSES_PER_LOOK) {
             moved |= self.look();
         }
         self.follow_up();

@@ -46,7 +46,7 @@ impl Host for Hub {
         if credit {
             self.release(ep, OpKind::Recv, None);
         }
-        self.count(ep, OpKind::Recv, true);
+        self.count(ep, OpKind::Recv, placed, true);
         self.done(key);
     }
 
@@ -96,7 +96,7 @@ impl Host for Hub {
             self.release(ep, kind, peer);
         }
         if !permit {
-            self.count(ep, kind, outcome.error.is_none());
+            self.count(ep, kind, outcome.transfer.len, outcome.error.is_none());
         }
         match route {
             Route::Future => {

@@ -10,6 +10,7 @@ use fabric_core::buf::{AnyBuf, Pool};
 use fabric_core::completion::{Completion, OpKind, Outcome};
 use fabric_core::mr::RegionTable;
 use fabric_core::provider::{EpId, OpKey};
+use fabric_core::stats::EndpointStats;
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 
@@ -99,6 +100,7 @@ pub(crate) struct Ep {
     pub(crate) bound: Bindings,
     pub(crate) transmit: Transmit,
     pub(crate) posted_recvs: usize,
+    pub(crate) stats: EndpointStats,
 }
 
 /// The state of a domain apart from its provider.
@@ -165,7 +167,7 @@ impl Hub {
     }
 
     pub(crate) fn new_ep(bound: Bindings) -> Ep {
-        Ep { transmit: Transmit::new(bound.tx_size), posted_recvs: 0, bound }
+        Ep { transmit: Transmit::new(bound.tx_size), posted_recvs: 0, stats: EndpointStats::default(), bound }
     }
 
     /// Whether a number is one of the endpoint's vector.
@@ -211,8 +213,14 @@ impl Hub {
     }
 
     /// Counts an operation that has ended.
-    pub(crate) fn count(&mut self, ep: EpId, kind: OpKind, ok: bool) {
-        let Some(ep) = self.eps.get(ep.0) else { return };
+    #[inline]
+    pub(crate) fn count(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
+        let Some(ep) = self.eps.get_mut(ep.0) else { return };
+        if ok {
+            ep.stats.moved(kind, len);
+        } else {
+            ep.stats.failed += 1;
+        }
         if let Some(counter) = ep.bound.counters.of(kind) {
             self.count_at(counter, ok);
         }

@@ -82,7 +82,8 @@ impl Locked<'_> {
         }
         let read = state.provider.read_now(&mut state.hub, ep, spec, into);
         if matches!(read, Ok(SendNow::Done)) {
-            state.hub.count(ep, spec.kind, true);
+            let len = spec.remote.map_or(0, |remote| remote.len);
+            state.hub.count_at_once(ep, spec.kind, len);
         }
         read
     }
@@ -102,7 +103,8 @@ impl Locked<'_> {
         }
         let done = state.provider.atomic_now(&mut state.hub, ep, spec, operands, result);
         if matches!(done, Ok(SendNow::Done)) {
-            state.hub.count(ep, spec.kind, true);
+            let len = spec.remote.map_or(0, |remote| remote.len);
+            state.hub.count_at_once(ep, spec.kind, len);
         }
         done
     }
@@ -175,6 +177,9 @@ impl Hub {
                 self.later.wake(waker);
             }
             self.seen(transfer.source);
+        }
+        if let Some(ep) = self.eps.get_mut(ep.0) {
+            ep.stats.moved(OpKind::RemoteWrite, transfer.len);
         }
         if let Some(counter) = counter {
             self.count_at(counter, true);

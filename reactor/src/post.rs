@@ -99,7 +99,7 @@ impl Locked<'_> {
         }
         let sent = state.provider.send_now(&mut state.hub, ep, spec, bytes);
         if matches!(sent, Ok(SendNow::Done)) {
-            state.hub.count(ep, spec.kind, true);
+            state.hub.count_at_once(ep, spec.kind, bytes.len());
         }
         sent
     }
@@ -124,6 +124,9 @@ impl Locked<'_> {
             state.hub.release(ep, spec.kind, Some(spec.peer));
         } else if !has_credit {
             has_credit = transmit.take(spec.peer);
+        }
+        if !has_credit {
+            state.hub.ep(ep).into_iter().for_each(|ep| ep.stats.out_of_credit += 1);
         }
         if !has_credit && credit == Credit::Now {
             return Err(Failed::new(Error::Again(Scarce::TransmitCredit), buf));
@@ -266,6 +269,15 @@ impl Locked<'_> {
 }
 
 impl Hub {
+    /// Counts an operation that has ended where it was posted.
+    #[inline]
+    pub(crate) fn count_at_once(&mut self, ep: EpId, kind: OpKind, len: usize) {
+        self.count(ep, kind, len, true);
+        if let Some(ep) = self.eps.get_mut(ep.0) {
+            ep.stats.at_once += 1;
+        }
+    }
+
     /// What a completed operation has for its queue: what was lent is the peer's now.
     pub(crate) fn kept(&mut self, spec: &SendSpec, buf: AnyBuf) -> AnyBuf {
         if spec.loan.is_none() {

@@ -17,6 +17,7 @@ use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::RecvSpec;
 use fabric_core::provider::{EpId, SendSpec};
+use fabric_core::stats::EndpointStats;
 use fabric_core::tree::{Hold, Node};
 use fabric_core::{Address, Error, FiAddr, Result};
 use fabric_reactor::{Credit, Posted, Route};
@@ -255,6 +256,12 @@ impl<M: ThreadModel> Endpoint<M> {
     #[must_use]
     pub fn name(&self) -> &Address {
         &self.inner.name
+    }
+
+    /// What the endpoint has done since it was enabled; nothing when it is closed.
+    #[must_use]
+    pub fn stats(&self) -> EndpointStats {
+        self.inner.domain.core.endpoint_stats(self.inner.id)
     }
 
     /// The attributes it was opened with.

@@ -78,6 +78,8 @@
 //! rings when it has made room.
 //!
 //! A stream of messages to a receiver that keeps up with it therefore rings no doorbell at all.
+//! [`Endpoint::stats`](crate::Endpoint::stats) counts those that were rung, [`Domain::stats`](crate::Domain::stats) how often
+//! looking paid off, and how often the driver went to sleep.
 //!
 //! # Fairness to other tasks
 //!

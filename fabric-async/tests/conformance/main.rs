@@ -32,6 +32,7 @@ mod payload;
 mod selecting;
 mod setup;
 mod station;
+mod statistics;
 mod truncation;
 mod waiters;
 
@@ -203,6 +204,11 @@ macro_rules! scenarios {
                 dropping_a_receive_loses_nothing: MSG,
                 what_is_held_outlives_its_sender: MSG,
                 a_peer_that_returns_nothing_waits: MSG,
+            }
+            statistics {
+                messages_are_counted_on_both_sides: MSG,
+                one_sided_operations_are_counted: ATOMIC,
+                a_domain_tells_what_is_under_way: MSG,
             }
             onesided {
                 every_length_is_written_and_read: RMA,

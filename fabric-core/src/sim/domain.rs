@@ -12,6 +12,7 @@ use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
 use crate::mr::Region;
 use crate::provider::{EpId, Host, OpKey, ProviderDomain, SendNow, SendSpec, WaitSet};
+use crate::stats::ProviderStats;
 use crate::tree::Class;
 
 use super::inbound::Inbound;
@@ -194,6 +195,12 @@ impl ProviderDomain for SimDomain {
     fn disarm(&mut self) {
         self.armed = false;
         net::arm(self.nodes(), false);
+    }
+
+    fn stats(&self, ep: EpId) -> ProviderStats {
+        let Some(endpoint) = self.endpoints.get(&ep) else { return ProviderStats::default() };
+        let (peers, unexpected) = (endpoint.inbound.peers(), endpoint.inbound.rx.unexpected());
+        ProviderStats { peers, unexpected, ..ProviderStats::default() }
     }
 
     fn describe(&self) -> String {

@@ -44,11 +44,15 @@ const PROBE: u32 = 16;
 pub(crate) struct Spinner {
     misses: u32,
     policy: WaitPolicy,
+    /// How often it paid off, and how often not.
+    paid: u64,
+    lost: u64,
 }
 
 impl Spinner {
     pub(crate) fn new(policy: WaitPolicy) -> Self {
-        Self { misses: 0, policy: if cores() < 2 { WaitPolicy::Park } else { policy } }
+        let policy = if cores() < 2 { WaitPolicy::Park } else { policy };
+        Self { misses: 0, policy, paid: 0, lost: 0 }
     }
 
     /// How often to look.
@@ -64,11 +68,18 @@ impl Spinner {
     /// It paid off.
     pub(crate) fn hit(&mut self) {
         self.misses = 0;
+        self.paid += 1;
     }
 
     /// It did not.
     pub(crate) fn miss(&mut self) {
         self.misses = self.misses.wrapping_add(1);
+        self.lost += 1;
+    }
+
+    /// How often it has paid off, and how often not.
+    pub(crate) fn paid_and_lost(&self) -> (u64, u64) {
+        (self.paid, self.lost)
     }
 }
 

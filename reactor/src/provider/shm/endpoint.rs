@@ -12,13 +12,14 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet};
 use fabric_core::rx::RxContext;
+use fabric_core::stats::ProviderStats;
 use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scheme};
 use slab::Slab;
 
 use super::handshake::{self, Word};
 use super::incoming::{Here, Incoming, Met, Stranger};
 use super::loans::Loans;
-use super::outgoing::{Ended, Outgoing, Pumped, Push};
+use super::outgoing::{Doings, Ended, Outgoing, Pumped, Push};
 use super::socket::{self, Listener};
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
@@ -71,6 +72,8 @@ pub(crate) struct Endpoint {
     name: Address,
     here: Here,
     loans: Loans,
+    /// What was done for peers that are gone.
+    done: Doings,
     listener: Listener,
     wait: Arc<dyn WaitSet>,
     rx: RxContext,
@@ -105,6 +108,7 @@ impl Endpoint {
             name: at,
             here: Here { ep: id, incarnation: RandomState::new().hash_one(id.0), heeds },
             loans,
+            done: Doings::default(),
             listener,
             wait,
             rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
@@ -266,6 +270,7 @@ impl Endpoint {
             self.busy.retain(|busy| *busy != at);
             outgoing.farewell(Word::Leave);
             outgoing.end(host, &Error::StaleAddress(addr));
+            self.done += outgoing.done();
         }
     }
 
@@ -469,6 +474,7 @@ impl Endpoint {
         let gone = Error::PeerGone(peer.peer.clone());
         peer.end(&mut self.rx, host, gone.clone());
         peer.unwatch();
+        self.done.doorbells += peer.doorbells;
         // With another connection from there the number is that one's.
         let others = self.callers.iter().filter_map(|(_, caller)| caller.peer());
         if let Some(source) = peer.source.filter(|_| { others }.all(|other| other.peer != peer.peer)) {
@@ -512,6 +518,18 @@ impl Endpoint {
         }
         for &at in &self.busy {
             self.outgoing[at].disarm();
+        }
+    }
+
+    pub(crate) fn stats(&self) -> ProviderStats {
+        let mut done = self.done;
+        self.outgoing.iter().for_each(|(_, outgoing)| done += outgoing.done());
+        let peers = || self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        ProviderStats {
+            doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
+            lent: done.lent,
+            peers: peers().count(),
+            unexpected: self.rx.unexpected(),
         }
     }
 

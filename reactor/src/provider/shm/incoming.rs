@@ -78,6 +78,8 @@ pub(crate) struct Incoming {
     left: bool,
     /// The peer has ended; what it left in the ring is still delivered.
     down: Option<DownReason>,
+    /// How often the peer slept and was woken.
+    pub(crate) doorbells: u64,
 }
 
 /// What became of a hello.
@@ -165,6 +167,7 @@ impl Incoming {
             goodbye: false,
             left: false,
             down: None,
+            doorbells: 0,
         }
     }
 
@@ -182,6 +185,7 @@ impl Incoming {
             moved = true;
             if self.ring.consume(record) {
                 handshake::say(&self.socket, Word::Ring);
+                self.doorbells += 1;
             }
             bytes += record.header.len as usize;
             if bytes > BYTES_PER_PASS {

@@ -40,6 +40,7 @@ use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::Memory;
 use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::stats::ProviderStats;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
@@ -309,6 +310,10 @@ impl ProviderDomain for ShmDomain {
 
     fn disarm(&mut self) {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.disarm());
+    }
+
+    fn stats(&self, ep: EpId) -> ProviderStats {
+        self.place(ep).map_or_else(ProviderStats::default, |place| self.endpoints[place].stats())
     }
 
     fn describe(&self) -> String {

@@ -50,6 +50,8 @@ pub(crate) struct Outgoing {
     reported: bool,
     queue: VecDeque<Queued>,
     loans: Loans,
+    /// What was done over connections that have ended.
+    done: Doings,
 }
 
 #[derive(Debug)]
@@ -70,6 +72,21 @@ struct Wires {
     windows: Windows,
     /// What the peer has of ours.
     borrowed: Borrowed,
+    done: Doings,
+}
+
+/// What was done for a peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Doings {
+    pub(crate) doorbells: u64,
+    pub(crate) lent: u64,
+}
+
+impl std::ops::AddAssign for Doings {
+    fn add_assign(&mut self, other: Self) {
+        self.doorbells += other.doorbells;
+        self.lent += other.lent;
+    }
 }
 
 #[derive(Debug)]
@@ -119,7 +136,15 @@ pub(crate) struct Ended {
 
 impl Outgoing {
     pub(crate) fn new(peer: Address, addr: FiAddr, loans: Loans) -> Self {
-        Self { peer, addr, link: Link::Gone, reported: false, queue: VecDeque::new(), loans }
+        Self {
+            peer,
+            addr,
+            link: Link::Gone,
+            reported: false,
+            queue: VecDeque::new(),
+            loans,
+            done: Doings::default(),
+        }
     }
 
     /// Puts a message into the ring, or bytes into the peer's memory, if nothing stands in the way.
@@ -209,6 +234,7 @@ impl Outgoing {
             ring,
             windows: Windows::default(),
             borrowed: Borrowed::new(self.loans.clone()),
+            done: Doings::default(),
         });
         Ok(())
     }
@@ -339,11 +365,21 @@ impl Outgoing {
 
     /// Ends the connection; queued operations fail.
     pub(crate) fn end(&mut self, host: &mut dyn Host, error: &Error) {
+        self.done = self.done();
         self.link = Link::Gone;
         for queued in std::mem::take(&mut self.queue) {
             let transfer = Transfer::sent(queued.sent, queued.spec.tag);
             host.complete(queued.op, Outcome::cut(transfer, error.clone()));
         }
+    }
+
+    /// What was done for the peer.
+    pub(crate) fn done(&self) -> Doings {
+        let mut done = self.done;
+        if let Link::Waiting(wires) | Link::Live(wires) = &self.link {
+            done += wires.done;
+        }
+        done
     }
 
     /// Takes back what the peer has given back of what was lent to it.
@@ -441,6 +477,7 @@ impl Wires {
         let pushed = self.record(LOAN, flags_of(spec), spec, len as u64, &payload);
         if pushed == Push::Done {
             self.borrowed.lend(chunk, slot);
+            self.done.lent += 1;
         }
         pushed
     }
@@ -535,6 +572,7 @@ impl Wires {
             Reader::Awake => Push::Done,
             Reader::Asleep => {
                 handshake::say(&self.socket, Word::Ring);
+                self.done.doorbells += 1;
                 Push::Done
             }
             Reader::Closed => Push::Closed,

@@ -1,0 +1,111 @@
+//! What endpoints and domains have done: snapshots, to be looked at or sent to a metrics system.
+
+use crate::completion::OpKind;
+
+/// How many operations of a kind ended well, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Operations.
+    pub count: u64,
+    /// Bytes, those of all of them together.
+    pub bytes: u64,
+}
+
+/// What an endpoint has done since it was enabled. Every number but the last group only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EndpointStats {
+    /// Messages sent: at least the peer's endpoint has them.
+    pub sent: Moved,
+    /// Messages received.
+    pub received: Moved,
+    /// Memory of peers read.
+    pub read: Moved,
+    /// Memory of peers written.
+    pub written: Moved,
+    /// Atomic operations on memory of peers, those that fetch among them.
+    pub atomics: Moved,
+    /// What peers have done to memory here, as far as they tell: with data, or counted.
+    pub heard: Moved,
+    /// Operations that ended where they were posted, of all that were started here. The others took a slot and a credit.
+    pub at_once: u64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// Posts that were refused, or had to wait, without transmit credit.
+    pub out_of_credit: u64,
+
+    /// Sleeping peers that were woken, a system call each.
+    pub doorbells: u64,
+    /// Messages that were lent instead of copied.
+    pub lent: u64,
+
+    /// Peers that are connected to this endpoint now.
+    pub peers: usize,
+    /// Messages that wait for a receive now.
+    pub unexpected: usize,
+    /// What they use of the budget, in bytes.
+    pub unexpected_bytes: usize,
+}
+
+/// What a provider adds to the statistics of an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProviderStats {
+    /// See [`EndpointStats::doorbells`].
+    pub doorbells: u64,
+    /// See [`EndpointStats::lent`].
+    pub lent: u64,
+    /// See [`EndpointStats::peers`].
+    pub peers: usize,
+    /// See [`EndpointStats::unexpected`] and [`EndpointStats::unexpected_bytes`].
+    pub unexpected: (usize, usize),
+}
+
+impl EndpointStats {
+    /// Counts an operation that has ended well.
+    #[doc(hidden)]
+    #[inline]
+    pub fn moved(&mut self, kind: OpKind, len: usize) {
+        let moved = match kind {
+            OpKind::Send => &mut self.sent,
+            OpKind::Recv => &mut self.received,
+            OpKind::Read => &mut self.read,
+            OpKind::Write => &mut self.written,
+            OpKind::Atomic | OpKind::FetchAtomic => &mut self.atomics,
+            OpKind::RemoteWrite => &mut self.heard,
+            OpKind::Connect => return,
+        };
+        moved.count += 1;
+        moved.bytes += len as u64;
+    }
+
+    /// With what the provider knows.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with(self, provider: ProviderStats) -> Self {
+        let ProviderStats { doorbells, lent, peers, unexpected: (unexpected, unexpected_bytes) } = provider;
+        Self { doorbells, lent, peers, unexpected, unexpected_bytes, ..self }
+    }
+}
+
+/// What a domain has done since it was opened, and what it has under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DomainStats {
+    /// Polls by the application, of operations, queues and counters, that had to look for news.
+    pub polls: u64,
+    /// Looks for something to move, by polls and by the driver.
+    pub passes: u64,
+    /// Polls that found something only after looking more than once: spinning that paid off.
+    pub spins_paid: u64,
+    /// Polls that gave up looking.
+    pub spins_lost: u64,
+    /// How often the driver went to sleep.
+    pub parks: u64,
+
+    /// Operations under way now, or ended and not looked at.
+    pub operations: usize,
+    /// Tasks that wait for something of this domain now.
+    pub waiting: usize,
+    /// Memory regions that are open now.
+    pub regions: usize,
+}
