@@ -71,7 +71,7 @@ fn unexpected() -> Box<dyn FnMut() -> usize> {
 }
 
 fn key_check() -> Box<dyn FnMut() -> usize> {
-    let (mut table, memory) = (RegionTable::new(), Arc::new(LocalMemory::new(4096).expect("a page")));
+    let (mut table, memory) = (RegionTable::new(1), Arc::new(LocalMemory::new(4096).expect("a page")));
     let keys: Vec<u64> =
         (0..1000).filter_map(|_| table.insert(memory.clone(), Access::REMOTE_WRITE, None).ok()).collect();
     let mut at = 0;
@@ -87,7 +87,7 @@ fn key_check() -> Box<dyn FnMut() -> usize> {
 }
 
 fn key_insert() -> Box<dyn FnMut() -> usize> {
-    let (mut table, memory) = (RegionTable::new(), Arc::new(LocalMemory::new(4096).expect("a page")));
+    let (mut table, memory) = (RegionTable::new(1), Arc::new(LocalMemory::new(4096).expect("a page")));
     Box::new(move || {
         let key = table.insert(black_box(memory.clone()), Access::REMOTE_READ, None);
         key.ok().and_then(|key| table.remove(key)).map_or(0, |region| region.memory.len())

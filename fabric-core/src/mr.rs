@@ -100,17 +100,21 @@ pub fn check_access(key: u64, granted: Access, wanted: Access) -> Result<()> {
 }
 
 /// Regions by key.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RegionTable {
     regions: HashMap<u64, Region>,
     next: u64,
 }
 
+/// From one fresh key to the next: odd, so that all are used, and far, so that a key of another run is unknown.
+const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+
 impl RegionTable {
-    /// An empty table.
+    /// An empty table, whose fresh keys begin anywhere: a key that somebody kept from another run is unknown then, and
+    /// not another region.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(seed: u64) -> Self {
+        Self { regions: HashMap::new(), next: seed }
     }
 
     /// Registers a region under the requested key, or under a fresh one.
@@ -128,7 +132,7 @@ impl RegionTable {
             Some(key) => key,
             None => loop {
                 let key = self.next;
-                self.next = self.next.wrapping_add(1);
+                self.next = self.next.wrapping_add(STRIDE);
                 if !self.regions.contains_key(&key) {
                     break key;
                 }
@@ -237,7 +241,7 @@ mod tests {
 
     #[test]
     fn keys_are_unique_and_a_key_is_free_again() {
-        let mut table = RegionTable::new();
+        let mut table = RegionTable::new(7);
         let memory = || Arc::new(LocalMemory::new(100).unwrap());
         let key = table.insert(memory(), Access::REMOTE_READ, Some(7)).unwrap();
         assert_eq!(key, 7);

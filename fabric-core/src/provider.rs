@@ -130,6 +130,18 @@ pub trait Provider: Send + Sync + 'static {
     fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>>;
 }
 
+/// Where loans come from. Called without the lock of the domain, since fresh memory takes its time.
+pub trait Lender: Send + Sync {
+    /// Memory that is there, of this many bytes or somewhat more.
+    fn reuse(&self, len: usize) -> Option<Loan>;
+
+    /// Fresh memory.
+    ///
+    /// # Errors
+    /// [`Error::Again`] when too much is lent; what the operating system refuses.
+    fn grow(&self, len: usize) -> Result<Loan>;
+}
+
 /// The data path of one domain.
 pub trait ProviderDomain: Send {
     /// Opens an endpoint, at the given address or at a fresh one, and returns the address.
@@ -187,13 +199,13 @@ pub trait ProviderDomain: Send {
         Err(Error::NotSupported("atomic operations on a peer's memory"))
     }
 
-    /// Memory of this many bytes, zeroed, to be written and lent. A provider without memory to lend copies.
-    ///
-    /// # Errors
-    /// [`Error::Again`] when too much is lent; what the operating system refuses.
-    fn loan(&mut self, len: usize) -> Result<Loan> {
-        Ok(Loan::copied(len))
+    /// Where loans come from; nobody, where messages are always copied. Asked once, when the domain is opened.
+    fn lender(&self) -> Option<Arc<dyn Lender>> {
+        None
     }
+
+    /// Takes back what peers have given back of what was lent to them.
+    fn collect_loans(&mut self) {}
 
     /// A region has a key from now on.
     fn region_opened(&mut self, key: u64, region: &Region) {
@@ -273,6 +285,12 @@ pub trait Host {
         let placed = self.expect(op, envelope.len).min(envelope.len);
         self.place(op, 0, source, 0, placed);
         self.complete(op, Outcome::received(envelope, placed));
+    }
+
+    /// Whether this receive takes a message where it lies.
+    fn shares(&self, op: OpKey) -> bool {
+        let _ = op;
+        false
     }
 
     /// Gives the receive a whole buffered message; returns how many bytes it could take. Without copying if the

@@ -22,11 +22,13 @@ use crate::provider::{EpId, Host, OpKey};
 /// Departed peers whose messages can still be told apart.
 const REMEMBERED: usize = 256;
 
+/// Bytes of a lent message that are copied in one go. A longer one is copied by and by.
+const COPIED_AT_ONCE: usize = 256 << 10;
+
 /// What a buffered message costs beyond its bytes.
 const OVERHEAD: usize = 128;
 
 /// The receive side of one endpoint.
-#[derive(Debug)]
 pub struct RxContext {
     ep: EpId,
     matcher: Matcher<OpKey, Unexpected>,
@@ -37,6 +39,8 @@ pub struct RxContext {
     filling: Vec<(OpKey, usize)>,
     /// Peers that are gone: messages of theirs may still wait, or come back.
     gone: VecDeque<(PeerKey, Address)>,
+    /// Lent messages that are being copied, and the landings they are copied to.
+    copying: VecDeque<(usize, Arc<dyn LentMemory>)>,
     budget: usize,
     used: usize,
     pool: Arc<Pool>,
@@ -77,10 +81,38 @@ impl std::fmt::Debug for Unexpected {
     }
 }
 
+impl std::fmt::Debug for RxContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (messages, bytes) = self.unexpected();
+        write!(f, "RxContext({messages} unexpected messages of {bytes} bytes)")
+    }
+}
+
 impl Unexpected {
     /// What it uses of the budget. Memory of the sender's costs nothing here.
     fn cost(&self, envelope: &Envelope) -> usize {
         if self.lent.is_some() { OVERHEAD } else { envelope.len + OVERHEAD }
+    }
+}
+
+/// Part of lent memory.
+struct Piece<'a> {
+    memory: &'a dyn LentMemory,
+    from: usize,
+    len: usize,
+}
+
+impl Source for Piece<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        self.memory.copy_to(self.from + from, dst)
+    }
+
+    fn copy_over(&self, from: usize, dst: &mut [u8]) {
+        self.memory.copy_over(self.from + from, dst);
     }
 }
 
@@ -116,6 +148,7 @@ impl RxContext {
             landings: Slab::new(),
             filling: Vec::new(),
             gone: VecDeque::new(),
+            copying: VecDeque::new(),
             budget,
             used: 0,
             pool,
@@ -163,6 +196,53 @@ impl RxContext {
         envelope.arrival = self.matcher.next_arrival();
         self.keep(envelope, Unexpected { bytes, lent, landing: None });
         true
+    }
+
+    /// A whole message arrives in memory that can be held instead of copied. False: it must stay where it is.
+    pub fn lend(&mut self, host: &mut dyn Host, mut envelope: Envelope, source: &dyn Source) -> bool {
+        let Some(memory) = source.lent().filter(|_| envelope.len > COPIED_AT_ONCE) else {
+            return self.deliver(host, envelope, source);
+        };
+        match self.matcher.arrive(&envelope) {
+            Some(op) => {
+                self.posted[op.index as usize] = None;
+                envelope.arrival = self.matcher.next_arrival();
+                self.share(host, op, envelope, memory);
+                true
+            }
+            None => self.deliver(host, envelope, source),
+        }
+    }
+
+    /// Gives lent memory to a receive: as it is, or copied by and by.
+    fn share(&mut self, host: &mut dyn Host, op: OpKey, envelope: Envelope, memory: Arc<dyn LentMemory>) {
+        if envelope.len <= COPIED_AT_ONCE || host.shares(op) {
+            return host.deliver(op, &envelope, &Held(&memory));
+        }
+        let room = host.expect(op, envelope.len);
+        let target = Target::Receive { op, room, placed: 0 };
+        let id = self.landings.insert(Landing { envelope, arrived: 0, cut: false, target });
+        self.filling.push((op, id));
+        self.copying.push_back((id, memory));
+    }
+
+    /// Copies a piece of a lent message that is being copied. Returns whether there was one.
+    pub fn copy_on(&mut self, host: &mut dyn Host) -> bool {
+        let Some((id, memory)) = self.copying.front() else { return false };
+        let (id, memory) = (*id, memory.clone());
+        let arrived = self.landings.get(id).map(|landing| landing.arrived);
+        let from = arrived.unwrap_or(memory.len());
+        let piece = Piece { memory: &*memory, from, len: (memory.len() - from).min(COPIED_AT_ONCE) };
+        if arrived.is_none() || self.land(host, LandingId(id), &piece) {
+            self.copying.pop_front();
+        }
+        true
+    }
+
+    /// Whether [`RxContext::copy_on`] has something to do.
+    #[must_use]
+    pub fn is_copying(&self) -> bool {
+        !self.copying.is_empty()
     }
 
     /// A message begins to arrive in pieces. `None`: nobody wants it and there is no room.
@@ -359,6 +439,7 @@ impl RxContext {
             host.complete(op, Outcome::failed(Error::Canceled));
         }
         self.landings.clear();
+        self.copying.clear();
         self.matcher.take_waiting();
         self.posted.clear();
         self.used = 0;
@@ -403,7 +484,7 @@ impl RxContext {
     fn give(&mut self, host: &mut dyn Host, op: OpKey, envelope: Envelope, message: Unexpected) {
         self.used = self.used.saturating_sub(message.cost(&envelope));
         match message.landing {
-            None if let Some(lent) = &message.lent => host.deliver(op, &envelope, &Held(lent)),
+            None if let Some(lent) = message.lent => self.share(host, op, envelope, lent),
             None => {
                 let placed = host.adopt(op, message.bytes);
                 host.complete(op, Outcome::received(&envelope, placed));

@@ -75,7 +75,8 @@ impl EndpointStats {
             OpKind::Connect => return,
         };
         moved.count += 1;
-        moved.bytes += len as u64;
+        // Of what peers did only they say how much it was.
+        moved.bytes = moved.bytes.saturating_add(len as u64);
     }
 
     /// With what the provider knows.

@@ -10,7 +10,7 @@ use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
 use fabric_core::mr::Memory;
-use fabric_core::provider::{EpId, Host, OpKey, Provider, SendNow, SendSpec};
+use fabric_core::provider::{EpId, Host, Lender, OpKey, Provider, SendNow, SendSpec};
 use fabric_core::stats::{DomainStats, EndpointStats};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -30,6 +30,7 @@ use crate::wait::{PollSet, WaitPolicy};
 pub struct Domain {
     engine: Arc<Engine>,
     pool: Arc<Pool>,
+    lender: Option<Arc<dyn Lender>>,
 }
 
 impl Domain {
@@ -42,11 +43,14 @@ impl Domain {
         let domain = provider.open_domain(info, set.clone())?;
         let progress = info.domain.data_progress;
         let engine = Arc::new(Engine::new(domain, set, policy, progress));
-        let pool = engine.lock().hub.pool.clone();
+        let (pool, lender) = {
+            let locked = engine.lock();
+            (locked.hub.pool.clone(), locked.provider.lender())
+        };
         if progress == Progress::Auto {
             driver::spawn(&engine, format!("fab-{name}"))?;
         }
-        Ok(Self { engine, pool })
+        Ok(Self { engine, pool, lender })
     }
 
     /// The pool that received messages without a buffer of their own come from.
@@ -231,7 +235,12 @@ impl Domain {
     /// # Errors
     /// [`Error::Again`] when peers have too much; what the operating system refuses.
     pub fn loan(&self, len: usize) -> Result<Loan> {
-        self.engine.lock().provider.loan(len)
+        let Some(lender) = &self.lender else { return Ok(Loan::copied(len)) };
+        if let Some(loan) = lender.reuse(len) {
+            return Ok(loan);
+        }
+        self.engine.lock().provider.collect_loans();
+        lender.reuse(len).map_or_else(|| lender.grow(len), Ok)
     }
 
     /// Takes the key of a region back: peers reach it no longer.
@@ -492,8 +501,8 @@ impl Domain {
         max: usize,
         cx: &mut Context<'_>,
     ) -> Poll<usize> {
-        let take = |hub: &mut Hub| match hub.cq(cq) {
-            Some(ring) => Some(ring.take(out, max)).filter(|count| *count > 0),
+        let take = |hub: &mut Hub| match hub.take_completions(cq, out, max) {
+            Some(count) => (count > 0).then_some(count),
             None => Some(0),
         };
         self.engine.poll(cx.waker(), take, |hub, waker| hub.register_cq(cq, waker))
@@ -503,7 +512,7 @@ impl Domain {
     pub fn try_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> usize {
         let mut locked = self.engine.lock();
         locked.glance();
-        let count = locked.hub.cq(cq).map_or(0, |ring| ring.take(out, max));
+        let count = locked.hub.take_completions(cq, out, max).unwrap_or(0);
         locked.finish();
         count
     }

@@ -32,6 +32,9 @@ use crate::ops::Phase;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{PollSet, Spinner, WaitPolicy};
 
+/// Posts between two looks: a program that only posts, and whose posts all end at once, hears of the end of a peer too.
+const POSTS_PER_LOOK: u32 = 64;
+
 /// Passes between two looks at the descriptors while somebody spins: new connections and dead peers.
 const PASSES_PER_LOOK: u64 = 2048;
 
@@ -65,6 +68,8 @@ pub(crate) struct State {
     pub(crate) armed: bool,
     pub(crate) spinner: Spinner,
     passes: u64,
+    /// Calls that posted something.
+    posts: u32,
     /// How often the driver went to sleep.
     pub(crate) parks: u64,
 }
@@ -100,6 +105,7 @@ impl Engine {
             armed: false,
             spinner: Spinner::new(policy),
             passes: 0,
+            posts: 0,
             parks: 0,
         };
         Self { policy, progress, set, polls: AtomicU64::new(0), state: Mutex::new(state) }
@@ -266,6 +272,15 @@ impl Locked<'_> {
         any
     }
 
+    /// A post is over.
+    #[inline]
+    pub(crate) fn posted(&mut self) {
+        self.posts = self.posts.wrapping_add(1);
+        if self.posts.is_multiple_of(POSTS_PER_LOOK) {
+            self.look();
+        }
+    }
+
     /// Does what a call of the provider made possible: sends that waited for credit, numbers to announce.
     pub(crate) fn follow_up(&mut self) {
         if !self.hub.follow_ups.is_empty() {
@@ -275,6 +290,7 @@ impl Locked<'_> {
 
     #[cold]
     fn follow_up_all(&mut self) {
+        let mut resumed = false;
         let state = &mut **self;
         while !state.hub.follow_ups.is_empty() {
             let what = state.hub.follow_ups.remove(0);
@@ -282,7 +298,16 @@ impl Locked<'_> {
                 FollowUp::Grant(ep) => state.grant(ep),
                 FollowUp::Announce(av, addr) => state.announce(av, addr),
                 FollowUp::Dismiss(av, addr) => state.dismiss(av, addr),
+                FollowUp::Resume => {
+                    state.provider.progress(&mut state.hub);
+                    resumed = true;
+                }
             }
+        }
+        if resumed {
+            // There may be more than one pass takes, and no peer rings for it.
+            self.disarm();
+            self.wake_driver();
         }
     }
 

@@ -50,6 +50,14 @@ impl Host for Hub {
         self.done(key);
     }
 
+    fn shares(&self, op: OpKey) -> bool {
+        let op = self.ops.get(op);
+        op.is_some_and(|op| {
+            let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
+            matches!(&op.buf, AnyBuf::Lent(lent) if lent.shares() && limit > 0)
+        })
+    }
+
     fn adopt(&mut self, op: OpKey, mut bytes: PooledBuf) -> usize {
         let Some(op) = self.ops.get_mut(op) else { return 0 };
         let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);

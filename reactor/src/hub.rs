@@ -3,6 +3,7 @@
 //! The [`Hub`] is what a provider sees as its [`Host`]. It lives under the domain's lock.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -120,6 +121,8 @@ pub(crate) struct Hub {
     pub(crate) waiters: usize,
     /// Sends the provider has not finished.
     pub(crate) sends: usize,
+    /// Something that peers did to memory here could not be taken in: a queue was full.
+    pub(crate) held_notice: bool,
     /// Event queues of this domain and its endpoints: their readers wait for it too.
     pub(crate) eqs: Vec<Arc<EventRing>>,
     /// A call left something behind that waits for a peer.
@@ -139,6 +142,8 @@ pub(crate) enum FollowUp {
     Announce(AvId, FiAddr),
     /// A guest has left, or a message of it was looked at: its number may be taken back.
     Dismiss(AvId, FiAddr),
+    /// A queue that was full has room: what peers did to memory here can be taken in.
+    Resume,
 }
 
 impl Hub {
@@ -149,12 +154,13 @@ impl Hub {
             cqs: Table::new(),
             counters: Table::new(),
             vectors: Table::new(),
-            regions: RegionTable::new(),
+            regions: RegionTable::new(RandomState::new().hash_one(0)),
             eq: None,
             pool: Pool::new(),
             later: Later::default(),
             waiters: 0,
             sends: 0,
+            held_notice: false,
             eqs: Vec::new(),
             unsettled: false,
             follow_ups: Vec::new(),
@@ -320,6 +326,20 @@ impl Hub {
         self.ops.free(key);
         self.seen(source);
         Some(ended)
+    }
+
+    /// Moves completions out of a queue, up to `max`; nothing when it is closed.
+    pub(crate) fn take_completions(
+        &mut self,
+        cq: CqId,
+        out: &mut Vec<Completion>,
+        max: usize,
+    ) -> Option<usize> {
+        let count = self.cq(cq)?.take(out, max);
+        if count > 0 && std::mem::take(&mut self.held_notice) {
+            self.follow_ups.push(FollowUp::Resume);
+        }
+        Some(count)
     }
 
     pub(crate) fn register_cq(&mut self, cq: CqId, waker: &Waker) {

@@ -169,6 +169,7 @@ impl Hub {
             && let Some(ring) = bound.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
         {
             if !ring.reserve() {
+                self.held_notice = true;
                 return false;
             }
             let completion = Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);

@@ -16,6 +16,7 @@ use crate::ops::{Credit, Op, Phase, Posted, Route};
 impl Locked<'_> {
     /// After a call that may have let others go on.
     pub(crate) fn finish(&mut self) {
+        self.posted();
         self.follow_up();
         if std::mem::take(&mut self.hub.unsettled) && self.armed && !self.arm() {
             self.wake_driver();

@@ -166,7 +166,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [`recv_lent`](Self::recv_lent), which costs none. The memory comes back to this endpoint's domain when the peer has
     /// dropped it. If the peer dies with it, or leaves, it is given up.
     ///
-    /// With a peer that has 256 loans it has not returned, a further one waits. Providers without shared memory copy.
+    /// With a peer that has 256 loans it has not returned, a further one is copied, as it is by providers without shared
+    /// memory, and from a domain that the loan is not of.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -198,9 +199,10 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`].
-    #[allow(unsafe_code)] // only declares the duty
+    #[allow(unsafe_code)] // passes the duty on
     pub unsafe fn recv_lent(&self) -> RecvRequest<'_, Lent, M> {
-        RecvRequest::new(self, Lent::empty(self.inner.domain.core.pool()))
+        // SAFETY: the caller's promise.
+        RecvRequest::new(self, unsafe { Lent::empty(self.inner.domain.core.pool()) })
     }
 
     /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit) holds.

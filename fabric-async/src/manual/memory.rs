@@ -60,7 +60,8 @@
 //! next loan of its size, rounded up to a power of two from 4 KiB. It counts with 128 bytes towards the budget of unexpected
 //! messages, wherever it waits.
 //!
-//! A peer may have 256 loans at a time, a domain 4 GiB of them; [`Error::Again`](crate::Error::Again) beyond. What a peer
+//! A peer may have 256 loans at a time; what is more is copied. A domain has 4 GiB of them at most, then
+//! [`loan`](crate::Endpoint::loan) is [`Error::Again`](crate::Error::Again). What a peer
 //! had whose connection ended is given up, since it may still be reading. What it received stays readable after the
 //! sender's death. A peer keeps the memory mapped that it was lent once, and can see what is written there later, also for
 //! others of the same user.

@@ -1,7 +1,9 @@
 //! Messages that are lent instead of copied.
 #![allow(unsafe_code)] // receiving where it lies: the senders of these scenarios do not write what they have lent
 
-use fabric_async::{Endpoint, Error, Lent, OpKind, RecvRequest};
+use fabric_async::{Endpoint, Error, EventKind, Lent, OpKind, RecvRequest};
+
+use std::task::Poll;
 
 use crate::payload::{pattern, poll_once, settled};
 use crate::setup::Setup;
@@ -159,8 +161,8 @@ pub(crate) async fn what_is_held_outlives_its_sender(setup: Setup) {
     }
 }
 
-/// A peer that returns nothing gets no more than its share, and goes on when it returns some.
-pub(crate) async fn a_peer_that_returns_nothing_waits(setup: Setup) {
+/// A peer that returns nothing gets no more than its share, then copies, and its share again when it returns some.
+pub(crate) async fn a_peer_that_returns_nothing_gets_copies(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let sends = tokio::spawn(async move {
         for which in 0..400 {
@@ -178,4 +180,85 @@ pub(crate) async fn a_peer_that_returns_nothing_waits(setup: Setup) {
         held.push(message);
     }
     sends.await.unwrap();
+}
+
+/// An operation that is held on to after its loan came back has nothing to give back any more.
+pub(crate) async fn what_was_lent_is_given_back_once(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let operation = a.ep.lend(to_b, a.ep.loan(8192).unwrap()).start().unwrap();
+    b.ep.recv().await.unwrap();
+    let mut second = a.ep.loan(8192).unwrap();
+    second.fill(2);
+    drop(operation);
+    let mut third = a.ep.loan(8192).unwrap();
+    third.fill(3);
+    assert!(second.iter().all(|byte| *byte == 2), "two loans are two pieces of memory");
+}
+
+/// A loan is its own domain's: others copy it, and never lend something else in its place.
+pub(crate) async fn loans_of_another_domain_are_copied(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let c = setup.station().await;
+    let mut secret = a.ep.loan(5000).unwrap();
+    secret.fill(1);
+    for _ in 0..3 {
+        let mut foreign = c.ep.loan(5000).unwrap();
+        foreign.fill(9);
+        let (sent, got) = tokio::join!(a.ep.lend(to_b, foreign), lent(&b.ep));
+        sent.unwrap();
+        let got = got.unwrap();
+        assert!(got.iter().all(|byte| *byte == 9) && !got.buf.is_shared());
+    }
+    assert!(secret.iter().all(|byte| *byte == 1));
+}
+
+/// The promise holds for one receive: the buffer that comes back is one like any other.
+pub(crate) async fn a_promise_is_for_one_receive(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    lend(&a, to_b, 5000, 1).await;
+    let first = lent(&b.ep).await.unwrap().into_buf();
+    lend(&a, to_b, 6000, 2).await;
+    let second = b.ep.recv_into(first).await.unwrap();
+    assert!(second[..] == *pattern(6000, 2) && !second.buf.is_shared());
+}
+
+/// More pieces of memory than a peer keeps mapped, and than are under way at once.
+pub(crate) async fn many_pieces_of_memory_go_to_one_peer(setup: Setup) {
+    let (mut a, b, to_b) = pair(&setup).await;
+    let loans: Vec<_> = (0..700).map(|_| a.ep.loan(64).unwrap()).collect();
+    for (number, mut loan) in loans.into_iter().enumerate() {
+        loan.copy_from_slice(pattern(64, number));
+        let (sent, got) = tokio::join!(a.ep.lend(to_b, loan), b.ep.recv());
+        sent.unwrap();
+        assert!(got.unwrap()[..] == *pattern(64, number), "message {number}");
+    }
+    assert_eq!(a.eq.try_next().filter(|event| matches!(event.kind, EventKind::PeerDown { .. })), None);
+}
+
+/// Long ones that are copied by their receivers, several at a time, and dropped in between.
+pub(crate) async fn long_ones_are_copied_by_and_by(setup: Setup) {
+    const LEN: usize = 1 << 20;
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    for round in 0..3 {
+        let early: Vec<_> = (0..2).map(|_| b.ep.recv_into(vec![0; LEN]).start().unwrap()).collect();
+        for which in 0..4 {
+            lend(&a, to_b, LEN, 4 * round + which).await;
+        }
+        for (which, receive) in early.into_iter().enumerate() {
+            assert!(receive.await.unwrap()[..] == *pattern(LEN, 4 * round + which));
+        }
+        let mut dropped = b.ep.recv().start().unwrap();
+        let polled = poll_once(&mut dropped).await;
+        drop(dropped);
+        let got = match polled {
+            Poll::Ready(got) => got.unwrap(),
+            Poll::Pending => b.ep.recv().await.unwrap(),
+        };
+        assert!(got[..] == *pattern(LEN, 4 * round + 2));
+        let small = b.ep.recv_into(vec![0; 300_000].into_boxed_slice()).await.unwrap_err();
+        assert_eq!(small.error, Error::Truncated { len: 300_000, lost: LEN - 300_000 });
+        assert!(small.buf[..] == pattern(LEN, 4 * round + 3)[..300_000]);
+    }
 }

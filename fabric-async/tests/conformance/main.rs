@@ -203,7 +203,12 @@ macro_rules! scenarios {
                 they_are_messages_like_any_other: BOTH,
                 dropping_a_receive_loses_nothing: MSG,
                 what_is_held_outlives_its_sender: MSG,
-                a_peer_that_returns_nothing_waits: MSG,
+                a_peer_that_returns_nothing_gets_copies: MSG,
+                what_was_lent_is_given_back_once: MSG,
+                loans_of_another_domain_are_copied: MSG,
+                a_promise_is_for_one_receive: MSG,
+                many_pieces_of_memory_go_to_one_peer: MSG,
+                long_ones_are_copied_by_and_by: MSG,
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,
@@ -223,6 +228,9 @@ macro_rules! scenarios {
                 both_sides_count: RMA_EVENT,
                 what_was_not_asked_for_is_refused: ATOMIC,
                 dropped_operations_end: RMA,
+                a_cancelled_operation_leaves_the_rest_in_order: RMA,
+                a_region_that_closes_midway_ends_the_operation: RMA,
+                an_emptied_queue_lets_the_rest_in: RMA,
             }
             atomics {
                 every_operation_on_every_type: ATOMIC,

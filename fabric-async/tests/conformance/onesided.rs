@@ -321,3 +321,80 @@ pub(crate) async fn dropped_operations_end(setup: Setup) {
     assert_eq!((region.load(0), region.load(8)), (Ok(3u64), Ok(4u64)));
     a.ep.close().unwrap();
 }
+
+/// Taking a queued operation back leaves the questions it asked unanswered for nobody, and what waits behind it goes on.
+pub(crate) async fn a_cancelled_operation_leaves_the_rest_in_order(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let first = b.domain.alloc_with_key(64, BOTH, 1).unwrap();
+    let second = b.domain.alloc_with_key(64, BOTH, 2).unwrap();
+    let nobody = RemoteRegion::from_bytes(&{
+        let mut bytes = first.remote().to_bytes();
+        bytes[0] = 3;
+        bytes
+    });
+    let nobody = nobody.unwrap();
+    for remote in [first.remote(), nobody] {
+        // Where it did not wait, there is nothing to take back.
+        if let Ok(operation) = a.ep.read(to_b, remote.slice(..8)).start() {
+            drop(operation.cancel().await);
+        }
+    }
+    let read = a.ep.read(to_b, second.remote().slice(..)).start().unwrap();
+    let sent = a.ep.send(to_b, "behind").start().unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
+    assert_eq!(read.await.unwrap().len(), 64);
+    sent.await.unwrap();
+    // The answer of then says nothing about now.
+    let _moving = (a.keep_moving(), b.keep_moving());
+    settled(|| 0).await;
+    let third = b.domain.alloc_with_key(64, BOTH, 3).unwrap();
+    assert_eq!(a.ep.read(to_b, third.remote().slice(..)).await.unwrap().len(), 64);
+    a.ep.write(to_b, first.remote().at(0), "x").await.unwrap();
+}
+
+/// A long write whose region is closed meanwhile ends with that, and does not go on in another one of the same key.
+pub(crate) async fn a_region_that_closes_midway_ends_the_operation(setup: Setup) {
+    const LEN: usize = 4 << 20;
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let first = b.domain.alloc_with_key(LEN, BOTH, 5).unwrap();
+    a.ep.write(to_b, first.remote().at(0), vec![1; 8]).await.unwrap();
+    let write = a.ep.write(to_b, first.remote().at(0), vec![7; LEN]).start().unwrap();
+    first.close().unwrap();
+    let second = b.domain.alloc_with_key(LEN, BOTH, 5).unwrap();
+    let done = write.await;
+    let (begin, end) = (second.load::<u8>(0).unwrap(), second.load::<u8>(LEN - 1).unwrap());
+    match done {
+        Ok(_) => assert!((begin, end) == (7, 7) || (begin, end) == (0, 0), "whole, wherever it went"),
+        Err(failed) => assert!(matches!(failed.error, Error::Key { key: 5, .. }), "{}", failed.error),
+    }
+}
+
+/// Who empties a full queue, and then waits for something else, gets what waited behind.
+pub(crate) async fn an_emptied_queue_lets_the_rest_in(setup: Setup) {
+    let (a, mut b, to_b) = pair_of(&setup, Plan::default(), Plan { entries: 8, ..Plan::default() }).await;
+    let region = b.domain.alloc(8, BOTH).unwrap();
+    let remote = region.remote();
+    let writes = async {
+        for number in 0..9 {
+            a.ep.write(to_b, remote.at(0), vec![0; 8]).data(number).await.unwrap();
+        }
+        a.ep.send(to_b, "behind").await.unwrap();
+    };
+    let (ep, mut out) = (b.ep.clone(), Vec::new());
+    let waiting = tokio::spawn(async move { ep.recv().await.map(|message| message.len()) });
+    tokio::join!(writes, async {
+        // The queue is full, and more waits in front of it.
+        while b.ep.stats().heard.count < 8 {
+            b.domain.progress();
+            tokio::task::yield_now().await;
+        }
+    });
+    settled(|| 0).await;
+    assert!(!waiting.is_finished());
+    while out.len() < 8 {
+        let left = 8 - out.len();
+        b.cq.next_batch(&mut out, left).await;
+    }
+    assert_eq!(waiting.await.unwrap().unwrap(), 6);
+}

@@ -84,6 +84,8 @@ impl fmt::Debug for Loan {
 pub struct Lent {
     shared: Option<(Arc<dyn LentMemory>, usize)>,
     own: PooledBuf,
+    /// Somebody has promised that what the next message is in does not change.
+    promised: bool,
 }
 
 /// Memory of a peer, held until the last owner drops it.
@@ -93,10 +95,22 @@ pub trait LentMemory: Source + Send + Sync + 'static {
 }
 
 impl Lent {
+    /// Takes the next message where it lies, and those after it as copies.
+    ///
+    /// # Safety
+    /// Whoever sends the message that is received into this does not change the memory it is in.
     #[doc(hidden)]
     #[must_use]
-    pub fn empty(pool: &Arc<Pool>) -> Self {
-        Self { shared: None, own: PooledBuf::empty(pool) }
+    #[allow(unsafe_code)] // only declares the duty
+    pub unsafe fn empty(pool: &Arc<Pool>) -> Self {
+        Self { shared: None, own: PooledBuf::empty(pool), promised: true }
+    }
+
+    /// Whether a message may be taken where it lies.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn shares(&self) -> bool {
+        self.promised
     }
 
     /// Whether the bytes lie in the sender's memory.
@@ -107,7 +121,8 @@ impl Lent {
 
     /// Takes a whole message where it lies, if its memory is lent.
     pub(super) fn take(&mut self, source: &dyn Source) -> bool {
-        self.shared = source.lent().map(|memory| (memory, source.len()));
+        let promised = std::mem::take(&mut self.promised);
+        self.shared = if promised { source.lent().map(|memory| (memory, source.len())) } else { None };
         self.shared.is_some()
     }
 

@@ -208,12 +208,18 @@ impl Outbound {
             && let Some(remote) = spec.remote
         {
             let payload = host.payload(op).to_vec();
-            let mut result = vec![0; if spec.kind.fills() { remote.len } else { 0 }];
+            let mut result = Vec::new();
             let len = if spec.kind == OpKind::Write { payload.len() } else { remote.len };
             let accessed = self.access(peer, &spec, len, |memory, at| match spec.kind {
                 OpKind::Write => memory.write(at, &payload),
-                OpKind::Read => memory.read(at, &mut result),
-                _ => execute(memory, at, &remote, &payload, &mut result),
+                OpKind::Read => {
+                    result.resize(len, 0);
+                    memory.read(at, &mut result);
+                }
+                kind => {
+                    result.resize(if kind.fills() { len } else { 0 }, 0);
+                    execute(memory, at, &remote, &payload, &mut result);
+                }
             });
             let outcome = match accessed {
                 Ok(false) => break,

@@ -32,7 +32,12 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 /// Where the bytes begin; in front of them is the word that says whether the area is lent.
 const BYTES_AT: usize = 4096;
 /// The largest area.
-const MOST_BYTES: usize = 1 << 46;
+const MOST_BYTES: usize = 1 << 40;
+
+/// Larger areas are refused when the machine has not so much memory. The kernel would end processes to find it: shared
+/// memory belongs to none.
+const UNASKED: usize = 64 << 20;
+const ENOMEM: i32 = 12;
 
 const LENT: u32 = 1;
 const WITHDRAWN: u32 = 0;
@@ -63,6 +68,9 @@ impl Lent {
         if len > MOST_BYTES {
             return Err(Error::TooLong { what: "memory region", len, limit: MOST_BYTES });
         }
+        if len > UNASKED && available().is_some_and(|available| len as u64 > available) {
+            return Err(Error::os("fallocate", ENOMEM));
+        }
         let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Kernels before 6.3 do not know the flag that keeps the memory from being executed.
@@ -90,6 +98,13 @@ impl Lent {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Bytes of memory that can be had, as the kernel estimates.
+fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
 impl Memory for Lent {
@@ -123,6 +138,12 @@ impl Area {
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| "memory that cannot be sealed")?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
             return Err("memory that is not sealed");
+        }
+        // Memory of huge pages can be missing when it is touched, whatever was sealed.
+        const TMPFS: u64 = 0x0102_1994;
+        let system = rustix::fs::fstatfs(fd).map_err(|_| "memory of no kind")?;
+        if system.f_type as u64 != TMPFS {
+            return Err("memory of another kind");
         }
         let size = rustix::fs::fstat(fd).map_err(|_| "memory without a size")?.st_size;
         if usize::try_from(size) != Ok(BYTES_AT + len) {
@@ -223,6 +244,11 @@ impl Area {
         let start = self.at(0, len);
         // SAFETY: mapped and writable, by the lines above; the only reference, by the caller.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
+    }
+
+    /// Whether these bytes are the first of this mapping.
+    pub(crate) fn starts(&self, bytes: &[u8]) -> bool {
+        std::ptr::eq(self.at(0, 0).as_ptr(), bytes.as_ptr()) && bytes.len() <= self.len
     }
 
     /// Part of it, to be copied out.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use fabric_core::buf::{Pool, PooledBuf};
 use fabric_core::completion::Outcome;
 use fabric_core::event::{DownReason, EventKind};
+use fabric_core::flags::Caps;
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet};
 use fabric_core::rx::RxContext;
@@ -18,7 +19,7 @@ use slab::Slab;
 
 use super::handshake::{self, Word};
 use super::incoming::{Here, Incoming, Met, Stranger};
-use super::loans::Loans;
+use super::loans::{Adopted, Loans};
 use super::outgoing::{Doings, Ended, Outgoing, Pumped, Push};
 use super::socket::{self, Listener};
 
@@ -96,7 +97,7 @@ impl Endpoint {
     pub(crate) fn open(
         id: EpId,
         at: Address,
-        (heeds, loans): (bool, Loans),
+        (caps, loans): (Caps, Loans),
         wait: Arc<dyn WaitSet>,
         pool: &Arc<Pool>,
     ) -> Result<Self> {
@@ -106,7 +107,13 @@ impl Endpoint {
         Ok(Self {
             id,
             name: at,
-            here: Here { ep: id, incarnation: RandomState::new().hash_one(id.0), heeds },
+            here: Here {
+                ep: id,
+                incarnation: RandomState::new().hash_one(id.0),
+                is_target: caps.is_rma_target(),
+                heeds: caps.contains(Caps::RMA_EVENT),
+                adopted: Adopted::default(),
+            },
             loans,
             done: Doings::default(),
             listener,
@@ -219,14 +226,26 @@ impl Endpoint {
 
     pub(crate) fn post_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         self.rx.post(host, op, spec);
+        if self.rx.is_copying() {
+            host.unsettled();
+        }
         if self.held {
             self.pump_callers(host);
             host.unsettled();
         }
     }
 
-    pub(crate) fn cancel(&mut self, op: OpKey) -> bool {
-        self.rx.cancel(op) || self.busy.iter().any(|&at| self.outgoing[at].cancel(op))
+    pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
+        if self.rx.cancel(op) {
+            return true;
+        }
+        let Some(at) = self.busy.iter().copied().find(|&at| self.outgoing[at].cancel(op)) else {
+            return false;
+        };
+        // What waited behind it may go now.
+        self.pump_one(host, at);
+        host.unsettled();
+        true
     }
 
     pub(crate) fn abandon_recv(&mut self, host: &mut dyn Host, op: OpKey) {
@@ -277,7 +296,7 @@ impl Endpoint {
     // ---- moving
 
     pub(crate) fn progress(&mut self, host: &mut dyn Host) -> bool {
-        let received = self.pump_callers(host);
+        let received = self.pump_callers(host) | self.rx.copy_on(host);
         received | (!self.busy.is_empty() && self.pump_outgoing(host))
     }
 
@@ -392,7 +411,7 @@ impl Endpoint {
                 let Caller::Stranger(stranger) = self.callers.remove(at) else { return };
                 self.strangers.retain(|stranger| *stranger != at);
                 self.next_key += 1;
-                match stranger.meet(PeerKey(self.next_key), self.here) {
+                match stranger.meet(PeerKey(self.next_key), self.here.clone()) {
                     // A slab gives the position that was freed last to who comes next.
                     Met::Later(stranger) => {
                         let again = self.callers.insert(Caller::Stranger(stranger));
@@ -498,7 +517,7 @@ impl Endpoint {
     // ---- sleeping
 
     pub(crate) fn arm(&mut self) -> bool {
-        let mut quiet = true;
+        let mut quiet = !self.rx.is_copying();
         for (_, caller) in &mut self.callers {
             if let Caller::Peer(peer) = caller {
                 quiet &= peer.arm();

@@ -39,6 +39,7 @@ const LEAVE: u16 = 102;
 const MAP: u16 = 103;
 const DENIED: u16 = 104;
 const GRANT: u16 = 105;
+const FORGET: u16 = 106;
 
 /// The rights of a grant, as they travel; and whether the endpoint wants to hear of what is done.
 const READ: u8 = 1;
@@ -71,6 +72,8 @@ pub(crate) enum Word {
     Map(u64),
     /// There is no region of this key.
     Denied(u64),
+    /// The sender will not lend this memory again before it gives it anew.
+    Forget(u64),
 }
 
 /// Memory, with its descriptor: the answer to [`Word::Map`], or what the sender is going to lend.
@@ -225,6 +228,7 @@ fn encode_word(word: Word) -> [u8; WORD_LEN] {
         Word::Leave => (LEAVE, 0),
         Word::Map(key) => (MAP, key),
         Word::Denied(key) => (DENIED, key),
+        Word::Forget(key) => (FORGET, key),
     };
     let mut message = [0; WORD_LEN];
     message[..8].copy_from_slice(&MAGIC);
@@ -241,6 +245,9 @@ pub(crate) fn read_said(socket: &Socket) -> Read<Said> {
         Received::Nothing => Read::Nothing,
         Received::HungUp => Read::HungUp,
         Received::TooLong => Read::Malformed("a message that is too long"),
+        Received::Message(len, fds) if fds.is_empty() && parse_grant(&bytes[..len]).is_some() => {
+            Read::Malformed("memory whose descriptor did not arrive: out of descriptors?")
+        }
         Received::Message(len, fds) if fds.is_empty() => parse_word(&bytes[..len]).map(Said::Word),
         Received::Message(len, fds) => match <[OwnedFd; 1]>::try_from(fds) {
             Ok([memory]) => match parse_grant(&bytes[..len]) {
@@ -313,6 +320,7 @@ fn parse_word(bytes: &[u8]) -> Read<Word> {
         LEAVE => Word::Leave,
         MAP => Word::Map(argument),
         DENIED => Word::Denied(argument),
+        FORGET => Word::Forget(argument),
         REFUSED_USER => Word::Refused(Refusal::User),
         REFUSED_MALFORMED => Word::Refused(Refusal::Malformed),
         REFUSED_RESOURCES => Word::Refused(Refusal::Resources),
@@ -361,6 +369,9 @@ mod tests {
             Word::Goodbye,
             Word::Ring,
             Word::Leave,
+            Word::Map(3),
+            Word::Denied(u64::MAX),
+            Word::Forget(4),
             Word::Refused(Refusal::User),
             Word::Refused(Refusal::Version { theirs: VERSION, ours: VERSION }),
         ] {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use fabric_core::buf::Source;
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
+use fabric_core::flags::Access;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::provider::{Deed, EpId, Host};
 use fabric_core::rx::{LandingId, RxContext};
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 
 use super::area::{Area, Lent};
 use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, VERSION, Word};
-use super::loans::{Borrow, Offer};
+use super::loans::{self, Adopted, Borrow, Foreign, Offer};
 use super::outgoing::LOAN_BYTES;
 use super::record::{BEGIN, HAS_READ, LOAN, Layout, NOTICE, PIECE, WHOLE};
 use super::ring::{Broken, Consumer, Record};
@@ -25,6 +26,8 @@ use super::socket::{self, Socket};
 /// Records and bytes taken from one peer in one pass.
 const RECORDS_PER_PASS: usize = 64;
 const BYTES_PER_PASS: usize = 64 * 1024;
+/// How often the socket is read for memory that a record speaks of: more words than it has room for.
+const LOOKS_FOR_MEMORY: usize = 32;
 /// Pieces of memory that a peer may lend.
 const MOST_LENT: usize = 1024;
 /// The longest message a peer may announce.
@@ -40,13 +43,16 @@ pub(crate) struct Identity {
 }
 
 /// The endpoint that a connection leads to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Here {
     pub(crate) ep: EpId,
     /// A random number that tells it from others of its name.
     pub(crate) incarnation: u64,
-    /// It wants to hear of everything that peers do to the memory of its domain.
+    /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
+    pub(crate) is_target: bool,
     pub(crate) heeds: bool,
+    /// What peers lend to it.
+    pub(crate) adopted: Adopted,
 }
 
 /// A connection that has not said hello yet.
@@ -68,7 +74,7 @@ pub(crate) struct Incoming {
     socket: Socket,
     ring: Consumer<Segment>,
     /// Memory that the peer lends, by its name.
-    lent: Vec<(u64, Arc<Area>)>,
+    lent: Vec<(u64, Arc<Foreign>)>,
     /// The message that is arriving in pieces.
     landing: Option<LandingId>,
     /// The oldest record waits for a receive, or for room.
@@ -219,6 +225,9 @@ impl Incoming {
             return Err(Broken("a message within a message"));
         }
         if kind == NOTICE {
+            if !self.here.is_target {
+                return Err(Broken("a notice to an endpoint without memory"));
+            }
             let len = layout.total.map_or(0, word);
             let deed = if flags & HAS_READ != 0 { Deed::Read } else { Deed::Write };
             let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -270,6 +279,7 @@ impl Incoming {
                         return Some(DownReason::Protocol("questions without reading the answers"));
                     }
                 }
+                Read::Message(Said::Word(Word::Forget(key))) => self.lent.retain(|(lent, _)| *lent != key),
                 Read::HungUp if self.goodbye || self.left => return Some(DownReason::Closed),
                 Read::HungUp => return Some(DownReason::Died),
                 Read::Message(_) => return Some(DownReason::Protocol("a word only the receiver may say")),
@@ -282,12 +292,16 @@ impl Incoming {
 
     /// The peer has sent memory that it is going to lend.
     fn granted(&mut self, grant: Grant<OwnedFd>) -> Result<(), &'static str> {
-        let area = Area::adopt(&grant.memory, grant.len, false);
+        let area = if grant.len > loans::MOST_BYTES {
+            Err("more memory than anybody lends")
+        } else {
+            Area::adopt(&grant.memory, grant.len, false)
+        };
         socket::discard(vec![grant.memory]);
         if self.lent.len() >= MOST_LENT {
             return Err("too much memory to lend");
         }
-        let area = Arc::new(area?);
+        let area = self.here.adopted.adopt(area?).ok_or("too much memory to lend")?;
         match self.lent.binary_search_by_key(&grant.key, |(key, _)| *key) {
             Ok(_) => return Err("the same memory twice"),
             Err(at) => self.lent.insert(at, (grant.key, area)),
@@ -309,15 +323,19 @@ impl Incoming {
             return Err(Broken("a loan of another length"));
         }
         let (key, slot) = (word(layout.payload), word(layout.payload + 8));
-        let find = |lent: &[(u64, Arc<Area>)]| {
+        let find = |lent: &[(u64, Arc<Foreign>)]| {
             lent.binary_search_by_key(&key, |(key, _)| *key).ok().map(|at| lent[at].1.clone())
         };
         let area = match find(&self.lent) {
             Some(area) => area,
             None => {
-                // It was sent before the record. That the peer has hung up is found again.
-                if let Some(DownReason::Protocol(what)) = self.readable(host) {
-                    return Err(Broken(what));
+                // It was sent before the record, behind other words. That the peer has hung up is found again.
+                for _ in 0..LOOKS_FOR_MEMORY {
+                    match self.readable(host) {
+                        Some(DownReason::Protocol(what)) => return Err(Broken(what)),
+                        None if find(&self.lent).is_none() => {}
+                        _ => break,
+                    }
                 }
                 find(&self.lent).ok_or(Broken("a loan of unknown memory"))?
             }
@@ -334,7 +352,7 @@ impl Incoming {
         };
         let borrow = Borrow::new(area, len, segment.clone(), slot).ok_or(Broken("a loan out of bounds"))?;
         let offer = Offer(Arc::new(borrow));
-        let taken = rx.deliver(host, envelope, &offer);
+        let taken = rx.lend(host, envelope, &offer);
         if !taken {
             // It stays lent: the record is looked at again.
             Arc::into_inner(offer.0).into_iter().for_each(Borrow::keep);
@@ -345,7 +363,10 @@ impl Incoming {
     /// Says what a key stands for; false when the peer leaves no room for answers.
     fn answer(&self, host: &dyn Host, key: u64) -> bool {
         let denied = || handshake::try_say(&self.socket, Word::Denied(key));
-        let Some(region) = host.region(key) else { return denied() };
+        let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let Some(region) = host.region(key).filter(|region| region.access.intersects(remote)) else {
+            return denied();
+        };
         let memory: &dyn Any = &*region.memory;
         let Some(lent) = memory.downcast_ref::<Lent>() else { return denied() };
         let (len, access, heeds) = (region.memory.len(), region.access, self.here.heeds);

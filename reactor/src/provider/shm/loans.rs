@@ -7,17 +7,20 @@
 //!
 //! # Safety
 //!
-//! [`Chunk`] hands out its bytes as a slice, and for writing. It is held by one [`ShmLoan`] at a time (`state`), peers
-//! have read-only mappings (the seal of its area sees to that), and the provider only reads it when it sends. So no
-//! reference to a byte exists while another party writes it.
+//! [`ShmLoan`] hands out the bytes of its chunk as a slice, and for writing. A chunk is held by one of them at a time: its
+//! state has a number that is new each time it is held, and only the loan of that number can end the holding. Peers have
+//! read-only mappings (the seal of its area sees to that), and the provider only reads it when it sends. A loan is lent
+//! only by showing its own bytes ([`Borrowed::prepare`]), so nobody lends what somebody else holds. Whoever has lent a
+//! loan does not hand out its bytes again. So no reference to a byte exists while another party writes it.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fabric_core::buf::{LentMemory, Loan, LoanMemory, Source};
 use fabric_core::flags::Access;
+use fabric_core::provider::Lender;
 use fabric_core::{Error, Result, Scarce};
 
 use super::area::{Area, Lent};
@@ -25,21 +28,25 @@ use super::segment::Segment;
 
 /// The smallest chunk. They come in powers of two.
 const SMALLEST: usize = 4096;
-/// Bytes of a domain that may be lent or free at the same time.
-const MOST_BYTES: usize = 4 << 30;
-/// Chunks that one peer may have at the same time.
+/// Bytes of a domain that may be lent or free at the same time, and so the largest loan.
+pub(crate) const MOST_BYTES: usize = 4 << 30;
+/// Chunks that one peer may have at the same time. What is more is copied.
 pub(crate) const SLOTS: usize = 256;
+/// Chunks whose memory a peer keeps mapped when it has given them back.
+const MOST_GIVEN: usize = 512;
 
-const FREE: u8 = 0;
-const HELD: u8 = 1;
-const LENT: u8 = 2;
+/// What a chunk is, in the low bits of its state; above them is the number of the holding.
+const FREE: u64 = 0;
+const HELD: u64 = 1;
+const LENT: u64 = 2;
+const NUMBER: u64 = 4;
 
 /// Memory of a loan.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     memory: Lent,
     pub(crate) key: u64,
-    state: AtomicU8,
+    state: AtomicU64,
 }
 
 /// All chunks of a domain.
@@ -57,43 +64,13 @@ impl Loans {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Memory that is free, of this many bytes or somewhat more.
-    pub(crate) fn reuse(&self, len: usize) -> Option<Loan> {
-        if len > MOST_BYTES {
-            return None;
-        }
-        let size = size_of_chunk(len);
+    /// The chunk of this name that this payload is the beginning of, if its writer has it.
+    fn held(&self, key: u64, payload: &[u8]) -> Option<(Arc<Chunk>, u64)> {
         let chunks = self.chunks();
-        let free = |chunk: &&Arc<Chunk>| chunk.len() == size && chunk.move_to(FREE, HELD);
-        chunks.all.iter().find(free).map(|chunk| loan(chunk.clone(), len))
-    }
-
-    /// Fresh memory.
-    pub(crate) fn grow(&self, len: usize) -> Result<Loan> {
-        if len > MOST_BYTES {
-            return Err(Error::TooLong { what: "loan", len, limit: MOST_BYTES });
-        }
-        let size = size_of_chunk(len);
-        let mut chunks = self.chunks();
-        let used: usize = chunks.all.iter().map(|chunk| chunk.len()).sum();
-        if used + size > MOST_BYTES {
-            return Err(Error::Again(Scarce::LendingMemory));
-        }
-        chunks.next += 1;
-        let memory = Lent::create(size, Access::REMOTE_READ)?;
-        let chunk = Arc::new(Chunk { memory, key: chunks.next, state: AtomicU8::new(HELD) });
-        chunks.all.push(chunk.clone());
-        Ok(loan(chunk, len))
-    }
-
-    /// The chunk of this name, if its writer has it.
-    pub(crate) fn held(&self, key: u64) -> Option<Arc<Chunk>> {
-        let chunks = self.chunks();
-        chunks
-            .all
-            .iter()
-            .find(|chunk| chunk.key == key && chunk.state.load(Ordering::Relaxed) == HELD)
-            .cloned()
+        let chunk = chunks.all.iter().find(|chunk| chunk.key == key)?;
+        let state = chunk.state.load(Ordering::Relaxed);
+        let same = chunk.memory.area().starts(payload);
+        (same && state % NUMBER == HELD).then(|| (chunk.clone(), state))
     }
 
     /// This chunk is not used again.
@@ -102,12 +79,55 @@ impl Loans {
     }
 }
 
+/// Loans are made without the lock of the domain: fresh memory takes its time.
+impl Lender for Loans {
+    fn reuse(&self, len: usize) -> Option<Loan> {
+        if len > MOST_BYTES {
+            return None;
+        }
+        let size = size_of_chunk(len);
+        let chunks = self.chunks();
+        let held = |chunk: &Arc<Chunk>| {
+            let state = (chunk.len() == size).then(|| chunk.hold()).flatten()?;
+            Some(loan(chunk.clone(), state, len))
+        };
+        chunks.all.iter().find_map(held)
+    }
+
+    fn grow(&self, len: usize) -> Result<Loan> {
+        if len > MOST_BYTES {
+            return Err(Error::TooLong { what: "loan", len, limit: MOST_BYTES });
+        }
+        let size = size_of_chunk(len);
+        let used = |chunks: &Chunks| chunks.all.iter().map(|chunk| chunk.len()).sum::<usize>() + size;
+        let mut unused = Vec::new();
+        {
+            let mut chunks = self.chunks();
+            // What is free of other sizes makes room.
+            while used(&chunks) > MOST_BYTES {
+                let Some(at) = chunks.all.iter().position(|chunk| chunk.hold().is_some()) else {
+                    return Err(Error::Again(Scarce::LendingMemory));
+                };
+                unused.push(chunks.all.swap_remove(at));
+            }
+        }
+        drop(unused);
+        let memory = Lent::create(size, Access::REMOTE_READ)?;
+        let mut chunks = self.chunks();
+        chunks.next += 1;
+        let state = NUMBER + HELD;
+        let chunk = Arc::new(Chunk { memory, key: chunks.next, state: AtomicU64::new(state) });
+        chunks.all.push(chunk.clone());
+        Ok(loan(chunk, state, len))
+    }
+}
+
 fn size_of_chunk(len: usize) -> usize {
     len.max(SMALLEST).next_power_of_two()
 }
 
-fn loan(chunk: Arc<Chunk>, len: usize) -> Loan {
-    Loan::new(Box::new(ShmLoan { chunk, len }))
+fn loan(chunk: Arc<Chunk>, state: u64, len: usize) -> Loan {
+    Loan::new(Box::new(ShmLoan { chunk, state, len }))
 }
 
 impl Chunk {
@@ -120,8 +140,16 @@ impl Chunk {
         &self.memory
     }
 
-    fn move_to(&self, from: u8, to: u8) -> bool {
-        // SYNC: who gives memory back has released it; who takes it acquires.
+    /// Takes a free chunk; returns its state then.
+    fn hold(&self) -> Option<u64> {
+        let free = self.state.load(Ordering::Relaxed);
+        let held = free - free % NUMBER + NUMBER + HELD;
+        // SYNC: acquires what whoever gave it back has released.
+        let taken = free % NUMBER == FREE && self.change(free, held);
+        taken.then_some(held)
+    }
+
+    fn change(&self, from: u64, to: u64) -> bool {
         self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
@@ -129,6 +157,8 @@ impl Chunk {
 /// A chunk in the hands of its writer.
 struct ShmLoan {
     chunk: Arc<Chunk>,
+    /// The state of the chunk as long as this holds it.
+    state: u64,
     len: usize,
 }
 
@@ -151,16 +181,30 @@ impl LoanMemory for ShmLoan {
 
 impl Drop for ShmLoan {
     fn drop(&mut self) {
-        // What was lent stays so.
-        self.chunk.move_to(HELD, FREE);
+        // What was lent stays so, and what came back and is held anew is another's.
+        self.chunk.change(self.state, self.state - HELD + FREE);
     }
+}
+
+/// A chunk that a peer has, and its state then.
+#[derive(Debug)]
+struct Out {
+    chunk: Arc<Chunk>,
+    state: u64,
+}
+
+/// A chunk that is about to be lent.
+pub(crate) struct Prepared {
+    pub(crate) chunk: Arc<Chunk>,
+    state: u64,
+    pub(crate) slot: usize,
 }
 
 /// What one peer has, by slot.
 #[derive(Debug)]
 pub(crate) struct Borrowed {
     loans: Loans,
-    slots: Vec<Option<Arc<Chunk>>>,
+    slots: Vec<Option<Out>>,
     /// Chunks whose memory the peer has been given, by name.
     given: Vec<u64>,
 }
@@ -170,10 +214,11 @@ impl Borrowed {
         Self { loans, slots: Vec::new(), given: Vec::new() }
     }
 
-    /// The chunk of this name, and a slot for it; nothing when the peer has too many.
-    pub(crate) fn prepare(&mut self, key: u64, segment: &Segment) -> Option<(Arc<Chunk>, usize)> {
-        let chunk = self.loans.held(key)?;
-        let free = |slots: &[Option<Arc<Chunk>>]| slots.iter().position(Option::is_none);
+    /// The chunk that this payload is of, and a slot for it; nothing when it is of somewhere else, or the peer has too
+    /// many.
+    pub(crate) fn prepare(&mut self, key: u64, payload: &[u8], segment: &Segment) -> Option<Prepared> {
+        let (chunk, state) = self.loans.held(key, payload)?;
+        let free = |slots: &[Option<Out>]| slots.iter().position(Option::is_none);
         let slot = match free(&self.slots) {
             Some(slot) => slot,
             None if self.slots.len() < SLOTS => {
@@ -185,7 +230,7 @@ impl Borrowed {
                 free(&self.slots)?
             }
         };
-        Some((chunk, slot))
+        Some(Prepared { chunk, state, slot })
     }
 
     /// Whether the peer has this memory already.
@@ -199,10 +244,28 @@ impl Borrowed {
         }
     }
 
+    /// Names of memory that the peer need not keep: it has too much of it that it does not read.
+    pub(crate) fn surplus(&self) -> Vec<u64> {
+        if self.given.len() < MOST_GIVEN {
+            return Vec::new();
+        }
+        let out = |key: u64| self.slots.iter().flatten().any(|out| out.chunk.key == key);
+        self.given.iter().copied().filter(|key| !out(*key)).collect()
+    }
+
+    /// The peer does not have this memory any more.
+    pub(crate) fn forget(&mut self, key: u64) {
+        if let Ok(at) = self.given.binary_search(&key) {
+            self.given.remove(at);
+        }
+    }
+
     /// The chunk is the peer's now.
-    pub(crate) fn lend(&mut self, chunk: Arc<Chunk>, slot: usize) {
-        chunk.move_to(HELD, LENT);
-        self.slots[slot] = Some(chunk);
+    pub(crate) fn lend(&mut self, prepared: Prepared) {
+        let Prepared { chunk, state, slot } = prepared;
+        let lent = state - HELD + LENT;
+        chunk.change(state, lent);
+        self.slots[slot] = Some(Out { chunk, state: lent });
     }
 
     /// Takes back what the peer has given back.
@@ -212,8 +275,8 @@ impl Borrowed {
             while bits != 0 {
                 let slot = bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                if let Some(chunk) = slots.get_mut(slot).and_then(Option::take) {
-                    chunk.move_to(LENT, FREE);
+                if let Some(Out { chunk, state }) = slots.get_mut(slot).and_then(Option::take) {
+                    chunk.change(state, state - LENT + FREE);
                 }
             }
         }
@@ -222,15 +285,46 @@ impl Borrowed {
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        for chunk in self.slots.iter().flatten() {
-            self.loans.forget(chunk.key);
+        for out in self.slots.iter().flatten() {
+            self.loans.forget(out.chunk.key);
         }
+    }
+}
+
+/// How many pieces of memory peers lend to an endpoint, those of messages that wait or are held among them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Adopted(Arc<AtomicUsize>);
+
+/// The most of them.
+const MOST_ADOPTED: usize = 4096;
+
+impl Adopted {
+    /// Memory that a peer is going to lend.
+    pub(crate) fn adopt(&self, area: Area) -> Option<Arc<Foreign>> {
+        if self.0.fetch_add(1, Ordering::Relaxed) >= MOST_ADOPTED {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Arc::new(Foreign { area, counted: self.clone() }))
+    }
+}
+
+/// Memory of a peer, counted as long as it is mapped.
+#[derive(Debug)]
+pub(crate) struct Foreign {
+    area: Area,
+    counted: Adopted,
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        self.counted.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// A message in memory of its sender, held until this is dropped.
 pub(crate) struct Borrow {
-    area: Arc<Area>,
+    area: Arc<Foreign>,
     len: usize,
     /// Where it is given back, and under which number.
     segment: Segment,
@@ -239,8 +333,8 @@ pub(crate) struct Borrow {
 
 impl Borrow {
     /// `None` when the message does not lie within the memory, or there is no such slot.
-    pub(crate) fn new(area: Arc<Area>, len: usize, segment: Segment, slot: usize) -> Option<Self> {
-        (len <= area.len() && slot < SLOTS).then_some(Self { area, len, segment, slot })
+    pub(crate) fn new(area: Arc<Foreign>, len: usize, segment: Segment, slot: usize) -> Option<Self> {
+        (len <= area.area.len() && slot < SLOTS).then_some(Self { area, len, segment, slot })
     }
 }
 
@@ -257,11 +351,11 @@ impl Source for Borrow {
     }
 
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
-        self.area.part(0, self.len).copy_to(from, dst)
+        self.area.area.part(0, self.len).copy_to(from, dst)
     }
 
     fn copy_over(&self, from: usize, dst: &mut [u8]) {
-        self.area.part(0, self.len).copy_over(from, dst);
+        self.area.area.part(0, self.len).copy_over(from, dst);
     }
 }
 
@@ -269,7 +363,7 @@ impl LentMemory for Borrow {
     fn bytes(&self) -> &[u8] {
         // SAFETY: whoever receives into a `Lent` has promised that its senders do not write what they have lent
         // (`Endpoint::recv_lent` is unsafe for that); our own sender does not, as long as this has not given it back.
-        unsafe { self.area.slice(self.len) }
+        unsafe { self.area.area.slice(self.len) }
     }
 }
 
@@ -306,56 +400,104 @@ impl Source for Offer {
 mod tests {
     use super::*;
 
+    fn key(loan: &Loan) -> u64 {
+        loan.key().unwrap()
+    }
+
     #[test]
     fn memory_goes_round() {
         let loans = Loans::default();
         assert!(loans.reuse(10).is_none());
         let mut first = loans.grow(10).unwrap();
         first.copy_from_slice(b"0123456789");
-        let key = first.key().unwrap();
+        let name = key(&first);
         assert!(loans.reuse(10).is_none(), "it is in use");
         drop(first);
-        assert_eq!(loans.reuse(4096).unwrap().key(), Some(key), "dropped unsent, it is used again");
+        assert_eq!(key(&loans.reuse(4096).unwrap()), name, "dropped unsent, it is used again");
         assert!(loans.reuse(4097).is_none(), "another size");
 
         let (segment, _fd) = Segment::create(64).unwrap();
         let mut peer = Borrowed::new(loans.clone());
         let loan = loans.reuse(10).unwrap();
-        let (chunk, slot) = peer.prepare(key, &segment).unwrap();
-        assert!(!peer.was_given(key));
-        peer.give(key);
-        peer.lend(chunk, slot);
-        drop(loan);
-        assert!(loans.reuse(10).is_none() && loans.held(key).is_none(), "the peer has it");
+        let prepared = peer.prepare(name, &loan, &segment).unwrap();
+        let slot = prepared.slot;
+        assert!(!peer.was_given(name));
+        peer.give(name);
+        peer.lend(prepared);
+        assert!(
+            loans.reuse(10).is_none() && peer.prepare(name, &loan, &segment).is_none(),
+            "the peer has it"
+        );
         peer.collect(&segment);
         assert!(loans.reuse(10).is_none(), "and has not given it back");
         segment.give_back(slot);
         segment.give_back(200);
         peer.collect(&segment);
-        assert_eq!(loans.reuse(10).unwrap().key(), Some(key));
+        let second = loans.reuse(10).unwrap();
+        assert_eq!(key(&second), name);
+        drop(loan);
+        assert!(loans.reuse(10).is_none(), "who had it before has nothing to give back any more");
+        drop(second);
 
         let loan = loans.reuse(10).unwrap();
-        let (chunk, slot) = peer.prepare(key, &segment).unwrap();
-        peer.lend(chunk, slot);
+        let prepared = peer.prepare(name, &loan, &segment).unwrap();
+        peer.lend(prepared);
         drop((loan, peer));
         segment.give_back(slot);
         assert!(loans.reuse(10).is_none(), "what a peer had that is gone is not used again");
     }
 
     #[test]
-    fn a_peer_has_no_more_than_its_slots() {
+    fn nobody_lends_what_another_holds() {
+        let (mine, others) = (Loans::default(), Loans::default());
+        let (segment, _fd) = Segment::create(64).unwrap();
+        let mut peer = Borrowed::new(mine.clone());
+        let (secret, foreign) = (mine.grow(10).unwrap(), others.grow(10).unwrap());
+        assert_eq!(key(&secret), key(&foreign), "two domains count alike");
+        assert!(peer.prepare(key(&foreign), &foreign, &segment).is_none(), "it is copied");
+        assert!(peer.prepare(77, &secret, &segment).is_none());
+        assert!(peer.prepare(key(&secret), &secret[1..], &segment).is_none());
+        assert!(peer.prepare(key(&secret), &secret, &segment).is_some());
+    }
+
+    #[test]
+    fn a_peer_has_no_more_than_its_slots_and_keeps_no_more_than_it_may() {
         let loans = Loans::default();
         let (segment, _fd) = Segment::create(64).unwrap();
         let mut peer = Borrowed::new(loans.clone());
+        let lend = |peer: &mut Borrowed| {
+            let loan = loans.reuse(1).unwrap_or_else(|| loans.grow(1).unwrap());
+            let prepared = peer.prepare(key(&loan), &loan, &segment)?;
+            let slot = prepared.slot;
+            peer.give(key(&loan));
+            peer.lend(prepared);
+            Some(slot)
+        };
         for _ in 0..SLOTS {
-            let loan = loans.grow(1).unwrap();
-            let (chunk, slot) = peer.prepare(loan.key().unwrap(), &segment).unwrap();
-            peer.lend(chunk, slot);
+            assert!(lend(&mut peer).is_some());
         }
-        let loan = loans.grow(1).unwrap();
-        assert!(peer.prepare(loan.key().unwrap(), &segment).is_none());
+        assert!(lend(&mut peer).is_none());
         segment.give_back(77);
-        assert_eq!(peer.prepare(loan.key().unwrap(), &segment).map(|(_, slot)| slot), Some(77));
+        assert_eq!(lend(&mut peer), Some(77));
+        assert!(peer.surplus().is_empty());
+        (0..MOST_GIVEN as u64).for_each(|key| peer.give(1000 + key));
+        let surplus = peer.surplus();
+        assert_eq!(surplus.len(), MOST_GIVEN, "but not what it reads");
+        surplus.into_iter().for_each(|key| peer.forget(key));
+        assert!(peer.surplus().is_empty() && !peer.was_given(1000));
         assert!(matches!(loans.grow(usize::MAX), Err(Error::TooLong { .. })));
+    }
+
+    #[test]
+    fn peers_lend_a_bounded_number_of_pieces() {
+        let adopted = Adopted::default();
+        let area = || {
+            let lent = Lent::create(1, Access::REMOTE_READ).unwrap();
+            Area::adopt(&lent.fd().try_clone_to_owned().unwrap(), 1, false).unwrap()
+        };
+        let mut held: Vec<_> = (0..MOST_ADOPTED).map(|_| adopted.adopt(area())).collect();
+        assert!(held.iter().all(Option::is_some) && adopted.adopt(area()).is_none());
+        held.pop();
+        assert!(adopted.adopt(area()).is_some());
     }
 }

@@ -34,12 +34,14 @@ mod work;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric_core::buf::{AnyBuf, Loan, Pool, PooledBuf};
+use fabric_core::buf::{AnyBuf, Pool, PooledBuf};
 use fabric_core::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::Memory;
-use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::provider::{
+    EpId, Host, Lender, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
+};
 use fabric_core::stats::ProviderStats;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -178,9 +180,9 @@ impl ProviderDomain for ShmDomain {
         pool: &Arc<Pool>,
     ) -> Result<Address> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let heeds = info.caps.contains(Caps::RMA_EVENT);
+        let caps = info.caps;
         let loans = &self.loans;
-        let open = |at, wait| Endpoint::open(ep, at, (heeds, loans.clone()), wait, pool);
+        let open = |at, wait| Endpoint::open(ep, at, (caps, loans.clone()), wait, pool);
         let opened = match at {
             Some(at) if at.scheme() != Scheme::Shm => {
                 return Err(Error::WrongScheme { provider: "shm", address: at.clone() });
@@ -238,12 +240,12 @@ impl ProviderDomain for ShmDomain {
         self.ep(ep)?.at_once(host, spec, |outgoing| outgoing.atomic_now(spec, operands, result))
     }
 
-    fn loan(&mut self, len: usize) -> Result<Loan> {
-        if let Some(loan) = self.loans.reuse(len) {
-            return Ok(loan);
-        }
+    fn lender(&self) -> Option<Arc<dyn Lender>> {
+        Some(Arc::new(self.loans.clone()))
+    }
+
+    fn collect_loans(&mut self) {
         self.endpoints.iter_mut().for_each(Endpoint::collect);
-        self.loans.reuse(len).map_or_else(|| self.loans.grow(len), Ok)
     }
 
     fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
@@ -257,8 +259,8 @@ impl ProviderDomain for ShmDomain {
         }
     }
 
-    fn cancel(&mut self, _host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
-        self.ep(ep).is_ok_and(|endpoint| endpoint.cancel(op))
+    fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
+        self.ep(ep).is_ok_and(|endpoint| endpoint.cancel(host, op))
     }
 
     fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {

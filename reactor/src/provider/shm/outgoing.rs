@@ -155,10 +155,10 @@ impl Outgoing {
     pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: &[u8]) -> Result<Push> {
         let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
         match spec.kind {
-            OpKind::Send => Ok(match spec.loan {
-                None => wires.whole(spec, payload),
-                Some(key) => wires.lend(spec, key, payload.len()),
-            }),
+            OpKind::Send => {
+                let lent = spec.loan.and_then(|key| wires.lend(spec, key, payload));
+                Ok(lent.unwrap_or_else(|| wires.whole(spec, payload)))
+            }
             OpKind::Write => {
                 wires.access_now(spec, payload.len(), |window, at, _| window.area.write(at, payload))
             }
@@ -314,7 +314,7 @@ impl Outgoing {
                 Read::HungUp => gone(DownReason::Died),
                 Read::Message(Said::Word(Word::Welcome(_))) => broke("a second welcome"),
                 Read::Message(Said::Word(Word::Ring)) => broke("a ring before the welcome"),
-                Read::Message(Said::Word(Word::Leave | Word::Map(_))) => {
+                Read::Message(Said::Word(Word::Leave | Word::Map(_) | Word::Forget(_))) => {
                     broke("a word only the sender may say")
                 }
                 Read::Malformed(what) => broke(what),
@@ -339,9 +339,10 @@ impl Outgoing {
 
     fn answered(&mut self, key: u64, window: Result<Window, &'static str>) -> bool {
         let Link::Live(wires) = &mut self.link else { return false };
-        let asked = wires.windows.awaits_key(key);
+        let asked = wires.windows.awaits(key);
         if asked {
-            wires.windows.answered(key, window);
+            let waits = |queued: &Queued| queued.spec.remote.is_some_and(|remote| remote.key == key);
+            wires.windows.answered(key, window, self.queue.iter().any(waits));
         }
         asked
     }
@@ -401,11 +402,7 @@ impl Outgoing {
         match &mut self.link {
             Link::Live(wires) => match self.queue.front() {
                 None => true,
-                Some(front) if front.spec.remote.is_some() && wires.windows.awaits() => true,
-                Some(_) => {
-                    let longest = wires.ring.shape().longest();
-                    wires.ring.arm(longest)
-                }
+                Some(front) => wires.arm(front),
             },
             Link::Waiting(_) | Link::Gone => true,
         }
@@ -421,6 +418,20 @@ impl Outgoing {
 }
 
 impl Wires {
+    /// Before sleeping with this operation in front: false when it could move now.
+    fn arm(&mut self, front: &Queued) -> bool {
+        let Some(remote) = &front.spec.remote else {
+            let longest = self.ring.shape().longest();
+            return self.ring.arm(longest);
+        };
+        // An answer comes over the socket, which is watched.
+        if self.windows.awaits(remote.key) {
+            return true;
+        }
+        let told = self.windows.get(remote.key).is_some_and(|window| window.tells(&front.spec));
+        told && self.ring.arm(NOTICE_BYTES)
+    }
+
     /// Sends a message in one record, unless it is too long for one.
     fn whole(&mut self, spec: &SendSpec, payload: &[u8]) -> Push {
         if payload.len() > PIECE_BYTES { Push::NoRoom } else { self.push(WHOLE, spec, 0, payload) }
@@ -438,8 +449,10 @@ impl Wires {
         }
         let payload = host.payload(front.op);
         front.total = Some(payload.len());
-        let (pushed, count) = if let Some(key) = front.spec.loan {
-            (self.lend(&front.spec, key, payload.len()), payload.len())
+        let loan = front.spec.loan.filter(|_| !front.begun);
+        let lent = loan.and_then(|key| self.lend(&front.spec, key, payload));
+        let (pushed, count) = if let Some(pushed) = lent {
+            (pushed, payload.len())
         } else if !front.begun && payload.len() <= PIECE_BYTES {
             (self.whole(&front.spec, payload), payload.len())
         } else {
@@ -455,31 +468,38 @@ impl Wires {
     }
 
     /// Lends a message to the peer: gives it the memory, if it has not got it before, and tells it where the message is.
+    /// Nothing when it has to be copied: the peer has too much already, or the memory is not ours.
     #[cold]
-    fn lend(&mut self, spec: &SendSpec, key: u64, len: usize) -> Push {
-        let Some((chunk, slot)) = self.borrowed.prepare(key, self.ring.memory()) else { return Push::NoRoom };
+    fn lend(&mut self, spec: &SendSpec, key: u64, payload: &[u8]) -> Option<Push> {
         if !self.ring.fits(NOTICE_BYTES + LOAN_BYTES) {
-            return Push::NoRoom;
+            return Some(Push::NoRoom);
         }
+        let prepared = self.borrowed.prepare(key, payload, self.ring.memory())?;
         if !self.borrowed.was_given(key) {
-            let memory = chunk.memory();
+            for surplus in self.borrowed.surplus() {
+                if !handshake::try_say(&self.socket, Word::Forget(surplus)) {
+                    return None;
+                }
+                self.borrowed.forget(surplus);
+            }
+            let memory = prepared.chunk.memory();
             let (size, access) = (Memory::len(memory), Access::REMOTE_READ);
             let grant = Grant { key, len: size, access, heeds: false, memory: memory.fd() };
             match handshake::send_grant(&self.socket, &grant) {
-                Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS) => return Push::NoRoom,
+                Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS) => return None,
                 // A peer that has ended is noticed otherwise.
                 Ok(()) | Err(_) => self.borrowed.give(key),
             }
         }
-        let mut payload = [0; LOAN_BYTES];
-        payload[..8].copy_from_slice(&key.to_le_bytes());
-        payload[8..].copy_from_slice(&(slot as u64).to_le_bytes());
-        let pushed = self.record(LOAN, flags_of(spec), spec, len as u64, &payload);
+        let mut place = [0; LOAN_BYTES];
+        place[..8].copy_from_slice(&key.to_le_bytes());
+        place[8..].copy_from_slice(&(prepared.slot as u64).to_le_bytes());
+        let pushed = self.record(LOAN, flags_of(spec), spec, payload.len() as u64, &place);
         if pushed == Push::Done {
-            self.borrowed.lend(chunk, slot);
+            self.borrowed.lend(prepared);
             self.done.lent += 1;
         }
-        pushed
+        Some(pushed)
     }
 
     /// Accesses the peer's memory if it is mapped, the access is short, and the peer can be told of it.
@@ -507,10 +527,11 @@ impl Wires {
     /// Moves the front operation on, a one-sided one: asks for the memory, or accesses a piece of it.
     fn access_on(&mut self, front: &mut Queued, remote: &Remote, host: &mut dyn Host) -> Result<Push> {
         let Some(window) = self.windows.get(remote.key) else {
-            if let Some(key) = self.windows.ask(remote.key)?
-                && handshake::try_say(&self.socket, Word::Map(key))
-            {
-                self.windows.said(key);
+            if front.begun {
+                return Err(Error::Key { key: remote.key, why: "was closed meanwhile" });
+            }
+            if self.windows.ask(remote.key)? && handshake::try_say(&self.socket, Word::Map(remote.key)) {
+                self.windows.said(remote.key);
             }
             return Ok(Push::NoRoom);
         };

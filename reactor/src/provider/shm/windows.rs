@@ -26,11 +26,10 @@ pub(crate) struct Window {
 /// What became of the question for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    /// It could not be said yet.
-    Unsaid(u64),
-    Said(u64),
+    /// It was said, and is not answered yet.
+    Said,
     /// There is nothing to be reached, for this reason.
-    Denied(u64, &'static str),
+    Denied(&'static str),
 }
 
 /// All windows of a connection, by key.
@@ -40,7 +39,8 @@ pub(crate) struct Windows {
     open: Vec<Window>,
     /// Which was used last.
     last: usize,
-    asked: Option<Asked>,
+    /// Questions, by key: few at a time.
+    asked: Vec<(u64, Asked)>,
 }
 
 impl Windows {
@@ -57,47 +57,47 @@ impl Windows {
         self.open.get(self.last)
     }
 
-    /// Asks for a key, once: returns what is to be said now. An error when the peer has answered that there is none.
-    pub(crate) fn ask(&mut self, key: u64) -> Result<Option<u64>> {
-        match self.asked {
-            Some(Asked::Denied(denied, why)) if denied == key => {
-                self.asked = None;
-                Err(Error::Key { key, why })
-            }
-            Some(Asked::Said(said)) if said == key => Ok(None),
-            _ => {
-                self.asked = Some(Asked::Unsaid(key));
-                Ok(Some(key))
-            }
+    /// Asks for a key, once: whether the question is to be said now. An error when the peer has answered that there is
+    /// nothing.
+    pub(crate) fn ask(&mut self, key: u64) -> Result<bool> {
+        match self.asked.iter().position(|(asked, _)| *asked == key) {
+            None => Ok(true),
+            Some(at) => match self.asked[at].1 {
+                Asked::Said => Ok(false),
+                Asked::Denied(why) => {
+                    self.asked.swap_remove(at);
+                    Err(Error::Key { key, why })
+                }
+            },
         }
     }
 
     /// The question was said.
     pub(crate) fn said(&mut self, key: u64) {
-        self.asked = Some(Asked::Said(key));
+        self.asked.push((key, Asked::Said));
     }
 
-    /// Whether an answer is awaited: nothing moves before it comes.
-    pub(crate) fn awaits(&self) -> bool {
-        matches!(self.asked, Some(Asked::Said(_)))
+    /// Whether this key was asked for, and no answer has come: an operation on it cannot move.
+    pub(crate) fn awaits(&self, key: u64) -> bool {
+        self.asked.contains(&(key, Asked::Said))
     }
 
-    /// Whether this key was asked for.
-    pub(crate) fn awaits_key(&self, key: u64) -> bool {
-        self.asked == Some(Asked::Said(key))
-    }
-
-    /// The peer's answer to the question, or why it is of no use.
-    pub(crate) fn answered(&mut self, key: u64, window: Result<Window, &'static str>) {
+    /// The peer's answer to the question, or why it is of no use; `wanted` when an operation waits for it.
+    pub(crate) fn answered(&mut self, key: u64, window: Result<Window, &'static str>, wanted: bool) {
+        self.asked.retain(|(asked, _)| *asked != key);
+        // Regions that their owner has closed since.
+        self.open.retain(|window| window.area.is_lent());
         match window {
-            Ok(window) => {
-                self.asked = None;
+            Ok(window) if window.area.is_lent() => {
                 match self.open.binary_search_by_key(&key, |window| window.key) {
                     Ok(at) => self.open[at] = window,
                     Err(at) => self.open.insert(at, window),
                 }
             }
-            Err(why) => self.asked = Some(Asked::Denied(key, why)),
+            // Asking again would have the same answer, again and again.
+            Ok(_) if wanted => self.asked.push((key, Asked::Denied("was withdrawn"))),
+            Err(why) if wanted => self.asked.push((key, Asked::Denied(why))),
+            _ => {}
         }
     }
 }
