@@ -53,9 +53,10 @@ impl Rounds {
         self
     }
 
-    /// How many messages the next round has, a multiple of `share`; `None` when it is enough.
+    /// How many messages the next round has, a multiple of `share`; `None` when it is enough. However short the time
+    /// is, and whoever else had the core meanwhile: one round is measured.
     pub(crate) fn next(&self, share: u64, stop: &Stop) -> Option<u64> {
-        let enough = self.part() >= 1.0 || stop.raised();
+        let enough = self.part() >= 1.0 && self.outcome.messages > 0 || stop.raised();
         (!enough).then(|| self.count.clamp(1, LONGEST_ROUND).next_multiple_of(share))
     }
 
@@ -123,6 +124,21 @@ pub(crate) fn describe(lanes: &[Outcome], record: &mut Record) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_that_is_over_at_once_has_a_round() {
+        let mut rounds = Rounds::new(Bench::Bw, Budget::Seconds(1e-9), 8);
+        let stop = Stop::default();
+        for measured in [0, 0, 1] {
+            assert_eq!(rounds.next(1, &stop).is_some(), measured == 0);
+            rounds.ended(1, Duration::from_secs(1), &Stamps::new(0));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut stopped = Rounds::new(Bench::Bw, Budget::Seconds(1e-9), 8);
+        stopped.ended(1, Duration::from_secs(1), &Stamps::new(0));
+        stop.raise();
+        assert_eq!(stopped.next(1, &stop), None);
+    }
 
     #[test]
     fn the_mean_of_a_stream_is_of_messages_and_not_of_rounds() {
