@@ -1,7 +1,7 @@
 //! The commands as a user runs them: what they print, what they refuse, and what they say when the peer dies.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Output, Stdio};
+use std::process::{self, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,46 @@ fn bench(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabric-bench"));
     command.args(args).stdin(Stdio::null());
     command
+}
+
+/// A process that is killed where a test fails before it ends.
+struct Running(Option<process::Child>);
+
+impl Running {
+    fn start(args: &[&str]) -> Self {
+        let mut command = bench(args);
+        let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        Self(Some(process.expect("the harness starts")))
+    }
+
+    fn process(&mut self) -> &mut process::Child {
+        self.0.as_mut().expect("it was not waited for yet")
+    }
+
+    fn id(&mut self) -> u32 {
+        self.process().id()
+    }
+
+    fn stdout(&mut self) -> ChildStdout {
+        self.process().stdout.take().expect("piped")
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        self.process().wait().expect("it ends")
+    }
+
+    fn output(mut self) -> Output {
+        self.0.take().expect("it was not waited for yet").wait_with_output().expect("it ends")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.0 {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
 }
 
 fn run(args: &[&str]) -> Output {
@@ -143,7 +183,7 @@ fn the_table_says_what_the_timer_costs() {
 #[test]
 fn both_sides_by_hand() {
     let name = format!("shm://by-hand-{}", std::process::id());
-    let mut far = bench(&["lat", "--listen", &name]).stdout(Stdio::piped()).spawn().expect("starts");
+    let mut far = Running::start(&["lat", "--listen", &name]);
     let began = Instant::now();
     let records = loop {
         let output = run(&["lat", "--connect", &name, "--json", "--iters", "50", "--size", "8"]);
@@ -155,25 +195,21 @@ fn both_sides_by_hand() {
         thread::sleep(Duration::from_millis(50));
     };
     assert_eq!(records.len(), 1);
-    assert!(far.wait().expect("it ends").success(), "the listening side ends with the measurement");
+    assert!(far.wait().success(), "the listening side ends with the measurement");
 }
 
 #[test]
 fn ctrl_c_ends_both_and_prints_what_was_measured() {
     const SIZES: usize = 300;
     let sizes = vec!["8"; SIZES].join(",");
-    let mut measuring = bench(&["lat", "--json", "--seconds", "1", "--size", &sizes])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("starts");
+    let mut measuring = Running::start(&["lat", "--json", "--seconds", "1", "--size", &sizes]);
     let peer = child_of(measuring.id());
-    let mut out = BufReader::new(measuring.stdout.take().expect("piped"));
+    let mut out = BufReader::new(measuring.stdout());
     let mut text = String::new();
     out.read_line(&mut text).expect("a first result");
     signal(measuring.id(), "INT");
     out.read_to_string(&mut text).expect("the rest");
-    let output = measuring.wait_with_output().expect("it ends");
+    let output = measuring.output();
     let records = parse(&text).expect("results");
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(130) && err.contains("interrupted"), "{}: {err}", output.status);
@@ -183,13 +219,9 @@ fn ctrl_c_ends_both_and_prints_what_was_measured() {
 
 #[test]
 fn a_peer_that_is_killed_is_reported() {
-    let measuring = bench(&["lat", "--seconds", "600", "--size", "8"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("starts");
+    let mut measuring = Running::start(&["lat", "--seconds", "600", "--size", "8"]);
     signal(child_of(measuring.id()), "KILL");
-    let output = measuring.wait_with_output().expect("it ends");
+    let output = measuring.output();
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(err.contains("the peer process died") && err.contains("signal: 9"), "{err}");
@@ -238,14 +270,10 @@ fn peers_are_compared_in_turn() {
 
 #[test]
 fn ctrl_c_ends_a_comparison_with_the_tables_of_what_was_measured() {
-    let measuring = bench(&["compare", "--seconds", "600", "--size", "8", "--peer", "tokio"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("starts");
+    let mut measuring = Running::start(&["compare", "--seconds", "600", "--size", "8", "--peer", "tokio"]);
     let peer = child_of(measuring.id());
     signal(measuring.id(), "INT");
-    let output = measuring.wait_with_output().expect("it ends");
+    let output = measuring.output();
     let out = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(out.contains("not all: interrupted") && !out.contains("left out"), "{out}");
