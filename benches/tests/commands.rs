@@ -242,6 +242,17 @@ fn a_peer_that_dies_is_reported_with_its_stderr() {
 }
 
 #[test]
+fn a_peer_that_is_slow_to_die_is_the_reason_all_the_same() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo listening on nothing; sleep 1; echo too late >&2; exit 7"]);
+    let (mut child, _) = Child::start("the slow one", command).expect("it starts");
+    assert!(matches!(child.explain(Error::Interrupted), Error::Interrupted));
+    let broken = Error::NotUnderstood { who: "the connection".into(), text: "broken".into() };
+    let text = child.explain(broken).to_string();
+    assert!(text.contains("the slow one died (exit status: 7)") && text.contains("too late"), "{text}");
+}
+
+#[test]
 fn info_shows_offers_and_says_why_there_are_none() {
     let text = |args: &[&str]| String::from_utf8_lossy(&run(args).stdout).into_owned();
     assert!(text(&["info"]).contains("provider: shm"));

@@ -12,8 +12,8 @@ use crate::{Error, Result};
 const LISTENING: &str = "listening on ";
 /// How long a process that was told to end has for it.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long to wait for a process whose connection broke to be seen dead.
-const DYING: Duration = Duration::from_millis(500);
+/// How long to wait for a process whose connection broke to be seen dead. It may not get a core at once.
+const DYING: Duration = Duration::from_secs(5);
 
 /// A process that ends with this value. It ends by itself when its stdin does, that is, however this process ends.
 #[derive(Debug)]
@@ -56,14 +56,20 @@ impl Child {
         }
         match line.trim_end().strip_prefix(LISTENING) {
             Some(address) => Ok((child, address.to_owned())),
-            None => {
-                Err(child.died().unwrap_or_else(|| Error::NotUnderstood { who: who.to_owned(), text: line }))
-            }
+            None => Err(child.explain(Error::NotUnderstood { who: who.to_owned(), text: line })),
         }
     }
 
-    /// How it died, if it did: looks for a moment, since a connection breaks before its process is seen dead.
-    pub fn died(&mut self) -> Option<Error> {
+    /// Looks behind an error: when this process is dead, that is the reason. A connection breaks before its process is
+    /// seen dead, so this waits for it, but not where the error cannot come of it.
+    pub fn explain(&mut self, error: Error) -> Error {
+        match error {
+            Error::Interrupted | Error::NobodyReads | Error::Refused(_) => error,
+            _ => self.died().unwrap_or(error),
+        }
+    }
+
+    fn died(&mut self) -> Option<Error> {
         let status = self.wait(DYING)?;
         let stderr = self.stderr.take().and_then(|reader| reader.join().ok()).unwrap_or_default();
         Some(Error::PeerDied { who: self.who.clone(), status: status.to_string(), stderr })

@@ -117,5 +117,8 @@ impl Pair {
 }
 
 fn explain(error: Error, child: Option<&mut Child>) -> Error {
-    child.and_then(Child::died).unwrap_or(error)
+    match child {
+        Some(child) => child.explain(error),
+        None => error,
+    }
 }

@@ -51,7 +51,7 @@ impl Peer for Iceoryx2 {
         command.args(["echo-iceoryx2", &name, &case.size.to_string()]);
         let (mut child, _) = pin::on(case.cores.1, || Child::start(self.name(), command))?;
         let measured = pin::on(case.cores.0, || near(&name, case, stop));
-        let rounds = measured.map_err(|error| child.died().unwrap_or(error))?;
+        let rounds = measured.map_err(|error| child.explain(error))?;
         let mut record = Record {
             op: "copy".into(),
             wait: "spin".into(),

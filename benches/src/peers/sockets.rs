@@ -68,7 +68,7 @@ impl Peer for Sockets {
                 measured.map_err(Error::io(format!("talking to {at}")))
             })
         });
-        let outcome = measured.map_err(|error| child.died().unwrap_or(error))?;
+        let outcome = measured.map_err(|error| child.explain(error))?;
         let mut record = Record {
             api: "await".into(),
             wait: "park".into(),
