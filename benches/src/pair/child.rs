@@ -1,11 +1,12 @@
 //! A process that is started for a measurement, and watched.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{self, ChildStdin, Command, ExitStatus, Stdio};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use super::drain::Drain;
 use crate::{Error, Result};
 
 /// What a process says on stdout when it can be reached, in front of its address.
@@ -21,7 +22,7 @@ pub struct Child {
     who: String,
     process: process::Child,
     stdin: Option<ChildStdin>,
-    stderr: Option<JoinHandle<String>>,
+    stderr: Drain,
 }
 
 /// This program, to be started again.
@@ -42,14 +43,7 @@ impl Child {
         // In a group of its own Ctrl-C does not reach it: the measuring side tells it when to end.
         let mut process = command.process_group(0).spawn().map_err(Error::io(format!("starting {who}")))?;
         let (stdout, stderr, stdin) = (process.stdout.take(), process.stderr.take(), process.stdin.take());
-        let stderr = stderr.map(|mut stderr| {
-            thread::spawn(move || {
-                let mut text = Vec::new();
-                let _ = stderr.read_to_end(&mut text);
-                String::from_utf8_lossy(&text).into_owned()
-            })
-        });
-        let mut child = Self { who: who.to_owned(), process, stdin, stderr };
+        let mut child = Self { who: who.to_owned(), process, stdin, stderr: Drain::of(stderr) };
         let mut line = String::new();
         if let Some(stdout) = stdout {
             BufReader::new(stdout).read_line(&mut line).map_err(Error::io(format!("listening to {who}")))?;
@@ -71,7 +65,7 @@ impl Child {
 
     fn died(&mut self) -> Option<Error> {
         let status = self.wait(DYING)?;
-        let stderr = self.stderr.take().and_then(|reader| reader.join().ok()).unwrap_or_default();
+        let stderr = self.stderr.text();
         Some(Error::PeerDied { who: self.who.clone(), status: status.to_string(), stderr })
     }
 

@@ -3,10 +3,12 @@
 //! | file | subject |
 //! |---|---|
 //! | `child` | a process that is started and watched; its stderr is kept for the day it dies |
+//! | `drain` | what a process prints, read while it runs |
 //! | `serve` | what the second process does |
 //! | `talk` | what the two say to each other |
 
 mod child;
+pub(crate) mod drain;
 mod serve;
 pub(crate) mod talk;
 

@@ -3,11 +3,12 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Case;
+use crate::pair::drain::Drain;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
@@ -15,6 +16,8 @@ use crate::{Error, Result, pin};
 /// many messages fill the time is guessed.
 const STARTS: Duration = Duration::from_secs(10);
 const RUNS: Duration = Duration::from_secs(30);
+/// How long one of them may outlive the other when that has failed.
+const GRACE: Duration = Duration::from_secs(1);
 /// Between two looks at them.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -39,83 +42,103 @@ pub(super) fn run(
         .and_then(|listener| listener.local_addr())
         .map_err(Error::io("finding a free port"))?
         .port();
-    let mut server = Running::start(name, build(port, true), case.cores.1)?;
+    let mut server = Running::start(&format!("{name}, as server,"), build(port, true), case.cores.1)?;
     let began = Instant::now();
     while !listens(port) {
-        if server.ended()? || began.elapsed() > STARTS {
+        if server.status()?.is_some() || began.elapsed() > STARTS {
             return Err(server.failed("did not begin to listen"));
         }
         stop.check()?;
         thread::sleep(LOOK);
     }
-    let mut client = Running::start(name, build(port, false), case.cores.0)?;
-    let began = Instant::now();
-    while !client.ended()? {
-        if began.elapsed() > RUNS + 4 * case.time {
+    let client = Running::start(name, build(port, false), case.cores.0)?;
+    finish(client, server, RUNS + 4 * case.time, stop)
+}
+
+/// Waits for the client, and returns what it printed. Without its server it may wait for ever.
+fn finish(mut client: Running, mut server: Running, longest: Duration, stop: &Stop) -> Result<String> {
+    let (began, mut alone) = (Instant::now(), None);
+    let status = loop {
+        if let Some(status) = client.status()? {
+            break status;
+        }
+        let failed = server.status()?.filter(|status| !status.success());
+        if let Some(status) = failed
+            && alone.get_or_insert_with(Instant::now).elapsed() > GRACE
+        {
+            return Err(server.died(&status.to_string()));
+        }
+        if began.elapsed() > longest {
             return Err(client.failed("did not end in time"));
         }
         stop.check()?;
         thread::sleep(LOOK);
+    };
+    if status.success() {
+        return Ok(client.stdout.text());
     }
-    let output = client.output()?;
-    if !output.status.success() {
-        return Err(died(name, &output));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    // Either may have failed because the other did: both are reported.
+    let ended = server.wait(GRACE)?.filter(|status| !status.success());
+    Err(match ended {
+        Some(ended) => Error::PeerDied {
+            who: client.name.clone(),
+            status: format!("{status}; its server: {ended}"),
+            stderr: client.stderr.text() + &server.stderr.text(),
+        },
+        None => client.died(&status.to_string()),
+    })
 }
 
 /// A program that is ended with this value.
 struct Running {
     name: String,
-    process: Option<Child>,
+    process: Child,
+    stdout: Drain,
+    stderr: Drain,
 }
 
 impl Running {
     fn start(name: &str, mut command: Command, core: Option<usize>) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // In a group of its own Ctrl-C does not reach it: it is ended with this value.
-        let process = pin::on(core, || command.process_group(0).spawn())
+        let mut process = pin::on(core, || command.process_group(0).spawn())
             .map_err(Error::io(format!("starting {name}")))?;
-        Ok(Self { name: name.to_owned(), process: Some(process) })
+        let (stdout, stderr) = (Drain::of(process.stdout.take()), Drain::of(process.stderr.take()));
+        Ok(Self { name: name.to_owned(), process, stdout, stderr })
     }
 
-    fn ended(&mut self) -> Result<bool> {
-        let ended = self.process.as_mut().map_or(Ok(None), Child::try_wait);
-        ended.map(|status| status.is_some()).map_err(Error::io(format!("watching {}", self.name)))
+    /// How it ended, if it did.
+    fn status(&mut self) -> Result<Option<ExitStatus>> {
+        self.process.try_wait().map_err(Error::io(format!("watching {}", self.name)))
     }
 
-    fn output(&mut self) -> Result<Output> {
-        let gone = || Error::Refused(format!("{} was looked at twice", self.name));
-        let process = self.process.take().ok_or_else(gone)?;
-        process.wait_with_output().map_err(Error::io(format!("watching {}", self.name)))
+    /// Likewise, within this time.
+    fn wait(&mut self, time: Duration) -> Result<Option<ExitStatus>> {
+        let began = Instant::now();
+        loop {
+            match self.status()? {
+                None if began.elapsed() < time => thread::sleep(LOOK),
+                ended => return Ok(ended),
+            }
+        }
     }
 
     /// Ends it and says what it had to say.
     fn failed(&mut self, how: &str) -> Error {
-        if let Some(process) = &mut self.process {
-            let _ = process.kill();
-        }
-        match self.output() {
-            Ok(output) => died(&format!("{}, which {how},", self.name), &output),
-            Err(error) => error,
-        }
+        let _ = self.process.kill();
+        let status = self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        self.died(&format!("{how}; {status}"))
+    }
+
+    fn died(&self, status: &str) -> Error {
+        Error::PeerDied { who: self.name.clone(), status: status.to_owned(), stderr: self.stderr.text() }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(process) = &mut self.process {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
-    }
-}
-
-fn died(who: &str, output: &Output) -> Error {
-    Error::PeerDied {
-        who: who.to_owned(),
-        status: output.status.to_string(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -130,4 +153,53 @@ fn listens(port: u16) -> bool {
             local.ends_with(&port) && state == LISTEN
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(name: &str, script: &str) -> Running {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Running::start(name, command, None).expect("it starts")
+    }
+
+    fn text(client: &str, server: &str) -> Result<String, String> {
+        let (client, server) = (sh("the client", client), sh("the server", server));
+        finish(client, server, RUNS, &Stop::default()).map_err(|error| error.to_string())
+    }
+
+    const CHATTER: &str = "head -c 300000 /dev/zero; head -c 300000 /dev/zero >&2; ";
+
+    #[test]
+    fn a_program_may_print_more_than_a_pipe_holds() {
+        let said = text(&format!("{CHATTER} echo done"), &format!("{CHATTER} exec sleep 600"));
+        assert!(said.is_ok_and(|said| said.len() == 300_005 && said.ends_with("done\n")));
+        let mut chatty = sh("the chatty one", &format!("{CHATTER} exit 7"));
+        let status = chatty.wait(RUNS).expect("it is watched").and_then(|status| status.code());
+        assert_eq!(status, Some(7), "it ends though nobody has asked what it says");
+    }
+
+    #[test]
+    fn a_server_that_dies_is_the_reason() {
+        let why = text("exec sleep 600", "echo no room >&2; exit 7").expect_err("it has no server");
+        assert!(why.contains("the server died (exit status: 7)") && why.contains("no room"), "{why}");
+        let (client, mut server) =
+            (sh("the client", "echo lost >&2; exit 3"), sh("the server", "echo no room >&2; exit 7"));
+        server.wait(RUNS).expect("it is watched");
+        let why = finish(client, server, RUNS, &Stop::default()).expect_err("both failed").to_string();
+        for part in ["the client died (exit status: 3; its server: exit status: 7)", "lost", "no room"] {
+            assert!(why.contains(part), "{part}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_client_that_fails_alone_is_the_reason() {
+        let why = text("echo lost >&2; exit 3", "exec sleep 600").expect_err("it failed");
+        assert!(why.contains("the client died (exit status: 3)") && why.contains("lost"), "{why}");
+        let (client, server) = (sh("the client", "exec sleep 600"), sh("the server", "exec sleep 600"));
+        let why = finish(client, server, Duration::ZERO, &Stop::default()).expect_err("it is too slow");
+        assert!(why.to_string().contains("the client died (did not end in time; signal: 9"), "{why}");
+    }
 }
