@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::info::{EpKind, describe, hints};
 use crate::measure::{Budget, Plan, WINDOW, measure};
 use crate::output::{Output, print};
 use crate::pair::{Pair, serve, until_stdin_ends};
-use crate::peers::{Case, Ours, Sockets, all, echo};
+use crate::peers::{Case, Ours, Sockets, all, echo, tied};
 use crate::pin::Pin;
 use crate::size::Size;
 use crate::stop::Stop;
@@ -57,6 +58,16 @@ enum Command {
     Echo {
         #[arg(value_enum)]
         socket: Sockets,
+    },
+    /// A program of others that ends with the process that started it
+    #[command(hide = true)]
+    Tied {
+        #[arg(long)]
+        parent: u32,
+        #[arg(long)]
+        core: Option<usize>,
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
     },
     /// The other side of a measurement of iceoryx2
     #[cfg(feature = "iceoryx2")]
@@ -240,6 +251,7 @@ impl Cli {
                 until_stdin_ends()?;
                 echo(socket)
             }
+            Command::Tied { parent, core, command } => tied(parent, core, &command),
             #[cfg(feature = "iceoryx2")]
             Command::EchoIceoryx2 { name, size } => {
                 until_stdin_ends()?;

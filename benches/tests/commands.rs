@@ -1,6 +1,7 @@
 //! The commands as a user runs them: what they print, what they refuse, and what they say when the peer dies.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{self, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -307,16 +308,49 @@ fn missing_peers_are_named_with_how_to_install_them() {
     refused(&["compare", "--peer", ""], &["unknown peer \"\"", "tokio TcpStream"]);
 }
 
+#[test]
+fn a_program_of_others_ends_with_the_harness_that_is_killed() {
+    let here = std::env::temp_dir().join(format!("fabric-bench-tests-{}", std::process::id()));
+    std::fs::create_dir_all(&here).expect("a directory");
+    let program = here.join("fi_pingpong");
+    std::fs::write(&program, "#!/bin/sh\necho $$ >\"$0.pid\"\nexec sleep 600\n").expect("a program");
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("it can be run");
+    let path = format!("{}:{}", here.display(), std::env::var("PATH").unwrap_or_default());
+    let mut comparing = bench(&["compare", "--seconds", "0.01", "--size", "8", "--peer", "fi_pingpong tcp"]);
+    comparing.env("PATH", path).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut comparing = Running(Some(comparing.spawn().expect("the harness starts")));
+    let pid = wait_for("the program", || {
+        std::fs::read_to_string(here.join("fi_pingpong.pid")).ok().filter(|pid| pid.ends_with('\n'))
+    });
+    signal(comparing.id(), "KILL");
+    comparing.wait();
+    std::fs::remove_dir_all(&here).expect("the directory goes");
+    wait_for("its end", || has_ended(pid.trim()).then_some(()));
+}
+
+fn has_ended(pid: &str) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // It stays as a zombie where nobody takes notice of its end.
+    state.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.trim_start().starts_with('Z'))
+}
+
 /// The process that this one has started, once it has.
 fn child_of(pid: u32) -> u32 {
     let path = format!("/proc/{pid}/task/{pid}/children");
+    wait_for("a second process", || {
+        let children = std::fs::read_to_string(&path).unwrap_or_default();
+        let child = children.split_ascii_whitespace().next()?;
+        Some(child.parse().expect("a process id"))
+    })
+}
+
+fn wait_for<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
-        let children = std::fs::read_to_string(&path).unwrap_or_default();
-        if let Some(child) = children.split_ascii_whitespace().next() {
-            return child.parse().expect("a process id");
+        if let Some(found) = look() {
+            return found;
         }
-        assert!(began.elapsed() < Duration::from_secs(20), "no second process");
+        assert!(began.elapsed() < Duration::from_secs(20), "no sign of {what}");
         thread::sleep(Duration::from_millis(10));
     }
 }

@@ -38,6 +38,7 @@ pub use fi_pingpong::FiPingpong;
 #[cfg(feature = "iceoryx2")]
 pub use iceoryx2::{Iceoryx2, echo_iceoryx2};
 pub use ours::Ours;
+pub use program::tied;
 pub use sockets::{Sockets, echo};
 pub use ucx_perftest::UcxPerftest;
 

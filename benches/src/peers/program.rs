@@ -1,14 +1,18 @@
 //! Somebody else's benchmark program, run twice: as server and as client.
 
+use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, parent_id};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Signal, set_parent_process_death_signal};
+
 use super::Case;
 use crate::pair::drain::Drain;
+use crate::pair::program;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
@@ -42,7 +46,7 @@ pub(super) fn run(
         .and_then(|listener| listener.local_addr())
         .map_err(Error::io("finding a free port"))?
         .port();
-    let mut server = Running::start(&format!("{name}, as server,"), build(port, true), case.cores.1)?;
+    let mut server = Running::start(&format!("{name}, as server,"), tie(&build(port, true), case.cores.1)?)?;
     let began = Instant::now();
     while !listens(port) {
         if server.status()?.is_some() || began.elapsed() > STARTS {
@@ -51,7 +55,7 @@ pub(super) fn run(
         stop.check()?;
         thread::sleep(LOOK);
     }
-    let client = Running::start(name, build(port, false), case.cores.0)?;
+    let client = Running::start(name, tie(&build(port, false), case.cores.0)?)?;
     finish(client, server, RUNS + 4 * case.time, stop)
 }
 
@@ -89,6 +93,33 @@ fn finish(mut client: Running, mut server: Running, longest: Duration, stop: &St
     })
 }
 
+/// The command that becomes this one by way of [`tied`].
+fn tie(command: &Command, core: Option<usize>) -> Result<Command> {
+    let mut tied = program()?;
+    tied.args(["tied", "--parent", &std::process::id().to_string()]);
+    if let Some(core) = core {
+        tied.args(["--core", &core.to_string()]);
+    }
+    tied.arg("--").arg(command.get_program()).args(command.get_args());
+    tied.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    Ok(tied)
+}
+
+/// Becomes this program, on this core, that is killed when its parent ends, however that comes. For the system the
+/// parent is the thread that started it, and that has to live as long: those of [`pin::on`] do not.
+///
+/// # Errors
+/// The program cannot be started; the parent has ended already.
+pub fn tied(parent: u32, core: Option<usize>, command: &[OsString]) -> Result<()> {
+    core.map(pin::to_core);
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| Error::io("asking for a signal")(error.into()))?;
+    let Some((name, args)) = command.split_first().filter(|_| parent_id() == parent) else {
+        return Err(Error::Interrupted);
+    };
+    Err(Error::io(format!("starting {}", name.display()))(Command::new(name).args(args).exec()))
+}
+
 /// A program that is ended with this value.
 struct Running {
     name: String,
@@ -98,11 +129,10 @@ struct Running {
 }
 
 impl Running {
-    fn start(name: &str, mut command: Command, core: Option<usize>) -> Result<Self> {
+    fn start(name: &str, mut command: Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // In a group of its own Ctrl-C does not reach it: it is ended with this value.
-        let mut process = pin::on(core, || command.process_group(0).spawn())
-            .map_err(Error::io(format!("starting {name}")))?;
+        let mut process = command.process_group(0).spawn().map_err(Error::io(format!("starting {name}")))?;
         let (stdout, stderr) = (Drain::of(process.stdout.take()), Drain::of(process.stderr.take()));
         Ok(Self { name: name.to_owned(), process, stdout, stderr })
     }
@@ -162,7 +192,7 @@ mod tests {
     fn sh(name: &str, script: &str) -> Running {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Running::start(name, command, None).expect("it starts")
+        Running::start(name, command).expect("it starts")
     }
 
     fn text(client: &str, server: &str) -> Result<String, String> {
