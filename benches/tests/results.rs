@@ -155,6 +155,45 @@ fn several_runs_are_one_point_and_other_ways_are_other_lines() {
 }
 
 #[test]
+fn what_has_no_place_is_not_drawn() {
+    for bench in ["bw", "rate"] {
+        let stream = |size, rate| Record {
+            bench: bench.into(),
+            size,
+            msgs_per_s: Some(rate),
+            bytes_per_s: Some(size as f64 * rate),
+            ..latency()
+        };
+        let floor = Record { bench: "floor".into(), op: "line".into(), p50_ns: Some(0.0), ..latency() };
+        let sound = stream(64, 1e6);
+        for odd in [0.0, -5.0, f64::NAN, f64::INFINITY, 1e6] {
+            let page = report::page(&[stream(0, odd), stream(8, odd), sound.clone(), floor.clone()]);
+            let page = page.expect("something to draw");
+            assert!(page.contains("fabric shm, 64B: 64 MB/s"), "{bench} {odd}");
+            assert!(!page.contains(", 0B: "), "{bench} {odd}: there are no bytes in these");
+            assert_eq!(page.contains("Message rate at 0B"), odd == 1e6, "{bench} {odd}");
+            for part in ["NaN", "inf", "-5"] {
+                assert!(!pictures(&page).contains(part), "{bench} {odd}: {part}");
+            }
+        }
+    }
+    for odd in [0.0, -5.0, f64::NAN, f64::INFINITY] {
+        let odd = Record { p50_ns: Some(odd), p90_ns: Some(odd), floor_ns: Some(odd), size: 0, ..latency() };
+        let page = report::page(&[odd, latency()]).expect("something to draw");
+        for part in ["NaN", "inf", "-5"] {
+            assert!(!pictures(&page).contains(part), "{part}");
+        }
+    }
+}
+
+/// Places and sizes in the pictures of a page, without the text in them and the shapes of points.
+fn pictures(page: &str) -> String {
+    let starts = |tag: &str| [" d=\"M", " x=\"", " y=\"", " width=\""].iter().any(|part| tag.contains(part));
+    let tags = page.split('<').filter_map(|tag| tag.split_once('>')).map(|(tag, _)| tag);
+    tags.filter(|tag| starts(tag) && !tag.contains("mark")).collect()
+}
+
+#[test]
 fn a_page_of_nothing_is_refused() {
     let floor = Record { bench: "floor".into(), ..latency() };
     assert!(report::page(&[floor]).is_err_and(|error| error.to_string().contains("nothing to draw")));

@@ -10,7 +10,7 @@ const STEP: f64 = 50.0;
 /// Room for the number behind the longest bar.
 const NUMBER: f64 = 84.0;
 
-/// A bar.
+/// A bar. Its value is more than nothing.
 pub(super) struct Bar {
     pub(super) label: String,
     pub(super) colour: usize,
@@ -25,10 +25,10 @@ pub(super) fn figure(
     text: &str,
     words: fn(f64) -> String,
 ) -> Option<Figure> {
-    let most = bars.iter().map(|bar| bar.value).chain(floor).fold(0.0, f64::max);
-    if bars.is_empty() || most <= 0.0 {
+    if bars.is_empty() {
         return None;
     }
+    let most = bars.iter().map(|bar| bar.value).chain(floor).fold(0.0, f64::max);
     let length = |value: f64| value / most * (WIDTH - NUMBER);
     let height = bars.len() as f64 * STEP + 26.0;
     let mut svg =

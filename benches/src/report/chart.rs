@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::page::{Figure, escape, marker};
-use super::scale::Scale;
+use super::scale::{Scale, is_drawn};
 
 const WIDTH: f64 = 520.0;
 const HEIGHT: f64 = 330.0;
@@ -14,14 +14,14 @@ const BOTTOM: f64 = 34.0;
 /// Room for a name below the axis.
 const NAME: f64 = 46.0;
 
-/// Lines, and what is known of the floor.
+/// Lines, and what is known of the floor. Values have a place on powers of ten.
 pub(super) struct Chart {
-    pub(super) lines: Vec<Line>,
-    pub(super) floor: Vec<(f64, f64)>,
+    lines: Vec<Line>,
+    floor: Vec<(f64, f64)>,
     /// Values in words.
-    pub(super) text: fn(f64) -> String,
+    text: fn(f64) -> String,
     /// Whether places along the bottom are powers.
-    pub(super) log_x: bool,
+    log_x: bool,
 }
 
 /// A line through places that have names.
@@ -33,8 +33,20 @@ pub(super) struct Line {
 }
 
 impl Chart {
-    pub(super) fn drop_empty(&mut self) {
-        self.lines.retain(|line| !line.points.is_empty());
+    /// Of these lines and this floor, what has a place: no bytes per second, as messages of no size have, are not drawn.
+    pub(super) fn new(
+        lines: impl Iterator<Item = Line>,
+        mut floor: Vec<(f64, f64)>,
+        text: fn(f64) -> String,
+        log_x: bool,
+    ) -> Self {
+        let mut lines: Vec<_> = lines.collect();
+        for line in &mut lines {
+            line.points.retain(|(_, _, y)| is_drawn(*y));
+        }
+        lines.retain(|line| !line.points.is_empty());
+        floor.retain(|(_, y)| is_drawn(*y));
+        Self { lines, floor, text, log_x }
     }
 
     /// The picture with its numbers; `None` without lines.

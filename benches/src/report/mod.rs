@@ -18,9 +18,9 @@ use crate::record::Record;
 use crate::size::Size;
 use crate::{Error, Result};
 use bars::Bar;
-use chart::{Chart, Line};
+use chart::Chart;
 use page::Figure;
-use scale::{rate_text, throughput_text, time_text};
+use scale::{is_drawn, rate_text, throughput_text, time_text};
 use series::{Names, Series};
 
 /// The largest message whose rate is shown as a rate of messages.
@@ -46,10 +46,8 @@ pub fn page(records: &[Record]) -> Result<String> {
 }
 
 fn latency_by_size(series: &[Series]) -> Option<Figure> {
-    let lines: Vec<Line> = series.iter().map(|one| one.line(|record| record.typical_ns())).collect();
-    let mut chart = Chart { lines, floor: floor_line(series, |_, ns| ns), text: time_text, log_x: true };
-    chart.drop_empty();
-    chart.figure(
+    let lines = series.iter().map(|one| one.line(|record| record.typical_ns()));
+    Chart::new(lines, floor_line(series, |_, ns| ns), time_text, true).figure(
         "Latency by size",
         "Half round trip between two processes: the median, or the mean of programs that print nothing else. Dashed: \
          the floor, a cache line from core to core and one copy of the message. Less is better.",
@@ -75,9 +73,7 @@ fn percentiles(series: &[Series]) -> Option<Figure> {
         one.drawn(steps.filter_map(|(at, (name, ns))| Some((at as f64, name.to_owned(), (*ns)?))).collect())
     });
     let floor = series::floor(series).get(&size).map(|ns| vec![(0.0, *ns), (4.0, *ns)]).unwrap_or_default();
-    let mut chart = Chart { lines: lines.collect(), floor, text: time_text, log_x: false };
-    chart.drop_empty();
-    chart.figure(
+    Chart::new(lines, floor, time_text, false).figure(
         &format!("Percentiles at {}", Size(size)),
         "How much of the half round trips stays below which time. The largest are the machine's: what else ran, and \
          when the process was put aside.",
@@ -85,11 +81,9 @@ fn percentiles(series: &[Series]) -> Option<Figure> {
 }
 
 fn bandwidth(series: &[Series]) -> Option<Figure> {
-    let lines: Vec<Line> = series.iter().map(|one| one.line(|record| record.bytes_per_s)).collect();
+    let lines = series.iter().map(|one| one.line(|record| record.bytes_per_s));
     let floor = floor_line(series, |size, ns| size as f64 / ns * 1e9);
-    let mut chart = Chart { lines, floor, text: throughput_text, log_x: true };
-    chart.drop_empty();
-    chart.figure(
+    Chart::new(lines, floor, throughput_text, true).figure(
         "Bandwidth by size",
         "A stream in one direction. Dashed: one core that copies a message of this size again and again. More is \
          better.",
@@ -100,11 +94,12 @@ fn message_rate(series: &[Series], records: &[Record]) -> Option<Figure> {
     let size =
         series.iter().flat_map(|one| one.points.keys().copied()).min().filter(|size| *size <= SMALL)?;
     let rates = series.iter().filter_map(|one| Some((one, one.at(size)?.msgs_per_s?)));
+    let rates = rates.filter(|(_, rate)| is_drawn(*rate));
     let mut bars: Vec<Bar> =
         rates.map(|(one, value)| Bar { label: one.label.clone(), colour: one.colour, value }).collect();
     bars.sort_by(|a, b| b.value.total_cmp(&a.value));
     let line = records.iter().find(|record| record.bench == "floor" && record.op == "line");
-    let floor = line.and_then(|record| record.p50_ns).map(|ns| 1e9 / ns);
+    let floor = line.and_then(|record| record.p50_ns).map(|ns| 1e9 / ns).filter(|rate| is_drawn(*rate));
     let text = match floor {
         Some(_) => {
             "Messages per second in one direction. Dashed: cache lines that go from core to core one after the \

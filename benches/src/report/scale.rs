@@ -13,7 +13,7 @@ pub(super) struct Scale {
 impl Scale {
     /// From the least to the largest of these values.
     pub(super) fn over(values: impl Iterator<Item = f64>, (start, end): (f64, f64), log: bool) -> Self {
-        let values = values.filter(|value| !log || *value > 0.0);
+        let values = values.filter(|value| !log || is_drawn(*value));
         let (low, high) = values
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
         let (low, high) = if low.is_finite() { (low, high) } else { (1.0, 10.0) };
@@ -43,6 +43,11 @@ impl Scale {
         let ticks = powers.flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
         ticks.filter(|tick| (self.from..=self.to).contains(&tick.log10())).collect()
     }
+}
+
+/// Whether a value has a place on powers of ten, and a bar a length.
+pub(super) fn is_drawn(value: f64) -> bool {
+    value.is_finite() && value > 0.0
 }
 
 /// Nanoseconds.
