@@ -155,6 +155,18 @@ fn several_runs_are_one_point_and_other_ways_are_other_lines() {
 }
 
 #[test]
+fn names_tell_what_differs_of_two_that_are_not_the_first() {
+    let run = |op: &str, api: &str| Record { op: op.into(), api: api.into(), ..latency() };
+    let stream = Record { bench: "bw".into(), window: 16, ..latency() };
+    let page = report::page(&[run("send", "cq"), run("tagged", "cq"), run("tagged", "batch"), stream]);
+    let page = page.expect("something to draw");
+    for name in ["send, cq", "tagged, cq", "tagged, batch", "send, await"] {
+        assert!(page.contains(&format!("fabric shm, {name}, 4KiB: ")), "{name}: {page}");
+    }
+    assert!(!page.contains("window"), "a latency and a stream differ in it, and two streams do not");
+}
+
+#[test]
 fn what_has_no_place_is_not_drawn() {
     for bench in ["bw", "rate"] {
         let stream = |size, rate| Record {

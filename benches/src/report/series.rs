@@ -1,6 +1,6 @@
 //! Which results belong to one line.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::chart::Line;
 use crate::record::Record;
@@ -11,7 +11,7 @@ use crate::size::Size;
 pub(super) struct Names {
     labels: Vec<String>,
     /// For each provider, the attributes that tell its results apart.
-    telling: BTreeMap<String, Vec<usize>>,
+    telling: BTreeMap<String, BTreeSet<usize>>,
 }
 
 /// The results of one name, by size.
@@ -58,20 +58,15 @@ fn kind(record: &Record) -> (String, bool) {
 impl Names {
     pub(super) fn of(records: &[Record]) -> Self {
         let records: Vec<_> = records.iter().filter(|record| record.bench != "floor").collect();
-        let mut telling: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        let mut first: BTreeMap<_, [(&str, String); 8]> = BTreeMap::new();
+        let mut telling: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
         for record in &records {
-            let others = records.iter().filter(|other| kind(other) == kind(record));
-            for other in others {
-                let pairs = attributes(record).into_iter().zip(attributes(other)).enumerate();
-                for (at, _) in pairs.filter(|(_, (this, that))| this != that) {
-                    let known = telling.entry(provider(record)).or_default();
-                    if !known.contains(&at) {
-                        known.push(at);
-                    }
-                }
-            }
+            // What any two of a kind differ in, one of them has otherwise than the first.
+            let these = attributes(record);
+            let first = first.entry(kind(record)).or_insert_with(|| these.clone());
+            let differing = (0..these.len()).filter(|at| these[*at] != first[*at]);
+            telling.entry(provider(record)).or_default().extend(differing);
         }
-        telling.values_mut().for_each(|known| known.sort_unstable());
         let mut names = Self { labels: Vec::new(), telling };
         for ours in [true, false] {
             for record in records.iter().filter(|record| is_ours(record) == ours) {
@@ -86,8 +81,8 @@ impl Names {
 
     fn label(&self, record: &Record) -> String {
         let (mut label, attributes) = (provider(record), attributes(record));
-        for at in self.telling.get(&label).cloned().unwrap_or_default() {
-            let (name, value) = &attributes[at];
+        for at in self.telling.get(&label).into_iter().flatten() {
+            let (name, value) = &attributes[*at];
             if !(value.is_empty() || *name == "window " && record.bench == "lat") {
                 label += &format!(", {name}{value}");
             }
