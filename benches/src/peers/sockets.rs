@@ -26,6 +26,8 @@ const SINK: u64 = 2;
 /// What it says before, and after the messages of a sink.
 const READY: u8 = 1;
 const FINISHED: u8 = 2;
+/// A Unix socket has a name that ends with its process: as a file it would stay. The zero byte in front is written so.
+const ABSTRACT: char = '@';
 
 /// A kind of socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -88,7 +90,7 @@ async fn near_tcp(at: &str, case: &Case, stop: &Stop) -> io::Result<Outcome> {
 }
 
 async fn near_unix(at: &str, case: &Case, stop: &Stop) -> io::Result<Outcome> {
-    near(UnixStream::connect(at).await?, case, stop).await
+    near(UnixStream::connect(at.replace(ABSTRACT, "\0")).await?, case, stop).await
 }
 
 async fn near(
@@ -150,13 +152,11 @@ async fn far_tcp() -> io::Result<()> {
 }
 
 async fn far_unix() -> io::Result<()> {
-    let path = std::env::temp_dir().join(format!("fabric-bench-{}", std::process::id()));
-    let listener = UnixListener::bind(&path)?;
-    println!("listening on {}", path.display());
-    let accepted = listener.accept().await;
-    // Both ends are open: the name is not needed any more.
-    std::fs::remove_file(&path)?;
-    far(accepted?.0).await
+    let name = format!("{ABSTRACT}fabric-bench-{}", std::process::id());
+    let listener = UnixListener::bind(name.replace(ABSTRACT, "\0"))?;
+    println!("listening on {name}");
+    let (stream, _) = listener.accept().await?;
+    far(stream).await
 }
 
 async fn far(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
