@@ -48,7 +48,7 @@ pub struct Record {
     pub max_ns: Option<f64>,
     /// The mean; of streams, the time of all messages by their number.
     pub mean_ns: Option<f64>,
-    /// Messages per second in one direction.
+    /// Messages per second in one direction; of several threads together, within the longest of their times.
     pub msgs_per_s: Option<f64>,
     /// Bytes per second in one direction.
     pub bytes_per_s: Option<f64>,

@@ -95,23 +95,18 @@ impl Rounds {
     }
 }
 
-impl Outcome {
-    /// Messages per second.
-    pub(crate) fn rate(&self) -> f64 {
-        if self.busy.is_zero() { 0.0 } else { self.messages as f64 / self.busy.as_secs_f64() }
-    }
-}
-
-/// Writes times and rates into a result: those of lanes that worked at the same time.
+/// Writes times and rates into a result: those of lanes that began together. Some may have ended before others, so the
+/// rate is that of all messages within the longest of their times.
 pub(crate) fn describe(lanes: &[Outcome], record: &mut Record) {
-    let (mut samples, mut rate) = (Samples::new(), 0.0);
-    let (mut messages, mut busy) = (0, Duration::ZERO);
+    let mut samples = Samples::new();
+    let (mut messages, mut busy, mut longest) = (0, Duration::ZERO, Duration::ZERO);
     for lane in lanes {
         samples.merge(&lane.samples);
-        rate += lane.rate();
         messages += lane.messages;
         busy += lane.busy;
+        longest = longest.max(lane.busy);
     }
+    let rate = if longest.is_zero() { 0.0 } else { messages as f64 / longest.as_secs_f64() };
     samples.describe(record);
     // Rounds of a stream differ in length, and a mean of their means would count them alike.
     if record.bench != "lat" && messages > 0 {
@@ -138,6 +133,16 @@ mod tests {
         stopped.ended(1, Duration::from_secs(1), &Stamps::new(0));
         stop.raise();
         assert_eq!(stopped.next(1, &stop), None);
+    }
+
+    #[test]
+    fn the_rate_of_lanes_is_within_the_longest_of_their_times() {
+        let lane = |busy| Outcome { samples: Samples::new(), messages: 600, busy: Duration::from_secs(busy) };
+        let mut record = Record { bench: "rate".into(), size: 8, ..Record::default() };
+        describe(&[lane(1), lane(3)], &mut record);
+        assert_eq!((record.msgs_per_s, record.bytes_per_s), (Some(400.0), Some(3200.0)));
+        describe(&[], &mut record);
+        assert_eq!(record.msgs_per_s, Some(0.0));
     }
 
     #[test]
