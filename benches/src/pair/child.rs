@@ -63,6 +63,11 @@ impl Child {
         }
     }
 
+    /// Whether it has ended, at a glance.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.process.try_wait(), Ok(None))
+    }
+
     fn died(&mut self) -> Option<Error> {
         let status = self.wait(DYING)?;
         let stderr = self.stderr.text();

@@ -20,12 +20,16 @@ use crate::samples::Stamps;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
-/// The first byte of a message that is to be sent back, and of the last one.
-const PING: u8 = 7;
+/// The first byte of the messages that find the other side, of those that are measured, and of the last one. All but
+/// that are sent back.
+const FIND: u8 = 1;
+const PING: u8 = 2;
 const END: u8 = 0;
 /// How long to wait for the other side to be found, and between two tries.
 const FOUND: Duration = Duration::from_secs(10);
 const TRY: Duration = Duration::from_millis(1);
+/// How often to look for an answer before looking whether anybody is there to give it.
+const LOOKS: u64 = 1 << 16;
 
 /// iceoryx2.
 #[derive(Debug)]
@@ -40,7 +44,7 @@ impl Peer for Iceoryx2 {
         None
     }
 
-    /// The first byte of a message says whether it is the last.
+    /// A message of no bytes has no first one, which says what it is for: its latency is not measured.
     fn measures(&self, case: &Case) -> bool {
         (case.bench, case.op) == (Bench::Lat, Op::Send) && case.size > 0
     }
@@ -50,7 +54,7 @@ impl Peer for Iceoryx2 {
         let mut command = program()?;
         command.args(["echo-iceoryx2", &name, &case.size.to_string()]);
         let (mut child, _) = pin::on(case.cores.1, || Child::start(self.name(), command))?;
-        let measured = pin::on(case.cores.0, || near(&name, case, stop));
+        let measured = pin::on(case.cores.0, || near(&name, case, &mut child, stop));
         let rounds = measured.map_err(|error| child.explain(error))?;
         let mut record = Record {
             op: "copy".into(),
@@ -107,23 +111,21 @@ impl Ends {
     }
 }
 
-fn near(name: &str, case: &Case, stop: &Stop) -> Result<Rounds> {
+fn near(name: &str, case: &Case, child: &mut Child, stop: &Stop) -> Result<Rounds> {
     let ends = Ends::open(&format!("{name}/ping"), &format!("{name}/pong"), case.size)?;
-    let (ping, mut pong) = (vec![PING; case.size], Vec::with_capacity(case.size));
+    let (find, ping) = (vec![FIND; case.size], vec![PING; case.size]);
+    let mut pong = Vec::with_capacity(case.size);
     let began = Instant::now();
     loop {
-        ends.send(&ping)?;
+        ends.send(&find)?;
         std::thread::sleep(TRY);
         if ends.receive(&mut pong)? {
             break;
         }
         stop.check()?;
-        if began.elapsed() > FOUND {
+        if child.has_ended() || began.elapsed() > FOUND {
             return Err(failed("nobody answers"));
         }
-    }
-    while ends.receive(&mut pong)? {
-        std::thread::sleep(TRY);
     }
     let (mut rounds, mut stamps) =
         (Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size), Stamps::new(0));
@@ -132,8 +134,17 @@ fn near(name: &str, case: &Case, stop: &Stop) -> Result<Rounds> {
         stamps.begin();
         for _ in 0..count {
             ends.send(&ping)?;
-            while !ends.receive(&mut pong)? {
+            let mut looks = 0;
+            // What comes back late from finding each other is no answer.
+            while !(ends.receive(&mut pong)? && pong.first() == ping.first()) {
                 spin_loop();
+                looks += 1;
+                if looks % LOOKS == 0 {
+                    stop.check()?;
+                    if child.has_ended() {
+                        return Err(failed("nobody answers any more"));
+                    }
+                }
             }
             stamps.stamp();
         }
