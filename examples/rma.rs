@@ -66,7 +66,7 @@ async fn camera(viewer: &str) -> Result<()> {
     let mut frame = vec![0u8; FRAME];
     for number in 0..FRAMES {
         // Two frames may be under way: the one before the last must have been looked at.
-        while ep.fetch_atomic(peer, remote.at(LOOKED_AT as u64), AtomicOp::Read, 0u64).await? + 2 <= number {
+        while ep.atomic_load::<u64>(peer, remote.at(LOOKED_AT as u64)).await? + 2 <= number {
             tokio::task::yield_now().await;
         }
         frame.fill(number as u8);

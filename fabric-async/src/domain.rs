@@ -171,8 +171,9 @@ impl<M: ThreadModel> Domain<M> {
     /// key.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] when no access is granted; [`Error::TooLong`], [`Error::Os`] without the memory;
-    /// [`Error::NotSupported`] by the provider; [`Error::Closed`].
+    /// [`Error::BadFlags`] when no access is granted; [`Error::TooLong`]; [`Error::Os`] without descriptors or memory: all of
+    /// it is taken at once, and more than the machine has available is refused; [`Error::NotSupported`] by the provider;
+    /// [`Error::Closed`].
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
         MemoryRegion::alloc(self, len, access, None)
     }

@@ -112,6 +112,12 @@ impl RemoteRegion {
     /// The length of [`RemoteRegion::to_bytes`].
     pub const ENCODED: usize = 17;
 
+    /// A description from its parts, however they came here.
+    #[must_use]
+    pub fn new(key: u64, len: u64, access: Access) -> Self {
+        Self { key, len, access }
+    }
+
     /// The place this many bytes behind the start. Checked when it is accessed.
     #[must_use]
     pub fn at(&self, offset: u64) -> RemoteAddr {

@@ -38,6 +38,9 @@ impl Endpoint {
     /// operations if it has them, open its fabric and domain, open the queues and the vector, bind, enable. [`Endpoint::domain`], [`Endpoint::completions`],
     /// [`Endpoint::events`] and [`Endpoint::address_vector`] lead to the parts.
     ///
+    /// A peer that writes to memory here [with data](crate::WriteRequest::data) fills an entry of the completion queue: read
+    /// it, or take it out and drop it. Nothing else goes there that was not posted to it.
+    ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// let ep = fabric_async::Endpoint::bind("shm://").await?;

@@ -88,6 +88,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ep.atomic(me, remote.at(0), AtomicOp::Sum, 5u64).await?;
     /// assert_eq!(ep.fetch_add(me, remote.at(0), 2u64).await?, 5);
     /// assert_eq!(ep.compare_swap(me, remote.at(0), 7u64, 1).await?, 7);
+    /// ep.atomic_store(me, remote.at(16), -3i16).await?;
+    /// assert_eq!(ep.atomic_load::<i16>(me, remote.at(16)).await?, -3);
     /// ep.atomic(me, remote.at(8), AtomicOp::Max, [0.5f32, 2.0]).await?;
     /// assert_eq!((region.load::<u64>(0)?, region.load::<f32>(12)?), (1, 2.0));
     /// # Ok(()) }
@@ -115,7 +117,8 @@ impl<M: ThreadModel> Endpoint<M> {
         AtomicRequest::new(self, peer, at, op, operands, None)
     }
 
-    /// As [`fetch_atomic`](Self::fetch_atomic), for operations with a comparand (`fi_compare_atomic`).
+    /// As [`fetch_atomic`](Self::fetch_atomic), for operations with a comparand (`fi_compare_atomic`): first what is put
+    /// there, then what it is compared with.
     #[doc(alias = "fi_compare_atomic")]
     pub fn compare_atomic<R: Row>(
         &self,
@@ -126,6 +129,21 @@ impl<M: ThreadModel> Endpoint<M> {
         comparands: R,
     ) -> AtomicRequest<'_, R, Fetch, M> {
         AtomicRequest::new(self, peer, at, op, operands, Some(comparands))
+    }
+
+    /// Reads a value in a peer's memory atomically (`FI_ATOMIC_READ`).
+    pub fn atomic_load<T: AtomicType>(&self, peer: FiAddr, at: RemoteAddr) -> AtomicRequest<'_, T, Fetch, M> {
+        self.fetch_atomic(peer, at, AtomicOp::Read, T::from_bits(0))
+    }
+
+    /// Puts a value into a peer's memory atomically (`FI_ATOMIC_WRITE`).
+    pub fn atomic_store<T: AtomicType>(
+        &self,
+        peer: FiAddr,
+        at: RemoteAddr,
+        value: T,
+    ) -> AtomicRequest<'_, T, Quiet, M> {
+        self.atomic(peer, at, AtomicOp::Write, value)
     }
 
     /// Adds to a value in a peer's memory, and returns what it was.

@@ -11,6 +11,8 @@
 //! | a receive no message was matched to | it is withdrawn, and its buffer dropped; nothing was taken |
 //! | a receive a message is arriving in, or has arrived in | the message is put back: the next receive that accepts it gets it |
 //! | a send that waits for credit | it is withdrawn; nothing is sent |
+//! | a read, a write or a lend that waits | it is withdrawn if it waits for credit; else it goes on, as a send does |
+//! | an atomic operation | once posted it takes effect, whoever looks: a lock taken in the losing branch of a `select!` stays taken |
 //! | a send that was posted | it goes on; the result is not reported, a later failure becomes an [event] |
 //! | a [`Reserve`] that waits | it gives up its place in the queue |
 //! | a [`Permit`] | the credit goes back |

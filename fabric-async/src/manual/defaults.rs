@@ -6,7 +6,7 @@
 //! |---|---|---|---|
 //! | progress | manual | no thread nobody asked for; tasks that wait drive anyway | [`BindOptions::progress`] |
 //! | waiting | adaptive | fast while there is traffic, asleep when there is none | [`BindOptions::wait_policy`] |
-//! | capabilities | untagged and tagged messages, directed receives, sources | what a service needs to answer | the object model |
+//! | capabilities | untagged and tagged messages, directed receives, sources; one-sided and atomic operations | what a service needs to answer, and what costs nothing until it is used | the object model |
 //! | completion queue | 1024 entries, for both directions | as many as there are credits to send; costs its memory once | [`Domain::completion_queue`] |
 //! | event queue | 256 events | events are rare; beyond it they are counted | [`Fabric::event_queue`] |
 //! | address vector | welcoming | a server can answer whoever writes to it | [`Domain::address_vector`] is not |
@@ -35,7 +35,10 @@
 //! | posted receives | 1024 per endpoint; hints may ask for fewer | a bound that is seldom felt; awaited receives are not refused |
 //! | inject size | 4096 bytes | a page: larger copies are better given away |
 //! | longest message | 2^40 bytes | a length beyond it is taken for an attack, not for a message |
-//! | order | send after send (`FI_ORDER_SAS`) | follows from a ring per direction, at no cost |
+//! | order | send after send, behind one-sided operations, and those among each other (`FI_ORDER_SAS`, `SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW`) | follows from a ring per direction, at no cost |
+//! | region, loan | up to 2^40 bytes, up to 4 GiB | beyond what a machine has; what it has not got is refused |
+//! | loans | 256 with one peer, 4 GiB in all | a reader that never returns any must not take everything; what is more is copied, then refused |
+//! | row of atomics | 4096 bytes | a page |
 //! | remote completion data | 8 bytes | all a completion entry has room for |
 //! | tag bits | all 64 | a tag is compared as a whole anyway |
 //!
@@ -72,7 +75,7 @@
 //! | window of the driver | 5 to 100 microseconds | longer than a wake-up takes is waste; shorter finds nothing |
 //! | drivers that look at once | as many as cores | a spinner without a core takes one from its peer |
 //! | watch of the automatic thread | 1 millisecond | how long a passive target may lag after its last poll |
-//! | look at descriptors | every 16 turns of the driver, every 2048 passes of polls | new peers and dead ones, without a system call each time |
+//! | look at descriptors | every 16 turns of the driver, every 2048 passes of polls, every 64 posts | new peers and dead ones, without a system call each time |
 //! | batch of a queue's stream | 32 completions | one lock for many |
 //!
 //! [`waiting`](super::waiting) says what they mean together.

@@ -60,6 +60,9 @@
 //! next loan of its size, rounded up to a power of two from 4 KiB. It counts with 128 bytes towards the budget of unexpected
 //! messages, wherever it waits.
 //!
+//! Each piece of it is a descriptor of the lender's. How deep a pipeline of frames gets is for its ends to say: 256 loans of
+//! 4 MiB are a gigabyte under way. Let the reader answer, and lend as many as were answered.
+//!
 //! A peer may have 256 loans at a time; what is more is copied. A domain has 4 GiB of them at most, then
 //! [`loan`](crate::Endpoint::loan) is [`Error::Again`](crate::Error::Again). What a peer
 //! had whose connection ended is given up, since it may still be reading. What it received stays readable after the

@@ -37,8 +37,9 @@
 //! In `shm` the processor of whoever starts an operation executes it, on the memory itself, which it has mapped. The
 //! owner does nothing, may be busy, blocked, or waiting for something else. There are two moments in which it is needed:
 //!
-//! * With the **first use of a key** the owner is asked for the memory. It answers when it makes progress; under manual
-//!   progress somebody there has to poll, or to wait for anything at all.
+//! * With the **first use of a key** the owner is asked for the memory. It answers when it makes progress: under manual
+//!   progress its runtime must not be blocked, under automatic progress nothing is needed. Until then the operation waits,
+//!   and what is posted to that peer later waits behind it.
 //! * When an operation is to be **heard of**: a write with data, or anything at all if the endpoint counts what peers do
 //!   (a counter for `REMOTE_READ` or `REMOTE_WRITE`, which needs [`Caps::RMA_EVENT`]). A notice goes through the ring like
 //!   a message, and is taken in like one; when the ring is full, the operation waits.
@@ -49,6 +50,13 @@
 //!
 //! In `sim` regions are memory of the one process, behind a lock.
 //!
+//! # Order between processes
+//!
+//! Atomic operations are sequentially consistent, and one that changes a value orders what its process wrote before for
+//! whoever sees the change: a lock taken with [`compare_swap`](crate::Endpoint::compare_swap) and released with another guards
+//! plain reads and writes in between. The lock of a process that has died stays taken. Put something into it by which its owner
+//! is known, and free it when [`EventKind::PeerDown`](crate::EventKind::PeerDown) tells of the end.
+//!
 //! # What the target hears
 //!
 //! | | completion queue | counter |
@@ -58,7 +66,8 @@
 //! | read, fetching atomic | nothing | `REMOTE_READ` |
 //!
 //! An entry is not reserved beforehand. When the queue is full, the notice waits in the ring, and with it everything that
-//! its sender sends later. An endpoint without a receive queue only counts.
+//! its sender sends later. Mind this with [`Endpoint::bind`](crate::Endpoint::bind), whose endpoints have a queue of 1024
+//! entries: read it ([`Endpoint::completions`](crate::Endpoint::completions)), or take it out and drop it. An endpoint without a receive queue only counts.
 //!
 //! # What can go wrong
 //!
@@ -66,8 +75,13 @@
 //! with [`Error::Key`] or [`Error::TooLong`], at its initiator. Nothing else ends, and the target does not hear of it.
 //! What is known to be wrong when an operation is posted is refused there, with the buffer.
 //!
+//! Fresh keys begin anywhere in their 64 bits, so a description that outlived its owner is unknown to whoever has its
+//! name next. A key of your own choice ([`Domain::alloc_with_key`](crate::Domain::alloc_with_key)) means whatever is
+//! registered under it at the time.
+//!
 //! The death of the owner ends its connections, and operations fail with [`Error::PeerGone`] from then on. Until this is
-//! noticed, writes still succeed: the memory lives as long as somebody has it mapped. A peer that dies in the middle of a
+//! noticed, writes still succeed: the memory lives as long as somebody has it mapped. A program that only posts, and never
+//! waits for anything, notices after 64 posts at the latest. A peer that dies in the middle of a
 //! write leaves the part it has written.
 //!
 //! # Trust
@@ -78,8 +92,8 @@
 //!
 //! # What it costs
 //!
-//! Each region is a mapping of its own and one page more than its length, in the owner and in every peer that uses it. All of
-//! its memory is taken when it is allocated. An operation of up to 256 KiB is done where it is posted; a longer one in
+//! Each region is a descriptor in its owner, and a mapping of one page more than its length there and in every peer that
+//! uses it. All of its memory is taken when it is allocated; what the machine has not got is refused. An operation of up to 256 KiB is done where it is posted; a longer one in
 //! steps of that size, so that others get their turn.
 //!
 //! [`Domain::alloc`]: crate::Domain::alloc

@@ -87,7 +87,7 @@
 //!
 //! How soon is it known? An endpoint that is closed or dropped says goodbye, and sends to it fail at once. A
 //! process that was killed says nothing. The kernel hangs up its sockets, and this side notices with the next
-//! look at them: at once while it sleeps, and within some passes while it polls. A short message that is sent
+//! look at them: at once while it sleeps, and within some passes, or 64 posts, while it polls. A short message that is sent
 //! until then goes into a ring that nobody reads.
 //!
 //! # How long a number lives
