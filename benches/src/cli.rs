@@ -15,6 +15,7 @@ use crate::pair::{Pair, serve, until_stdin_ends};
 use crate::peers::{Case, Ours, Sockets, all, echo, tied};
 use crate::pin::Pin;
 use crate::size::Size;
+use crate::soak::soak;
 use crate::stop::Stop;
 use crate::{Error, Result, floor, record, report};
 
@@ -43,6 +44,8 @@ enum Command {
     Rate(StreamArgs),
     /// The fabric beside libfabric, UCX and Tokio's sockets, in turn and repeated
     Compare(CompareArgs),
+    /// Everything an endpoint can do, mixed: in the end every message is accounted for, and memory has not grown
+    Soak(SoakArgs),
     /// One page with pictures, of results in JSON
     Report(ReportArgs),
     /// What the providers offer, as fi_info does
@@ -50,6 +53,12 @@ enum Command {
     /// The second process of a measurement
     #[command(hide = true)]
     Serve {
+        #[arg(long)]
+        listen: String,
+    },
+    /// The other side of a soak
+    #[command(hide = true)]
+    SoakFar {
         #[arg(long)]
         listen: String,
     },
@@ -155,6 +164,16 @@ struct StreamArgs {
 }
 
 #[derive(Debug, Args)]
+struct SoakArgs {
+    /// The provider
+    #[arg(long, default_value = "shm")]
+    provider: String,
+    /// For how long
+    #[arg(long, default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
+    seconds: f64,
+}
+
+#[derive(Debug, Args)]
 struct CompareArgs {
     /// The provider of the fabric
     #[arg(long, default_value = "shm")]
@@ -242,6 +261,14 @@ impl Cli {
                 let offers =
                     Runtime::Current.run(async move { Ok(fabric_async::discover(&hints).await?) })?;
                 print(describe(&offers, args.verbose).trim_end())
+            }
+            Command::Soak(args) => {
+                let stop = Stop::on_ctrl_c()?;
+                soak(&args.provider, Duration::from_secs_f64(args.seconds), &stop)
+            }
+            Command::SoakFar { listen } => {
+                until_stdin_ends()?;
+                crate::soak::serve(&listen)
             }
             Command::Serve { listen } => {
                 until_stdin_ends()?;

@@ -32,6 +32,7 @@ pub mod record;
 pub mod report;
 pub mod samples;
 pub mod size;
+pub mod soak;
 pub mod stop;
 pub mod table;
 

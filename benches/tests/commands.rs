@@ -150,6 +150,15 @@ fn every_way_of_measuring_measures() {
 }
 
 #[test]
+fn a_soak_accounts_for_every_message() {
+    let output = run(&["soak", "--seconds", "0.4"]);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    assert!(out.contains("every message is accounted for") && out.contains("twice 0, damaged 0"), "{out}");
+    refused(&["soak", "--provider", "carrier-pigeon", "--seconds", "0.1"], &["carrier-pigeon"]);
+}
+
+#[test]
 fn iterations_are_counted_exactly_and_warm_up_is_not() {
     let records = records(&["lat", "--json", "--iters", "777", "--size", "8,16"]);
     let samples: Vec<_> = records.iter().map(|record| (record.size, record.samples)).collect();

@@ -1,0 +1,100 @@
+//! The side that receives by all means at once, and keeps the book.
+#![allow(unsafe_code)] // receiving where the other side has lent it
+
+use std::time::Duration;
+
+use fabric_async::{Access, Class, Endpoint, Error as FabricError, FiAddr, MemoryRegion, OpKind};
+use futures_util::StreamExt;
+use tokio::time::timeout;
+
+use super::book::Book;
+use super::{Ask, Status, memory};
+use crate::Result;
+use crate::choice::Runtime;
+use crate::pair::talk::{hear, tell};
+
+/// The tag of half of the messages.
+pub(super) const TAG: u64 = 0x50a;
+/// Numbers of eight bytes that are written with data, and the counter behind them.
+pub(super) const SLOTS: u64 = 64;
+pub(super) const COUNTER: u64 = 8 * SLOTS;
+/// Messages that have not come after so long without any will not come.
+const LOST: Duration = Duration::from_secs(10);
+
+/// Serves one soak at this address. Says on stdout where it listens.
+///
+/// # Errors
+/// The address is bad or taken; the other side is gone.
+pub fn serve(at: &str) -> Result<()> {
+    let at = at.to_owned();
+    Runtime::Current.run(async move {
+        let ep = Endpoint::bind(&at[..]).await?;
+        println!("listening on {}", ep.name());
+        let region = ep.domain().alloc(COUNTER as usize + 8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        let (peer, _) = hear::<Ask>(&ep, None).await?;
+        tell(&ep, peer, &region.remote().to_bytes().to_vec()).await?;
+        Far { ep, peer, region, book: Book::default() }.run().await
+    })
+}
+
+struct Far {
+    ep: Endpoint,
+    peer: FiAddr,
+    region: MemoryRegion,
+    book: Book,
+}
+
+impl Far {
+    async fn run(mut self) -> Result<()> {
+        let no_queue = FabricError::Unbound(Class::CompletionQueue);
+        let (ep, peer) = (self.ep.clone(), self.peer);
+        let mut queue = ep.completions().ok_or(no_queue)?;
+        let (mut expected, mut turn) = (None, 0u64);
+        while expected.is_none_or(|expected| self.book.received < expected) {
+            turn += 1;
+            let next = async {
+                // All at once: whichever is first, the others are dropped, and must lose nothing.
+                tokio::select! {
+                    message = ep.recv().from(peer), if turn % 3 == 0 => self.book.enter(&message?),
+                    // SAFETY: the other side is this program, which does not write what it has lent.
+                    message = unsafe { ep.recv_lent() }.from(peer), if turn % 3 != 0 => self.book.enter(&message?),
+                    message = ep.recv_into(Vec::with_capacity(500_000)).tag(TAG).from(peer) => {
+                        self.book.enter(&message?);
+                    }
+                    Some(entry) = queue.next() => {
+                        let number = entry.transfer.data.filter(|_| entry.kind == OpKind::RemoteWrite);
+                        let number = number.ok_or(FabricError::Canceled)?;
+                        let there: u64 = self.region.load(8 * (number % SLOTS) as usize)?;
+                        // The slot may have been written again since.
+                        self.book.damaged += u64::from(there < number || there % SLOTS != number % SLOTS);
+                        self.book.number(number);
+                    }
+                    asked = hear::<Ask>(&ep, Some(peer)) => match asked?.1 {
+                        Ask::End { messages, .. } => expected = Some(messages),
+                        _ => tell(&ep, peer, &status(&self.book, &self.region)?).await?,
+                    },
+                }
+                Ok::<_, crate::Error>(())
+            };
+            match timeout(LOST, next).await {
+                Ok(next) => next?,
+                Err(_) if expected.is_some() => break,
+                Err(_) => {}
+            }
+        }
+        tell(&ep, peer, &status(&self.book, &self.region)?).await?;
+        // Until the other side leaves: what it is told must not go down with this process.
+        let _ = hear::<Ask>(&ep, Some(peer)).await;
+        Ok(())
+    }
+}
+
+fn status(book: &Book, region: &MemoryRegion) -> Result<Status> {
+    Ok(Status {
+        received: book.received,
+        twice: book.twice,
+        damaged: book.damaged,
+        added: region.load(COUNTER as usize)?,
+        memory: memory(),
+    })
+}
