@@ -34,7 +34,7 @@ pub enum OpKind {
 }
 
 impl OpKind {
-    /// Whether the operation is posted to the receiving side of an endpoint.
+    /// Whether it reports to the receive queue of an endpoint.
     #[must_use]
     pub fn receives(self) -> bool {
         matches!(self, Self::Recv | Self::RemoteWrite)

@@ -9,7 +9,8 @@
 //! | [`buf`] | owned buffers that may be lent to an operation |
 //! | [`completion`], [`event`] | what an operation or a domain reports |
 //! | [`matching`], [`rx`] | which receive gets which message, and where its bytes go |
-//! | [`mr`] | the table of memory keys |
+//! | [`mr`], [`atomic`] | memory that peers reach, and what atomic operations compute |
+//! | [`error`], [`stats`] | what can go wrong, and what was done |
 //! | [`provider`] | the traits between the progress engine and a provider |
 //! | [`sim`] | a provider inside one process with seeded delay and reordering |
 

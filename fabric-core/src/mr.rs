@@ -1,4 +1,4 @@
-//! The table of memory regions: keys, rights and bounds.
+//! Memory that peers reach: what it is to its owner, and the table of regions with their keys, rights and bounds.
 //!
 //! A peer names a region by its key. Every access is checked before a byte moves: the key exists, the right was granted,
 //! and the range lies inside the region.

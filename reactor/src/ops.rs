@@ -75,7 +75,7 @@ pub(crate) struct Op {
     /// How it ended, once it is done.
     pub(crate) outcome: Outcome,
     pub(crate) route: Route,
-    /// Set for sends.
+    /// Set for everything that is done at a peer.
     pub(crate) spec: Option<SendSpec>,
     /// Holds a transmit credit, or a place among the posted receives, to be given back at the end.
     pub(crate) credit: bool,

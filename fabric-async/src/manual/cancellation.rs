@@ -8,6 +8,7 @@
 //! | dropped while pending | what happens |
 //! |---|---|
 //! | a request ([`SendRequest`], [`RecvRequest`], [`Reserve`]) never awaited | nothing was posted |
+//! | a receive in a branch of `select!` that `if` switches off | it was posted like the others: put it into an `async` block, which posts when it is polled |
 //! | a receive no message was matched to | it is withdrawn, and its buffer dropped; nothing was taken |
 //! | a receive a message is arriving in, or has arrived in | the message is put back: the next receive that accepts it gets it |
 //! | a send that waits for credit | it is withdrawn; nothing is sent |

@@ -87,8 +87,8 @@
 //! # Trust
 //!
 //! The right to write is enforced by the kernel: a region without [`Access::REMOTE_WRITE`] can be mapped for reading
-//! only. A key is as good as a password is that counts upwards from 0: every process of the same user that can connect
-//! can ask for it. Who may write a region may spoil all of it, at any time, and can withdraw it from others.
+//! only. A key is no secret: who has seen a fresh one can work out the next, and every process of the same user that can
+//! connect can ask for it. Who may write a region may spoil all of it, at any time, and can withdraw it from others.
 //!
 //! # What it costs
 //!

@@ -22,6 +22,10 @@ pub type Message = Done<PooledBuf>;
 ///
 /// Takes untagged messages from anybody, unless said otherwise.
 ///
+/// It is posted when it is *awaited*, which is before the first poll: in `select!`, also in a branch that is switched off by
+/// `if`. Such a receive takes messages and nobody looks at them until the `select!` ends; inside of an `async` block it is
+/// posted when the block is polled.
+///
 /// # Cancel safety
 /// Safe: see [`Operation`].
 #[must_use = "nothing is received before the request is awaited, started or posted"]

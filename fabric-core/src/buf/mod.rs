@@ -22,7 +22,7 @@ mod sealed {
 }
 
 /// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Bytes`, `BytesMut`, `&'static [u8]`, `&'static str`,
-/// `String`, [`PooledBuf`], or your own by way of [`CustomBuf`].
+/// `String`, [`PooledBuf`], [`Loan`], [`Lent`], or your own by way of [`CustomBuf`].
 ///
 /// Sealed, because its methods run while a domain is locked.
 #[diagnostic::on_unimplemented(

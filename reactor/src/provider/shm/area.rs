@@ -4,15 +4,16 @@
 //! key. A peer maps it only if it is sealed and as large as it says, so no access within it can fault, whatever the
 //! owner does. An area that peers may only read is sealed against writable mappings once its owner has one.
 //!
-//! Its first page says whether the area is still lent. Every access of a peer looks there first, in its own cache as
-//! long as nothing changes. A peer with the right to write can spoil what it may write, and that word with it; the
+//! Its first page says whether a region is still lent. Every access of a peer to a region looks there first, in its own
+//! cache as long as nothing changes; loans have their own way back (`loans`). A peer with the right to write can spoil what it may write, and that word with it; the
 //! owner never reads it.
 //!
 //! # Safety
 //!
 //! This module holds raw access to memory that others write at the same time. The argument is that of `segment`: `base`
-//! is a mapping of one page and `len` bytes, alive as long as the value; words are reached as atomics; bytes are only
-//! ever copied from and to it by raw pointer, after the range was checked, never borrowed.
+//! is a mapping of one page and `len` bytes, alive as long as the value; words are reached as atomics; bytes are
+//! copied from and to it by raw pointer, after the range was checked, and never borrowed, except by `loans`, whose argument
+//! stands there.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

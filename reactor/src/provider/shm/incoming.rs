@@ -28,8 +28,6 @@ const RECORDS_PER_PASS: usize = 64;
 const BYTES_PER_PASS: usize = 64 * 1024;
 /// How often the socket is read for memory that a record speaks of: more words than it has room for.
 const LOOKS_FOR_MEMORY: usize = 32;
-/// Pieces of memory that a peer may lend.
-const MOST_LENT: usize = 1024;
 /// The longest message a peer may announce.
 pub(crate) const MAX_MESSAGE: usize = 1 << 40;
 
@@ -298,7 +296,7 @@ impl Incoming {
             Area::adopt(&grant.memory, grant.len, false)
         };
         socket::discard(vec![grant.memory]);
-        if self.lent.len() >= MOST_LENT {
+        if self.lent.len() >= loans::MOST_LENT {
             return Err("too much memory to lend");
         }
         let area = self.here.adopted.adopt(area?).ok_or("too much memory to lend")?;

@@ -32,8 +32,11 @@ const SMALLEST: usize = 4096;
 pub(crate) const MOST_BYTES: usize = 4 << 30;
 /// Chunks that one peer may have at the same time. What is more is copied.
 pub(crate) const SLOTS: usize = 256;
-/// Chunks whose memory a peer keeps mapped when it has given them back.
+/// Chunks whose memory a peer keeps mapped when it has given them back; and the most that are taken from one that does
+/// not keep to that.
 const MOST_GIVEN: usize = 512;
+pub(crate) const MOST_LENT: usize = 1024;
+const _: () = assert!(MOST_LENT >= MOST_GIVEN + SLOTS);
 
 /// What a chunk is, in the low bits of its state; above them is the number of the holding.
 const FREE: u64 = 0;

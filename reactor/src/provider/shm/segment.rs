@@ -6,7 +6,7 @@
 //!
 //! # Safety
 //!
-//! This module holds the crate's raw access to shared memory. The argument: `base` is a mapping of `LINES_AT + lines
+//! This module holds the raw access to the memory of rings. The argument: `base` is a mapping of `LINES_AT + lines
 //! × 64` bytes, alive as long as the value; the control words and headers are reached as atomics, which tolerate a
 //! peer that writes at the same time; payload is only ever copied from and to it by raw pointer, never borrowed, so
 //! that no reference exists to memory that somebody else may change. A peer that changes payload during a copy
