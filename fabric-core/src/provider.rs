@@ -287,9 +287,9 @@ pub trait Host {
         self.complete(op, Outcome::received(envelope, placed));
     }
 
-    /// Whether this receive takes a message where it lies.
-    fn shares(&self, op: OpKey) -> bool {
-        let _ = op;
+    /// Whether this receive takes a message of this length where it lies.
+    fn shares(&self, op: OpKey, len: usize) -> bool {
+        let _ = (op, len);
         false
     }
 

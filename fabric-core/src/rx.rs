@@ -216,7 +216,7 @@ impl RxContext {
 
     /// Gives lent memory to a receive: as it is, or copied by and by.
     fn share(&mut self, host: &mut dyn Host, op: OpKey, envelope: Envelope, memory: Arc<dyn LentMemory>) {
-        if envelope.len <= COPIED_AT_ONCE || host.shares(op) {
+        if envelope.len <= COPIED_AT_ONCE || host.shares(op, envelope.len) {
             return host.deliver(op, &envelope, &Held(&memory));
         }
         let room = host.expect(op, envelope.len);
@@ -235,6 +235,9 @@ impl RxContext {
         let piece = Piece { memory: &*memory, from, len: (memory.len() - from).min(COPIED_AT_ONCE) };
         if arrived.is_none() || self.land(host, LandingId(id), &piece) {
             self.copying.pop_front();
+        } else {
+            // Everybody gets a turn.
+            self.copying.rotate_left(1);
         }
         true
     }
@@ -345,6 +348,18 @@ impl RxContext {
         }
         let Some(at) = self.filling.iter().position(|(filled, _)| *filled == op) else { return };
         let (_, id) = self.filling.swap_remove(at);
+        if let Some(at) = self.copying.iter().position(|(copied, _)| *copied == id)
+            && let Some((_, memory)) = self.copying.remove(at)
+        {
+            // It is all there still.
+            let landing = self.landings.remove(id);
+            let bytes = host.reclaim(op, 0);
+            return self.settle(
+                host,
+                landing.envelope,
+                Unexpected { bytes, lent: Some(memory), landing: None },
+            );
+        }
         let Some(landing) = self.landings.get_mut(id) else { return };
         let Target::Receive { placed, .. } = landing.target else { return };
         // What did not fit into the abandoned buffer is gone. The message is shorter for whoever gets it now, and
@@ -352,7 +367,7 @@ impl RxContext {
         landing.cut = placed < landing.arrived;
         let bytes = host.reclaim(op, placed);
         let envelope = landing.envelope.clone();
-        self.settle(host, envelope, bytes, Some(id));
+        self.settle(host, envelope, Unexpected { bytes, lent: None, landing: Some(id) });
     }
 
     /// A message was received and not looked at. `source` is the number of its sender now; of one that is gone it is
@@ -366,7 +381,7 @@ impl RxContext {
     ) {
         let gone = self.gone.iter().find(|(key, _)| *key == envelope.peer);
         envelope.source = source.or_else(|| host.number_of(self.ep, &gone?.1));
-        self.settle(host, envelope, bytes, None);
+        self.settle(host, envelope, Unexpected { bytes, lent: None, landing: None });
     }
 
     /// A peer has a number now: what waits of those that have gone under this name becomes its.
@@ -421,7 +436,9 @@ impl RxContext {
     /// Whether a message of this source waits.
     #[must_use]
     pub fn holds(&self, source: FiAddr) -> bool {
-        self.matcher.holds(source)
+        // One that is being copied is not looked at yet, and may outlive its connection.
+        let arriving = |landing: &Landing| landing.envelope.source == Some(source);
+        self.matcher.holds(source) || self.landings.iter().any(|(_, landing)| arriving(landing))
     }
 
     /// Whether some receive would take this message now, or there is room to buffer it.
@@ -466,11 +483,11 @@ impl RxContext {
     }
 
     /// A message that some receive already had finds a new one, or its old place in the queue.
-    fn settle(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf, landing: Option<usize>) {
-        let message = Unexpected { bytes, lent: None, landing };
+    fn settle(&mut self, host: &mut dyn Host, envelope: Envelope, message: Unexpected) {
+        let landing = message.landing;
         if let Some(op) = self.matcher.arrive(&envelope) {
             self.posted[op.index as usize] = None;
-            self.used += envelope.len + OVERHEAD;
+            self.used += message.cost(&envelope);
             self.give(host, op, envelope, message);
         } else {
             let key = self.keep(envelope, message);

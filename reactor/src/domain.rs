@@ -17,7 +17,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::driver::{self, TaskDriver};
 use crate::engine::Engine;
-use crate::hub::{AvId, Bindings, CounterId, CqId, Hub};
+use crate::hub::{AvId, Bindings, CounterId, CqId, FollowUp, Hub};
 use crate::ops::{Credit, Ended, Op, Phase, Posted, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::vectors::Vector;
@@ -187,6 +187,11 @@ impl Domain {
             hub.waiters -= 1;
             hub.later.wake(waker);
         }
+        if std::mem::take(&mut hub.held_notice) {
+            // Nobody holds it up any more.
+            hub.follow_ups.push(FollowUp::Resume);
+        }
+        locked.finish();
         // Its entries own buffers of the user's types: they are dropped without the lock.
         drop(locked);
         drop(ring);

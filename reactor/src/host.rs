@@ -50,11 +50,11 @@ impl Host for Hub {
         self.done(key);
     }
 
-    fn shares(&self, op: OpKey) -> bool {
+    fn shares(&self, op: OpKey, len: usize) -> bool {
         let op = self.ops.get(op);
         op.is_some_and(|op| {
             let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
-            matches!(&op.buf, AnyBuf::Lent(lent) if lent.shares() && limit > 0)
+            matches!(&op.buf, AnyBuf::Lent(lent) if lent.shares() && len <= limit)
         })
     }
 

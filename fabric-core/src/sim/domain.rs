@@ -131,9 +131,15 @@ impl ProviderDomain for SimDomain {
         self.look_at_held(ep);
     }
 
-    fn cancel(&mut self, _host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
+    fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
         let Ok(endpoint) = self.endpoint(ep) else { return false };
-        endpoint.outbound.cancel(op) || endpoint.inbound.rx.cancel(op)
+        if endpoint.outbound.cancel(op) {
+            // What waited behind it may go now.
+            endpoint.outbound.flush(host);
+            host.unsettled();
+            return true;
+        }
+        endpoint.inbound.rx.cancel(op)
     }
 
     fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {

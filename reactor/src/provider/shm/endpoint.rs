@@ -250,6 +250,9 @@ impl Endpoint {
 
     pub(crate) fn abandon_recv(&mut self, host: &mut dyn Host, op: OpKey) {
         self.rx.abandon(host, op);
+        if self.rx.is_copying() {
+            host.unsettled();
+        }
     }
 
     pub(crate) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {

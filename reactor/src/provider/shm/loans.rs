@@ -34,7 +34,7 @@ pub(crate) const MOST_BYTES: usize = 4 << 30;
 pub(crate) const SLOTS: usize = 256;
 /// Chunks whose memory a peer keeps mapped when it has given them back; and the most that are taken from one that does
 /// not keep to that.
-const MOST_GIVEN: usize = 512;
+const MOST_GIVEN: usize = 64;
 pub(crate) const MOST_LENT: usize = 1024;
 const _: () = assert!(MOST_LENT >= MOST_GIVEN + SLOTS);
 
@@ -60,6 +60,8 @@ pub(crate) struct Loans(Arc<Mutex<Chunks>>);
 struct Chunks {
     all: Vec<Arc<Chunk>>,
     next: u64,
+    /// How often chunks were given up.
+    given_up: u64,
 }
 
 impl Loans {
@@ -78,7 +80,9 @@ impl Loans {
 
     /// This chunk is not used again.
     fn forget(&self, key: u64) {
-        self.chunks().all.retain(|chunk| chunk.key != key);
+        let mut chunks = self.chunks();
+        chunks.all.retain(|chunk| chunk.key != key);
+        chunks.given_up += 1;
     }
 }
 
@@ -106,12 +110,16 @@ impl Lender for Loans {
         let mut unused = Vec::new();
         {
             let mut chunks = self.chunks();
+            let out: usize =
+                chunks.all.iter().filter(|chunk| !chunk.is_free()).map(|chunk| chunk.len()).sum();
+            if out + size > MOST_BYTES {
+                return Err(Error::Again(Scarce::LendingMemory));
+            }
             // What is free of other sizes makes room.
             while used(&chunks) > MOST_BYTES {
-                let Some(at) = chunks.all.iter().position(|chunk| chunk.hold().is_some()) else {
-                    return Err(Error::Again(Scarce::LendingMemory));
-                };
+                let Some(at) = chunks.all.iter().position(|chunk| chunk.hold().is_some()) else { break };
                 unused.push(chunks.all.swap_remove(at));
+                chunks.given_up += 1;
             }
         }
         drop(unused);
@@ -143,6 +151,10 @@ impl Chunk {
         &self.memory
     }
 
+    fn is_free(&self) -> bool {
+        self.state.load(Ordering::Relaxed) % NUMBER == FREE
+    }
+
     /// Takes a free chunk; returns its state then.
     fn hold(&self) -> Option<u64> {
         let free = self.state.load(Ordering::Relaxed);
@@ -171,14 +183,27 @@ impl LoanMemory for ShmLoan {
     }
 
     fn bytes(&self) -> &[u8] {
+        if !self.is_held() {
+            return &[];
+        }
         // SAFETY: this value is the only one of a chunk that is held, and a borrow of it keeps writers away; what was
         // lent is not reached any more, since lending takes the value.
         unsafe { self.chunk.memory.area().slice(self.len) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
+        if !self.is_held() {
+            return &mut [];
+        }
         // SAFETY: as above; peers cannot write.
         unsafe { self.chunk.memory.area().slice_mut(self.len) }
+    }
+}
+
+impl ShmLoan {
+    /// Whether it has not been lent.
+    fn is_held(&self) -> bool {
+        self.chunk.state.load(Ordering::Relaxed) == self.state
     }
 }
 
@@ -210,11 +235,13 @@ pub(crate) struct Borrowed {
     slots: Vec<Option<Out>>,
     /// Chunks whose memory the peer has been given, by name.
     given: Vec<u64>,
+    /// How often chunks had been given up when this was looked at last.
+    given_up: u64,
 }
 
 impl Borrowed {
     pub(crate) fn new(loans: Loans) -> Self {
-        Self { loans, slots: Vec::new(), given: Vec::new() }
+        Self { loans, slots: Vec::new(), given: Vec::new(), given_up: 0 }
     }
 
     /// The chunk that this payload is of, and a slot for it; nothing when it is of somewhere else, or the peer has too
@@ -248,12 +275,18 @@ impl Borrowed {
     }
 
     /// Names of memory that the peer need not keep: it has too much of it that it does not read.
-    pub(crate) fn surplus(&self) -> Vec<u64> {
-        if self.given.len() < MOST_GIVEN {
+    pub(crate) fn surplus(&mut self) -> Vec<u64> {
+        let out = |key: u64| self.slots.iter().flatten().any(|out| out.chunk.key == key);
+        let idle = self.given.iter().copied().filter(|key| !out(*key));
+        if self.given.len() >= MOST_GIVEN {
+            return idle.collect();
+        }
+        // What was given up here is nobody's any more once the peer has let go of it.
+        let chunks = self.loans.chunks();
+        if std::mem::replace(&mut self.given_up, chunks.given_up) == chunks.given_up {
             return Vec::new();
         }
-        let out = |key: u64| self.slots.iter().flatten().any(|out| out.chunk.key == key);
-        self.given.iter().copied().filter(|key| !out(*key)).collect()
+        idle.filter(|key| chunks.all.iter().all(|chunk| chunk.key != *key)).collect()
     }
 
     /// The peer does not have this memory any more.
@@ -299,7 +332,7 @@ impl Drop for Borrowed {
 pub(crate) struct Adopted(Arc<AtomicUsize>);
 
 /// The most of them.
-const MOST_ADOPTED: usize = 4096;
+const MOST_ADOPTED: usize = 32_768;
 
 impl Adopted {
     /// Memory that a peer is going to lend.
@@ -482,12 +515,15 @@ mod tests {
         assert!(lend(&mut peer).is_none());
         segment.give_back(77);
         assert_eq!(lend(&mut peer), Some(77));
-        assert!(peer.surplus().is_empty());
-        (0..MOST_GIVEN as u64).for_each(|key| peer.give(1000 + key));
         let surplus = peer.surplus();
-        assert_eq!(surplus.len(), MOST_GIVEN + 1, "that, and what it gave back, but not what it reads");
+        assert_eq!(surplus.len(), 1, "what it gave back, but not what it reads");
         surplus.into_iter().for_each(|key| peer.forget(key));
-        assert!(peer.surplus().is_empty() && !peer.was_given(1000));
+        assert!(peer.surplus().is_empty());
+        let mut another = Borrowed::new(loans.clone());
+        (0..3).for_each(|key| another.give(1000 + key));
+        assert!(another.surplus().is_empty(), "few, and nothing was given up");
+        drop(peer);
+        assert_eq!(another.surplus(), [1000, 1001, 1002], "what is not there any more");
         assert!(matches!(loans.grow(usize::MAX), Err(Error::TooLong { .. })));
     }
 

@@ -120,6 +120,11 @@ pub(crate) enum Pumped {
 }
 
 impl Queued {
+    /// Whether it is to reach the region of this key.
+    fn wants(&self, key: u64) -> bool {
+        self.spec.remote.is_some_and(|remote| remote.key == key)
+    }
+
     fn is_done(&self) -> bool {
         self.total == Some(self.sent)
     }
@@ -203,7 +208,13 @@ impl Outgoing {
     /// Takes an operation back of which nothing was sent.
     pub(crate) fn cancel(&mut self, op: OpKey) -> bool {
         let at = self.queue.iter().position(|queued| queued.op == op && !queued.begun);
-        at.is_some_and(|at| self.queue.remove(at).is_some())
+        let cancelled = at.is_some_and(|at| self.queue.remove(at).is_some());
+        if let (true, Link::Live(wires)) = (cancelled, &mut self.link) {
+            let queue = &self.queue;
+            let wanted = |key| queue.iter().any(|queued| queued.wants(key));
+            wires.windows.forget_denials(wanted);
+        }
+        cancelled
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -341,8 +352,7 @@ impl Outgoing {
         let Link::Live(wires) = &mut self.link else { return false };
         let asked = wires.windows.awaits(key);
         if asked {
-            let waits = |queued: &Queued| queued.spec.remote.is_some_and(|remote| remote.key == key);
-            wires.windows.answered(key, window, self.queue.iter().any(waits));
+            wires.windows.answered(key, window, self.queue.iter().any(|queued| queued.wants(key)));
         }
         asked
     }
@@ -486,9 +496,9 @@ impl Wires {
             let (size, access) = (Memory::len(memory), Access::REMOTE_READ);
             let grant = Grant { key, len: size, access, heeds: false, memory: memory.fd() };
             match handshake::send_grant(&self.socket, &grant) {
-                Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS) => return None,
                 // A peer that has ended is noticed otherwise.
-                Ok(()) | Err(_) => self.borrowed.give(key),
+                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.borrowed.give(key),
+                Err(_) => return None,
             }
         }
         let mut place = [0; LOAN_BYTES];

@@ -82,6 +82,11 @@ impl Windows {
         self.asked.contains(&(key, Asked::Said))
     }
 
+    /// Answers that there is nothing are for those who asked.
+    pub(crate) fn forget_denials(&mut self, wanted: impl Fn(u64) -> bool) {
+        self.asked.retain(|(key, asked)| *asked == Asked::Said || wanted(*key));
+    }
+
     /// The peer's answer to the question, or why it is of no use; `wanted` when an operation waits for it.
     pub(crate) fn answered(&mut self, key: u64, window: Result<Window, &'static str>, wanted: bool) {
         self.asked.retain(|(asked, _)| *asked != key);
