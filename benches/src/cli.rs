@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait};
 use crate::compare::{Scope, choose, compare};
+use crate::goals::goals;
 use crate::info::{EpKind, describe, hints};
 use crate::measure::{Budget, Plan, WINDOW, measure};
 use crate::output::{Output, print};
@@ -184,6 +185,9 @@ struct CompareArgs {
     /// Fewer sizes and shorter runs: within three minutes
     #[arg(long)]
     quick: bool,
+    /// Only what is aimed at over shared memory, and how near we are
+    #[arg(long, conflicts_with_all = ["provider", "op", "quick", "size", "peer", "json"])]
+    goals: bool,
     /// Sizes of messages, for half round trips and streams alike
     #[arg(long, value_delimiter = ',', value_name = "LIST", allow_negative_numbers = true)]
     size: Vec<Size>,
@@ -291,6 +295,9 @@ impl Cli {
 impl CompareArgs {
     fn run(self) -> Result<()> {
         let stop = Stop::on_ctrl_c()?;
+        if self.goals {
+            return self.goals(&stop);
+        }
         let asked: Vec<usize> = self.size.iter().map(|size| size.0).collect();
         let (latencies, streams, repeat, time) = match self.quick {
             true => (vec![8, 4 << 10, 64 << 10], vec![64 << 10], 3, 0.4),
@@ -304,7 +311,7 @@ impl CompareArgs {
             streams: or(streams),
             repeat: self.repeat.unwrap_or(repeat).into(),
             time: Duration::from_secs_f64(self.seconds.unwrap_or(time)),
-            pin: self.pin,
+            pin: self.pin.clone(),
         };
         let ours = Ours::new(&self.provider);
         for (bench, sizes) in [(Bench::Lat, &scope.latencies), (Bench::Bw, &scope.streams)] {
@@ -314,7 +321,17 @@ impl CompareArgs {
             Runtime::Current.run(async move { plan.check().await })?;
         }
         let peers = choose(all(&self.provider), &self.peer)?;
-        compare(&peers, &scope, self.json, &stop)
+        compare(&peers, &scope, self.json, &stop)?;
+        let everything = self.size.is_empty() && self.peer.is_empty() && self.op == Op::Send;
+        if everything && !self.quick && !self.json && self.provider == "shm" {
+            self.goals(&stop)?;
+        }
+        Ok(())
+    }
+
+    fn goals(&self, stop: &Stop) -> Result<()> {
+        let time = Duration::from_secs_f64(self.seconds.unwrap_or(0.4));
+        goals(self.repeat.unwrap_or(3).into(), time, &self.pin, stop)
     }
 }
 

@@ -20,6 +20,7 @@ pub mod compare;
 pub mod cpu;
 pub mod error;
 pub mod floor;
+pub mod goals;
 pub mod info;
 pub mod measure;
 pub mod memory;

@@ -89,7 +89,8 @@ pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
         Box::new(Ours::new(provider)),
         #[cfg(feature = "iceoryx2")]
         Box::new(Iceoryx2),
-        Box::new(UcxPerftest),
+        Box::new(UcxPerftest::TAG),
+        Box::new(UcxPerftest::AM),
         Box::new(FiPingpong::SHM),
         Box::new(FiPingpong::TCP),
         Box::new(FiPingpong::UDP),

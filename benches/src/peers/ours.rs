@@ -41,6 +41,20 @@ impl Ours {
             cores: vec![case.cores],
         }
     }
+
+    /// Measures a plan of one size, with a fresh process as the other side.
+    ///
+    /// # Errors
+    /// As [`Peer::measure`].
+    pub fn run(&self, plan: &Plan, stop: &Stop) -> Result<Record> {
+        let mut measured = None;
+        let mut pair = Pair::start(&self.provider)?;
+        measure(plan, &mut pair, stop, |record| {
+            measured = Some(Record { provider: self.name.clone(), ..record });
+            Ok(())
+        })?;
+        measured.ok_or(Error::Interrupted)
+    }
 }
 
 impl Peer for Ours {
@@ -57,12 +71,6 @@ impl Peer for Ours {
     }
 
     fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
-        let (plan, mut measured) = (self.plan(case), None);
-        let mut pair = Pair::start(&self.provider)?;
-        measure(&plan, &mut pair, stop, |record| {
-            measured = Some(Record { provider: self.name.clone(), ..record });
-            Ok(())
-        })?;
-        measured.ok_or(Error::Interrupted)
+        self.run(&self.plan(case), stop)
     }
 }

@@ -1,5 +1,5 @@
-//! UCX over shared memory, by its own program `ucx_perftest`: tagged messages of its protocol layer, and the one-sided
-//! operations of its transport.
+//! UCX over shared memory, by its own program `ucx_perftest`: tagged and active messages of its protocol layer, and the
+//! one-sided operations of its transport.
 
 use std::process::Command;
 use std::time::Duration;
@@ -14,13 +14,47 @@ const PROGRAM: &str = "ucx_perftest";
 /// The unit of its bandwidth.
 const MEGABYTE: f64 = 1024.0 * 1024.0;
 
-/// UCX.
+/// UCX, by one of its ways to pass messages.
 #[derive(Debug)]
-pub struct UcxPerftest;
+pub struct UcxPerftest {
+    name: &'static str,
+    messages: &'static str,
+    /// Its tests of messages: half round trips, and streams.
+    tests: [&'static str; 2],
+    one_sided: bool,
+}
+
+impl UcxPerftest {
+    /// Tagged messages, and one-sided operations.
+    pub const TAG: Self =
+        Self { name: "ucx_perftest shm", messages: "tagged", tests: ["tag_lat", "tag_bw"], one_sided: true };
+    /// Active messages: no tag is matched, a function is called.
+    pub const AM: Self = Self {
+        name: "ucx_perftest am",
+        messages: "am",
+        tests: ["ucp_am_lat", "ucp_am_bw"],
+        one_sided: false,
+    };
+
+    /// Its test for this, and how many operations are in one that it counts. Messages go through its protocol layer,
+    /// one-sided operations straight to the transport.
+    fn test_of(&self, case: &Case) -> Option<(&'static str, u32)> {
+        let [lat, bw] = self.tests;
+        match (case.op, case.bench) {
+            (Op::Send, Bench::Lat) => Some((lat, 2)),
+            (Op::Send, _) => Some((bw, 1)),
+            _ if !self.one_sided => None,
+            (Op::Write, Bench::Lat) => Some(("put_lat", 2)),
+            (Op::Write, _) => Some(("put_bw", 1)),
+            (Op::Atomic, _) if case.size == 8 => Some(("fadd", 1)),
+            _ => None,
+        }
+    }
+}
 
 impl Peer for UcxPerftest {
     fn name(&self) -> &str {
-        "ucx_perftest shm"
+        self.name
     }
 
     fn missing(&self) -> Option<String> {
@@ -28,11 +62,11 @@ impl Peer for UcxPerftest {
     }
 
     fn measures(&self, case: &Case) -> bool {
-        test_of(case).is_some()
+        self.test_of(case).is_some()
     }
 
     fn measure(&self, case: &Case, stop: &Stop) -> Result<Record> {
-        let Some((test, trips)) = test_of(case) else {
+        let Some((test, trips)) = self.test_of(case) else {
             return Err(Error::Refused(format!("{PROGRAM} has no test for this")));
         };
         let transport = case.op.is_one_sided();
@@ -53,7 +87,7 @@ impl Peer for UcxPerftest {
         let text = program::run(self.name(), case, stop, build)?;
         let row = parse(&text).ok_or_else(|| Error::NotUnderstood { who: self.name().into(), text })?;
         let mut record = Record {
-            op: if transport { name(case.op) } else { "tagged".into() },
+            op: if transport { name(case.op) } else { self.messages.into() },
             wait: "spin".into(),
             progress: "manual".into(),
             mean_ns: Some(row.mean_ns),
@@ -67,19 +101,6 @@ impl Peer for UcxPerftest {
             record.msgs_per_s = Some(row.msgs_per_s);
         }
         Ok(record)
-    }
-}
-
-/// Its test for this, and how many operations are in one that it counts. Messages go through its protocol layer,
-/// one-sided operations straight to the transport.
-fn test_of(case: &Case) -> Option<(&'static str, u32)> {
-    match (case.op, case.bench) {
-        (Op::Send, Bench::Lat) => Some(("tag_lat", 2)),
-        (Op::Send, _) => Some(("tag_bw", 1)),
-        (Op::Write, Bench::Lat) => Some(("put_lat", 2)),
-        (Op::Write, _) => Some(("put_bw", 1)),
-        (Op::Atomic, _) if case.size == 8 => Some(("fadd", 1)),
-        _ => None,
     }
 }
 
