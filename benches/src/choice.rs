@@ -75,6 +75,8 @@ pub enum Api {
     Cq,
     /// A completion queue, as many completions at a time as there are.
     Batch,
+    /// No operations: calls on a window of the other side's memory.
+    Window,
 }
 
 /// How waiting is done.

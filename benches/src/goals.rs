@@ -24,6 +24,8 @@ enum Figure {
     Ours(Bench, Op, usize),
     /// The fabric, its completions taken from a queue, as many at a time as there are.
     Batch(Op, usize),
+    /// The fabric, by calls on a window instead of operations.
+    Window(Op, usize),
     /// Half a round trip of the fabric, waiting and moved on like this.
     Driven(Wait, Drive, usize),
     /// Somebody else's program.
@@ -58,7 +60,7 @@ type Goal = (&'static str, Figure, Figure, Bound);
 
 use Bench::{Bw, Lat, Rate};
 use Bound::{Above, AtLeast, AtMost};
-use Figure::{Batch, Driven, Line, Memcpy, Ours as Us, Theirs};
+use Figure::{Batch, Driven, Line, Memcpy, Ours as Us, Theirs, Window};
 use Whose::{Libfabric, Ucx, UcxAm};
 
 const KIB: usize = 1 << 10;
@@ -88,6 +90,7 @@ const GOALS: &[Goal] = &[
     ("", Us(Bw, Op::Write, 4 * KIB), Theirs(Ucx, Bw, Op::Write, 4 * KIB), AtLeast(1.0)),
     ("", Us(Bw, Op::Write, 64 * KIB), Theirs(Ucx, Bw, Op::Write, 64 * KIB), AtLeast(1.0)),
     ("", Us(Bw, Op::Write, MIB), Theirs(Ucx, Bw, Op::Write, MIB), AtLeast(1.0)),
+    ("write, window", Window(Op::Write, 8), Theirs(Ucx, Bw, Op::Write, 8), AtLeast(1.0)),
     ("read", Us(Bw, Op::Read, 4 * KIB), Memcpy(4 * KIB), AtLeast(0.9)),
     ("", Us(Bw, Op::Read, 64 * KIB), Memcpy(64 * KIB), AtLeast(0.9)),
     ("", Us(Bw, Op::Read, MIB), Memcpy(MIB), AtLeast(0.9)),
@@ -168,9 +171,9 @@ impl Board<'_> {
         let ours = Ours::new("shm");
         let (bench, record) = match figure {
             Us(bench, op, size) => (bench, ours.measure(&case(bench, op, size), self.stop)?),
-            Batch(op, size) => {
+            Batch(op, size) | Window(op, size) => {
                 let mut plan = ours.plan(&case(Rate, op, size));
-                plan.api = Api::Batch;
+                plan.api = if matches!(figure, Batch(..)) { Api::Batch } else { Api::Window };
                 (Rate, ours.run(&plan, self.stop)?)
             }
             Driven(wait, drive, size) => {
@@ -266,16 +269,19 @@ impl Whose {
 impl Figure {
     fn size(self) -> usize {
         match self {
-            Us(_, _, size) | Batch(_, size) | Driven(_, _, size) | Theirs(_, _, _, size) | Memcpy(size) => {
-                size
-            }
+            Us(_, _, size)
+            | Batch(_, size)
+            | Window(_, size)
+            | Driven(_, _, size)
+            | Theirs(_, _, _, size)
+            | Memcpy(size) => size,
             Line => 8,
         }
     }
 
     fn name(self) -> String {
         match self {
-            Us(..) | Batch(..) | Driven(..) => "fabric shm".into(),
+            Us(..) | Batch(..) | Window(..) | Driven(..) => "fabric shm".into(),
             Theirs(whose, ..) => whose.peer().name().into(),
             Line => "cache line".into(),
             Memcpy(_) => "memcpy".into(),
@@ -287,7 +293,7 @@ impl Figure {
         match self {
             Us(Lat, ..) | Theirs(_, Lat, ..) | Driven(..) | Line => format!("{:.3} us", value / 1e3),
             Us(Bw, ..) | Memcpy(_) => format!("{:.2} GB/s", value / 1e9),
-            Us(Rate, ..) | Batch(..) => format!("{:.2} M/s", value / 1e6),
+            Us(Rate, ..) | Batch(..) | Window(..) => format!("{:.2} M/s", value / 1e6),
             Theirs(_, bench, op, size) => Us(bench, op, size).show(value),
         }
     }

@@ -52,6 +52,7 @@ pub mod manual;
 mod model;
 mod mr;
 mod op;
+mod window;
 
 pub use av::{AddressVector, ToAddress};
 pub use close::CloseError;
@@ -68,6 +69,7 @@ pub use op::{
     Answer, AtomicOperation, AtomicRequest, Canceled, Fetch, LendOperation, LendRequest, Message, Operation,
     Permit, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
 };
+pub use window::RemoteWindow;
 
 pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype, Row};
 pub use fabric_core::buf::{AnyBuf, CustomBuf, IoBuf, IoBufMut, Lent, Loan, PooledBuf};

@@ -254,7 +254,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// # Errors
     /// [`Error::TooLong`] when it leaves the region, [`Error::Invalid`] when the offset is no multiple of its size.
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
-        self.execute(offset, AtomicCall::Fetch, AtomicOp::Read, T::from_bits(0), T::from_bits(0))
+        let zero = T::from_bits(0);
+        execute(&*self.memory, offset, AtomicCall::Fetch, AtomicOp::Read, (zero, zero))
     }
 
     /// Changes the value at this offset atomically, and returns what was there before. Peers that change it with
@@ -263,7 +264,7 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// # Errors
     /// As [`load`](Self::load); [`Error::NotSupported`] when there is no such operation on this type.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
-        self.execute(offset, AtomicCall::Fetch, op, operand, T::from_bits(0))
+        execute(&*self.memory, offset, AtomicCall::Fetch, op, (operand, T::from_bits(0)))
     }
 
     /// As [`atomic`](Self::atomic), for operations with a comparand: `AtomicOp::Cswap` and its like.
@@ -277,22 +278,22 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         operand: T,
         comparand: T,
     ) -> Result<T> {
-        self.execute(offset, AtomicCall::Compare, op, operand, comparand)
+        execute(&*self.memory, offset, AtomicCall::Compare, op, (operand, comparand))
     }
+}
 
-    fn execute<T: AtomicType>(
-        &self,
-        offset: usize,
-        call: AtomicCall,
-        op: AtomicOp,
-        operand: T,
-        comparand: T,
-    ) -> Result<T> {
-        AtomicSpec { op, datatype: T::DATATYPE, call }.check()?;
-        let size = T::DATATYPE.size();
-        let at = check_range(self.memory.len(), offset as u64, size, size)?;
-        Ok(T::from_bits(self.memory.execute(at, op, T::DATATYPE, operand.bits(), comparand.bits())))
-    }
+/// Executes an atomic operation on one value of a region.
+pub(crate) fn execute<T: AtomicType>(
+    memory: &dyn Memory,
+    offset: usize,
+    call: AtomicCall,
+    op: AtomicOp,
+    (operand, comparand): (T, T),
+) -> Result<T> {
+    AtomicSpec { op, datatype: T::DATATYPE, call }.check()?;
+    let size = T::DATATYPE.size();
+    let at = check_range(memory.len(), offset as u64, size, size)?;
+    Ok(T::from_bits(memory.execute(at, op, T::DATATYPE, operand.bits(), comparand.bits())))
 }
 
 impl<B, M: ThreadModel> Drop for MemoryRegion<B, M> {

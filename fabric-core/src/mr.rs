@@ -7,6 +7,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::atomic::{AtomicOp, AtomicSpec, Datatype, bits_at};
 use crate::error::{Error, Result};
@@ -45,6 +46,9 @@ pub trait Memory: Any + Debug + Send + Sync {
 
     /// Peers reach it no longer. What they have under way may still take effect.
     fn close(&self);
+
+    /// Whether peers still reach it.
+    fn is_open(&self) -> bool;
 }
 
 /// What a key stands for.
@@ -55,6 +59,21 @@ pub struct Region {
     pub memory: Arc<dyn Memory>,
     /// What the owner granted.
     pub access: Access,
+}
+
+/// A region of a peer's that this process reaches by itself: nobody has to help with an access.
+#[derive(Clone, Debug)]
+pub struct Reached {
+    /// The memory. It says that it is closed when its owner has taken it back, or is gone.
+    pub memory: Arc<dyn Memory>,
+    /// What the owner granted.
+    pub access: Access,
+}
+
+impl Reached {
+    /// What a region is that its owner wants to hear of.
+    #[doc(hidden)]
+    pub const HEEDED: Error = Error::NotSupported("windows of memory whose owner counts what peers do");
 }
 
 /// Checks a range of a region, and that what is atomic there lies at a multiple of its size.
@@ -188,6 +207,7 @@ pub fn execute(memory: &dyn Memory, at: usize, remote: &Remote, operands: &[u8],
 pub struct LocalMemory {
     bytes: std::sync::Mutex<Vec<u8>>,
     len: usize,
+    closed: AtomicBool,
 }
 
 impl LocalMemory {
@@ -200,7 +220,7 @@ impl LocalMemory {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| Error::os("malloc", ENOMEM))?;
         bytes.resize(len, 0);
-        Ok(Self { bytes: bytes.into(), len })
+        Ok(Self { bytes: bytes.into(), len, closed: AtomicBool::new(false) })
     }
 
     fn locked<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
@@ -232,7 +252,13 @@ impl Memory for LocalMemory {
         })
     }
 
-    fn close(&self) {}
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    fn is_open(&self) -> bool {
+        !self.closed.load(Ordering::Acquire)
+    }
 }
 
 #[cfg(test)]

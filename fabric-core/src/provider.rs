@@ -18,7 +18,7 @@ use crate::event::EventKind;
 use crate::flags::Access;
 use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
-use crate::mr::{Memory, Region};
+use crate::mr::{Memory, Reached, Region};
 use crate::stats::ProviderStats;
 
 /// The name of an operation: position and generation of its slot.
@@ -197,6 +197,16 @@ pub trait ProviderDomain: Send {
     ) -> Result<SendNow> {
         let _ = (host, ep, spec, operands, result);
         Err(Error::NotSupported("atomic operations on a peer's memory"))
+    }
+
+    /// A region of a peer's that has been accessed, to be reached without the provider from now on. `None` when it is not
+    /// known yet.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when an access needs the provider, or the peer wants to hear of it.
+    fn reach(&mut self, host: &mut dyn Host, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+        let _ = (host, ep, peer, key);
+        Err(Error::NotSupported("windows of a peer's memory"))
     }
 
     /// Where loans come from; nobody, where messages are always copied. Asked once, when the domain is opened.

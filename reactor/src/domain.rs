@@ -9,7 +9,7 @@ use fabric_core::completion::{Completion, Failed, OpKind, Outcome};
 use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
-use fabric_core::mr::Memory;
+use fabric_core::mr::{Memory, Reached};
 use fabric_core::provider::{EpId, Host, Lender, OpKey, Provider, SendNow, SendSpec};
 use fabric_core::stats::{DomainStats, EndpointStats};
 use fabric_core::tree::Class;
@@ -397,6 +397,16 @@ impl Domain {
         let done = locked.atomic_now(ep, spec, operands, result);
         locked.finish();
         done
+    }
+
+    /// A region of a peer's that has been accessed, to be reached without the domain; `None` when it has not.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when the provider or the peer has to take part in accesses; [`Error::Closed`].
+    pub fn reach(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+        let mut locked = self.engine.lock();
+        let state = &mut *locked;
+        state.provider.reach(&mut state.hub, ep, peer, key)
     }
 
     /// Posts an atomic operation; the buffer holds operands and comparands, and takes the result.

@@ -112,7 +112,7 @@ async fn serve(mut station: Station, plan: &Plan) -> Result<()> {
             Task::Reach { size, remote } => {
                 let region = onesided::memory(&station, size)?;
                 let told = region.remote().to_bytes().to_vec();
-                reach = Some(Reach::new(&station, (size, region), (peer, &remote)).await?);
+                reach = Some(Reach::new(&station, plan.api, (size, region), (peer, &remote)).await?);
                 tell(&station.ep, peer, &Answer::Reached(told)).await?;
             }
             Task::Bounce { count } => {

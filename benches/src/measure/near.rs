@@ -130,7 +130,7 @@ impl Near {
             (_, Answer::Reached(told)) => told,
             (_, other) => return Err(other.unexpected()),
         };
-        self.reach = Some(Reach::new(&self.station, (size, region), (peer, &told)).await?);
+        self.reach = Some(Reach::new(&self.station, self.plan.api, (size, region), (peer, &told)).await?);
         Ok(())
     }
 

@@ -5,10 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-use fabric_async::{Access, FiAddr, MemoryRegion, RemoteRegion};
+use fabric_async::{Access, AtomicOp, FiAddr, MemoryRegion, RemoteRegion, RemoteWindow};
 
 use super::station::Station;
-use crate::choice::Op;
+use crate::choice::{Api, Op};
 use crate::samples::Stamps;
 use crate::{Error, Result};
 
@@ -21,6 +21,8 @@ pub(super) struct Reach {
     region: MemoryRegion,
     remote: RemoteRegion,
     peer: FiAddr,
+    /// Instead of operations.
+    window: Option<RemoteWindow>,
 }
 
 /// Memory for operations of this size.
@@ -32,12 +34,17 @@ impl Reach {
     /// Memory here, and there as the peer has told of it; mapped when this returns.
     pub(super) async fn new(
         station: &Station,
+        api: Api,
         (size, region): (usize, MemoryRegion),
         (peer, told): (FiAddr, &[u8]),
     ) -> Result<Self> {
         let remote = RemoteRegion::from_bytes(told)?;
         station.ep.write(peer, remote.at(0), Vec::new()).await?;
-        Ok(Self { size, region, remote, peer })
+        let window = match api {
+            Api::Window => Some(station.ep.window(peer, remote).await?),
+            _ => None,
+        };
+        Ok(Self { size, region, remote, peer, window })
     }
 
     /// Before a round of writes: none has come yet.
@@ -64,6 +71,10 @@ impl Reach {
         if let Some(last) = buf.last_mut() {
             *last = number;
         }
+        if let Some(window) = &self.window {
+            window.write(0, &buf)?;
+            return Ok(buf);
+        }
         Ok(station.ep.write(self.peer, self.remote.at(0), buf).await?.into_buf())
     }
 
@@ -89,7 +100,11 @@ impl Reach {
     }
 
     /// One operation.
-    async fn one(&self, station: &Station, op: Op, buf: Vec<u8>) -> Result<Vec<u8>> {
+    async fn one(&self, station: &Station, op: Op, mut buf: Vec<u8>) -> Result<Vec<u8>> {
+        if let Some(window) = &self.window {
+            call(window, op, &mut buf)?;
+            return Ok(buf);
+        }
         match op {
             Op::Write => self.write(station, buf, 0).await,
             Op::Writedata => self.write_data(station, buf).await,
@@ -131,6 +146,11 @@ impl Reach {
     pub(super) async fn stream(&self, station: &mut Station, op: Op, count: u64) -> Result<Instant> {
         let mut buf = station.buffers(1, self.size).swap_remove(0);
         let began = Instant::now();
+        if let Some(window) = &self.window {
+            (0..count).try_for_each(|_| call(window, op, &mut buf))?;
+            station.leave([buf]);
+            return Ok(began);
+        }
         for _ in 0..count {
             buf = self.one(station, op, buf).await?;
         }
@@ -153,4 +173,15 @@ impl Reach {
         station.leave([buf]);
         Ok(())
     }
+}
+
+/// One call on a window.
+#[inline]
+fn call(window: &RemoteWindow, op: Op, buf: &mut [u8]) -> Result<()> {
+    match op {
+        Op::Read => window.read(0, buf)?,
+        Op::Atomic => window.atomic(0, AtomicOp::Sum, 1u64).map(drop)?,
+        _ => window.write(0, buf)?,
+    }
+    Ok(())
 }

@@ -64,8 +64,14 @@ impl Plan {
     /// [`Error::Refused`], with what is missing and what is allowed.
     pub async fn check(&self) -> Result<()> {
         let offer = self.offer().await?;
-        if (self.op.is_one_sided() || self.op == Op::Loan) && self.api != Api::Await {
-            return Err(self.refuse("only measured with --api await"));
+        let windowed = matches!(self.op, Op::Write | Op::Read | Op::Atomic);
+        match self.api {
+            Api::Await => {}
+            Api::Window if windowed => {}
+            Api::Window => return Err(Error::Refused("--api window is for write, read and atomic".into())),
+            Api::Cq | Api::Batch if !self.op.is_one_sided() && self.op != Op::Loan => {}
+            _ if windowed => return Err(self.refuse("only measured with --api await or window")),
+            _ => return Err(self.refuse("only measured with --api await")),
         }
         if self.op.is_one_sided() {
             if self.peers > 1 {

@@ -3,20 +3,22 @@
 use fabric_core::atomic::{AtomicOp, AtomicType, Row};
 use fabric_core::buf::{IoBuf, IoBufMut, PooledBuf};
 use fabric_core::completion::OpKind;
+use fabric_core::flags::Access;
 use fabric_core::provider::{Remote, SendSpec};
-use fabric_core::{FiAddr, Result};
+use fabric_core::{Error, FiAddr, Result};
 
 use super::Endpoint;
 use crate::model::ThreadModel;
-use crate::mr::{RemoteAddr, RemoteSlice};
+use crate::mr::{RemoteAddr, RemoteRegion, RemoteSlice};
 use crate::op::{AtomicRequest, Fetch, Quiet, ReadRequest, WriteRequest};
+use crate::window::RemoteWindow;
 
 /// # One-sided operations
 ///
 /// They reach memory of the peer's domain by key and offset, which the peer has told of
 /// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)), without help of the peer: only the first use of a key waits
 /// for it to answer. Rights and range are checked with every access. What is out of reach fails this operation alone, with
-/// [`Error::Key`](crate::Error::Key) or [`Error::TooLong`](crate::Error::TooLong), and disturbs nothing.
+/// [`Error::Key`] or [`Error::TooLong`], and disturbs nothing.
 ///
 /// They take effect in the order in which they were posted. Who receives a message sees what was written before it was
 /// sent; a one-sided operation does not wait until a message before it was received. See
@@ -39,7 +41,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// [event](crate::EventKind::OperationFailed).
     ///
     /// # Errors
-    /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`, and as
+    /// [`Error::TooLong`] above [`Info::tx`](crate::Info::tx)`.inject_size`, and as
     /// [`WriteRequest::start`].
     #[doc(alias = "fi_inject_write")]
     pub fn inject_write(&self, peer: FiAddr, to: RemoteAddr, bytes: &[u8]) -> Result<()> {
@@ -67,7 +69,7 @@ impl<M: ThreadModel> Endpoint<M> {
         self.read_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
     }
 
-    /// Reads part of a peer's memory into this buffer, which must have the room: [`Error::TooLong`](crate::Error::TooLong)
+    /// Reads part of a peer's memory into this buffer, which must have the room: [`Error::TooLong`]
     /// else.
     ///
     /// # Cancel safety
@@ -75,6 +77,40 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_read")]
     pub fn read_into<B: IoBufMut>(&self, peer: FiAddr, from: RemoteSlice, buf: B) -> ReadRequest<'_, B, M> {
         ReadRequest::new(self, peer, from, buf)
+    }
+
+    /// Maps a region of a peer's, to be reached by calls instead of operations from then on (`ucp_rkey_ptr`): for many
+    /// small accesses, each of which then costs what it costs on this processor.
+    ///
+    /// Asks the peer for the region if nothing of it was accessed before, and waits for the answer, as the first
+    /// operation on it does.
+    ///
+    /// # Errors
+    /// [`Error::Key`] when the region is unknown or closed; [`Error::NotSupported`] when its owner wants to hear of
+    /// every access (it counts them), or takes part in them; and as [`read`](Self::read).
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    #[doc(alias = "ucp_rkey_ptr")]
+    pub async fn window(&self, peer: FiAddr, region: RemoteRegion) -> Result<RemoteWindow> {
+        let key = region.key;
+        let kind = if region.access.contains(Access::REMOTE_READ) { OpKind::Read } else { OpKind::Write };
+        let remote = Remote { key, offset: 0, len: 0, atomic: None };
+        self.inner.check_send(&SendSpec::one_sided(kind, peer, remote))?;
+        // An access to nothing brings the answer. A region that is closed meanwhile is asked for once more.
+        for _ in 0..2 {
+            if let Some(reached) = self.inner.domain.core.reach(self.inner.id, peer, key)? {
+                return Ok(RemoteWindow::new(key, reached));
+            }
+            match kind {
+                OpKind::Read => self.read_into(peer, region.slice(..0), Vec::new()).await.map(drop)?,
+                _ => self.write(peer, region.at(0), Vec::new()).await.map(drop)?,
+            }
+        }
+        let reached = self.inner.domain.core.reach(self.inner.id, peer, key)?;
+        reached
+            .map(|reached| RemoteWindow::new(key, reached))
+            .ok_or(Error::Key { key, why: "was closed meanwhile" })
     }
 
     /// Changes a value in a peer's memory atomically (`fi_atomic`); a row of values each for itself.

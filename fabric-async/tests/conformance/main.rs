@@ -216,6 +216,8 @@ macro_rules! scenarios {
                 a_domain_tells_what_is_under_way: MSG,
             }
             onesided {
+                a_window_is_the_memory_itself: ATOMIC,
+                there_is_no_window_on_memory_that_is_heeded: RMA_EVENT,
                 every_length_is_written_and_read: RMA,
                 a_window_of_operations_before_the_first_answer: RMA,
                 what_is_out_of_reach_fails_alone: RMA,

@@ -1,6 +1,6 @@
 //! Reads and writes of a peer's memory.
 
-use fabric_async::{Access, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion};
+use fabric_async::{Access, AtomicOp, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion};
 
 use crate::payload::settled;
 use crate::setup::Setup;
@@ -147,6 +147,67 @@ pub(crate) async fn a_registered_buffer_comes_back(setup: Setup) {
     assert_eq!(region.close().unwrap(), b"once upon a tide");
     let region = b.domain.register(vec![1u8; 4].into_boxed_slice(), Access::REMOTE_READ, None).unwrap();
     assert_eq!(*region.close().unwrap(), [1; 4]);
+}
+
+/// A window is the memory itself: no operation, the same rights and ranges, until the owner closes the region.
+pub(crate) async fn a_window_is_the_memory_itself(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.alloc(1000, BOTH).unwrap();
+    let window = a.ep.window(to_b, region.remote()).await.unwrap();
+    assert_eq!(
+        (window.key(), window.len(), window.access(), window.is_open()),
+        (region.key(), 1000, BOTH, true)
+    );
+    let bytes = pattern(500);
+    window.write(3, &bytes).unwrap();
+    assert_eq!(&a.ep.read(to_b, region.remote().slice(3..503)).await.unwrap()[..], bytes);
+    let mut back = vec![0; 500];
+    window.clone().read(3, &mut back).unwrap();
+    assert_eq!(back, bytes);
+    region.write(8, &40u64.to_le_bytes()).unwrap();
+    assert_eq!(window.atomic(8, AtomicOp::Sum, 2u64), Ok(40));
+    assert_eq!((region.load(8), window.load(8)), (Ok(42u64), Ok(42u64)));
+    assert_eq!(window.compare_atomic(8, AtomicOp::Cswap, 7u64, 42), Ok(42));
+    assert_eq!(a.ep.fetch_add(to_b, region.remote().at(8), 1u64).await, Ok(7));
+
+    assert!(matches!(window.write(999, b"xy"), Err(Error::TooLong { len: 1001, limit: 1000, .. })));
+    assert!(matches!(window.read(usize::MAX, &mut [0; 2]), Err(Error::TooLong { .. })));
+    assert!(matches!(window.load::<u32>(2), Err(Error::Invalid { .. })));
+    assert!(window.atomic(0, AtomicOp::Band, 1.0f32).is_err(), "no bits of floating point");
+    for (access, wrong) in [(Access::REMOTE_READ, "write"), (Access::REMOTE_WRITE, "read")] {
+        let region = b.domain.alloc(8, access).unwrap();
+        let window = a.ep.window(to_b, region.remote()).await.unwrap();
+        let why = "does not grant this access";
+        let refused = Err(Error::Key { key: region.key(), why });
+        assert_eq!(window.write(0, b"x").is_err(), wrong == "write");
+        assert_eq!(window.read(0, &mut [0]).is_err(), wrong == "read");
+        assert_eq!(window.atomic(0, AtomicOp::Sum, 1u64).map(drop), refused);
+    }
+
+    let remote = region.remote();
+    region.close().unwrap();
+    assert!(!window.is_open());
+    let closed = |error: Error| matches!(error, Error::Key { why, .. } if why.contains("closed"));
+    assert!(closed(window.write(0, b"x").unwrap_err()) && closed(window.read(0, &mut [0]).unwrap_err()));
+    assert!(closed(window.load::<u8>(0).unwrap_err()));
+    assert!(matches!(a.ep.window(to_b, remote).await, Err(Error::Key { why: "is unknown", .. })));
+}
+
+/// Whoever counts what peers do gets no windows, behind which nothing can be counted.
+pub(crate) async fn there_is_no_window_on_memory_that_is_heeded(setup: Setup) {
+    let (a, b) = (setup.station().await, setup.station().await);
+    let _moving = b.keep_moving();
+    let writes = b.domain.counter().unwrap();
+    let builder = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap();
+    let builder = builder.bind_counter(&writes, CounterBind::REMOTE_WRITE).unwrap();
+    let target = builder.enable().await.unwrap();
+    let region = b.domain.alloc(64, BOTH).unwrap();
+    let peer = a.ep.lookup(target.name()).await.unwrap();
+    let refused = a.ep.window(peer, region.remote()).await.unwrap_err();
+    assert!(matches!(refused, Error::NotSupported(what) if what.contains("counts")), "{refused}");
+    a.ep.write(peer, region.remote().at(0), "x").await.unwrap();
+    assert_eq!(writes.wait(1).await, Ok(1));
 }
 
 /// Data makes an entry at the target, behind the bytes, and takes no posted receive.

@@ -71,6 +71,29 @@ fn a_killed_target_is_noticed_by_who_uses_it() {
     });
 }
 
+/// A window on the memory of a process that is killed closes when its end is noticed, and keeps nothing afterwards.
+#[test]
+fn a_window_closes_when_its_owner_is_killed() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let mut events = ep.events().unwrap();
+        let mut victim = Peer::start("target", &ep.name().to_string());
+        let told = ep.recv().await.unwrap();
+        let (peer, remote) = (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap());
+        drop(told);
+        let window = ep.window(peer, remote).await.unwrap();
+        window.write(AREA - 8, &[7; 8]).unwrap();
+        victim.0.kill().unwrap();
+        victim.0.wait().unwrap();
+        while !matches!(events.next().await.kind, EventKind::PeerDown { .. }) {}
+        assert!(!window.is_open());
+        assert!(matches!(window.write(0, b"x"), Err(Error::Key { why, .. }) if why.contains("gone")));
+        drop((window, peer));
+        assert_eq!(mapped(), 0);
+        still_works(&ep).await;
+    });
+}
+
 /// A process that is killed in the middle of its writes and additions leaves the region, its owner and others in order.
 #[test]
 fn a_killed_writer_leaves_the_rest_in_order() {

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
-use crate::mr::Region;
+use crate::mr::{Reached, Region};
 use crate::provider::{EpId, Host, OpKey, ProviderDomain, SendNow, SendSpec, WaitSet};
 use crate::stats::ProviderStats;
 use crate::tree::Class;
@@ -109,6 +109,10 @@ impl ProviderDomain for SimDomain {
         result: &mut [u8],
     ) -> Result<SendNow> {
         self.endpoint(ep)?.outbound.atomic_now(host, spec, operands, result)
+    }
+
+    fn reach(&mut self, host: &mut dyn Host, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+        self.endpoint(ep)?.outbound.reach(host, peer, key)
     }
 
     fn region_opened(&mut self, key: u64, region: &Region) {

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::address::Address;
+use crate::address::{Address, FiAddr};
 use crate::buf::AnyBuf;
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
-use crate::mr::{Memory, check_access, check_range, execute, wanted};
+use crate::mr::{Memory, Reached, check_access, check_range, execute, wanted};
 use crate::provider::{Deed, EpId, Host, OpKey, SendNow, SendSpec};
 
 use super::net::{self, Head, Node, Notice, Packet};
@@ -169,6 +169,16 @@ impl Outbound {
             return Ok(SendNow::Queue);
         }
         Ok(if self.access(peer, spec, len, access)? { SendNow::Done } else { SendNow::Queue })
+    }
+
+    /// A region of the peer's.
+    pub(super) fn reach(&self, host: &dyn Host, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+        let node = net::find(&host.address_of(self.ep, peer)?)?;
+        let Some((Some(region), heeds)) = net::region(node, key) else { return Ok(None) };
+        if heeds {
+            return Err(Reached::HEEDED);
+        }
+        Ok(Some(Reached { memory: region.memory, access: region.access }))
     }
 
     /// Checks an access and makes it, and tells the peer if it is to hear of it; false when there is no room for that.

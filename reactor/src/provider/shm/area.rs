@@ -128,6 +128,10 @@ impl Memory for Lent {
     fn close(&self) {
         self.area.word().store(WITHDRAWN, Ordering::Release);
     }
+
+    fn is_open(&self) -> bool {
+        self.area.is_lent()
+    }
 }
 
 impl Area {
@@ -304,6 +308,10 @@ impl Memory for Area {
     }
 
     fn close(&self) {}
+
+    fn is_open(&self) -> bool {
+        self.is_lent()
+    }
 }
 
 impl Drop for Area {

@@ -11,6 +11,7 @@ use fabric_core::completion::Outcome;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
 use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
+use fabric_core::mr::Reached;
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet};
 use fabric_core::rx::RxContext;
 use fabric_core::stats::ProviderStats;
@@ -165,6 +166,11 @@ impl Endpoint {
             Push::NoRoom => Ok(SendNow::Queue),
             Push::Closed => Err(self.outgoing_closed(host, at)),
         }
+    }
+
+    /// A region of a peer's that has been accessed.
+    pub(crate) fn reach(&mut self, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+        self.route(peer).map_or(Ok(None), |at| self.outgoing[at].reach(key))
     }
 
     pub(crate) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {

@@ -38,7 +38,7 @@ use fabric_core::buf::{AnyBuf, Pool, PooledBuf};
 use fabric_core::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
-use fabric_core::mr::Memory;
+use fabric_core::mr::{Memory, Reached};
 use fabric_core::provider::{
     EpId, Host, Lender, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
 };
@@ -238,6 +238,10 @@ impl ProviderDomain for ShmDomain {
         result: &mut [u8],
     ) -> Result<SendNow> {
         self.ep(ep)?.at_once(host, spec, |outgoing| outgoing.atomic_now(spec, operands, result))
+    }
+
+    fn reach(&mut self, _: &mut dyn Host, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+        self.ep(ep)?.reach(peer, key)
     }
 
     fn lender(&self) -> Option<Arc<dyn Lender>> {

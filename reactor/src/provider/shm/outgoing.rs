@@ -11,7 +11,7 @@ use fabric_core::buf::AnyBuf;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
-use fabric_core::mr::Memory;
+use fabric_core::mr::{Memory, Reached};
 use fabric_core::provider::{Host, OpKey, Remote, SendSpec, WaitSet};
 use fabric_core::{Address, Error, FiAddr, Result};
 use rustix::io::Errno;
@@ -191,6 +191,14 @@ impl Outgoing {
         wires.access_now(spec, len, |window, at, remote| window.execute(at, remote, operands, result))
     }
 
+    /// A region of the peer's that has been accessed.
+    pub(crate) fn reach(&mut self, key: u64) -> Result<Option<Reached>> {
+        match &mut self.link {
+            Link::Live(wires) => wires.windows.reach(key),
+            Link::Waiting(_) | Link::Gone => Ok(None),
+        }
+    }
+
     /// The connection, if it is there and nothing waits for it.
     #[inline]
     fn at_once(&mut self) -> Option<&mut Wires> {
@@ -341,7 +349,7 @@ impl Outgoing {
         let Grant { key, len, access, heeds, memory } = grant;
         let window = Area::adopt(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::discard(vec![memory]);
-        self.answered(key, window.map(|area| Window { key, area, access, heeds }))
+        self.answered(key, window.map(|area| Window { key, area: Arc::new(area), access, heeds }))
     }
 
     fn denied(&mut self, key: u64) -> bool {

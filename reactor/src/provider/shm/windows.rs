@@ -4,20 +4,24 @@
 //! memory. After that its help is not needed. A key that was taken back is noticed with the next access, and asked for
 //! anew, since it may stand for something else by now.
 
+use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::buf::{AnyBuf, Source};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
-use fabric_core::mr::{check_access, check_range, execute, wanted};
+use fabric_core::mr::{Memory, Reached, check_access, check_range, execute, wanted};
 use fabric_core::provider::{Remote, SendSpec};
 use fabric_core::{Error, Result};
 
 use super::area::Area;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 /// A region of the peer's, as it is mapped here.
 #[derive(Debug)]
 pub(crate) struct Window {
     pub(crate) key: u64,
-    pub(crate) area: Area,
+    pub(crate) area: Arc<Area>,
     pub(crate) access: Access,
     /// The peer's endpoint wants to hear of everything that is done there.
     pub(crate) heeds: bool,
@@ -41,6 +45,15 @@ pub(crate) struct Windows {
     last: usize,
     /// Questions, by key: few at a time.
     asked: Vec<(u64, Asked)>,
+    /// The connection has ended.
+    ended: Arc<AtomicBool>,
+}
+
+/// A window in the hands of the user: it outlives the connection, and knows when that has ended.
+#[derive(Debug)]
+struct Held {
+    area: Arc<Area>,
+    ended: Arc<AtomicBool>,
 }
 
 impl Windows {
@@ -55,6 +68,17 @@ impl Windows {
             return None;
         }
         self.open.get(self.last)
+    }
+
+    /// The window of this key, to be used without the connection.
+    pub(crate) fn reach(&mut self, key: u64) -> Result<Option<Reached>> {
+        let ended = self.ended.clone();
+        let Some(window) = self.get(key) else { return Ok(None) };
+        if window.heeds {
+            return Err(Reached::HEEDED);
+        }
+        let memory = Arc::new(Held { area: window.area.clone(), ended });
+        Ok(Some(Reached { memory, access: window.access }))
     }
 
     /// Asks for a key, once: whether the question is to be said now. An error when the peer has answered that there is
@@ -107,6 +131,36 @@ impl Windows {
     }
 }
 
+impl Drop for Windows {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+    }
+}
+
+impl Memory for Held {
+    fn len(&self) -> usize {
+        self.area.len()
+    }
+
+    fn read(&self, at: usize, out: &mut [u8]) {
+        self.area.read(at, out);
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        self.area.write(at, bytes);
+    }
+
+    fn execute(&self, at: usize, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
+        self.area.execute(at, op, datatype, operand, comparand)
+    }
+
+    fn close(&self) {}
+
+    fn is_open(&self) -> bool {
+        self.area.is_lent() && !self.ended.load(Ordering::Acquire)
+    }
+}
+
 impl Window {
     /// Checks an access; returns where it begins.
     #[inline]
@@ -133,6 +187,6 @@ impl Window {
 
     /// Executes an atomic operation.
     pub(crate) fn execute(&self, at: usize, remote: &Remote, operands: &[u8], result: &mut [u8]) {
-        execute(&self.area, at, remote, operands, result);
+        execute(&*self.area, at, remote, operands, result);
     }
 }
