@@ -5,11 +5,13 @@ use fabric_async::{DownReason, Endpoint, Error, EventKind};
 use rustix::fs::SealFlags;
 
 use crate::hostile::{hello, knock, memory, say, still_works};
-use crate::onesided::{grant, killed_later, word};
+use crate::onesided::{grant, killed_later, mapped, word};
 use crate::role::Peer;
 use crate::run;
 
 pub(crate) const FRAME: usize = 300_000;
+/// Of a length that only one test lends, since it counts what is mapped.
+pub(crate) const SHORT_FRAME: usize = 256 << 10;
 const ROUNDS: u64 = 30;
 
 /// A process that is killed with loans takes them with it, and nothing else: the lender goes on, and does not use their
@@ -23,7 +25,7 @@ fn a_killed_reader_takes_what_it_had() {
             let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
             let killer = killed_later(victim, round);
             let error = loop {
-                let mut frame = match ep.loan(FRAME) {
+                let mut frame = match ep.loan(SHORT_FRAME) {
                     Ok(frame) => frame,
                     Err(error) => break error,
                 };
@@ -36,8 +38,7 @@ fn a_killed_reader_takes_what_it_had() {
             killer.join().unwrap();
         }
         // What the dead had is given up: mapped are at most those that are free, one peer's worth.
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let mapped = maps.lines().filter(|line| line.contains("memfd:fabric-region")).count();
+        let mapped = mapped(SHORT_FRAME);
         assert!(mapped <= 257, "{mapped} pieces of memory are left");
         still_works(&ep).await;
     });

@@ -18,6 +18,7 @@ use crate::run;
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const ROUNDS: u64 = 40;
 pub(crate) const AREA: usize = 1 << 20;
+pub(crate) const WIDE: usize = 3 << 20;
 
 pub(crate) fn moment(round: u64) -> Duration {
     Duration::from_micros(round.wrapping_mul(6_364_136_223_846_793_005) >> 33 & 0x7ff)
@@ -31,10 +32,18 @@ pub(crate) fn killed_later(mut victim: Peer, round: u64) -> std::thread::JoinHan
     })
 }
 
-/// Regions that this process has mapped.
-fn mapped() -> usize {
+/// Regions of this size that this process has mapped. The tests run side by side in one process: one that counts at
+/// once needs a size of its own.
+pub(crate) fn mapped(len: usize) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    maps.lines().filter(|line| line.contains("memfd:fabric-region")).count()
+    let hex = |at: &str| usize::from_str_radix(at, 16).unwrap();
+    let size = |line: &str| {
+        let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        hex(to) - hex(from)
+    };
+    let regions = maps.lines().filter(|line| line.contains("memfd:fabric-region"));
+    // A region is a little longer than what was asked for: its first page says whether it is lent.
+    regions.filter(|line| (len..len + 64 * 1024).contains(&size(line))).count()
 }
 
 /// Whoever writes to, reads from or adds in the memory of a process that is killed hears of its end, and keeps nothing.
@@ -64,7 +73,7 @@ fn a_killed_target_is_noticed_by_who_uses_it() {
             assert!(error.is_peer_gone(), "round {round}: {error}");
             killer.join().unwrap();
         }
-        while mapped() > 0 {
+        while mapped(AREA) > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         still_works(&ep).await;
@@ -77,19 +86,20 @@ fn a_window_closes_when_its_owner_is_killed() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
-        let mut victim = Peer::start("target", &ep.name().to_string());
+        let mut victim = Peer::start("wide target", &ep.name().to_string());
         let told = ep.recv().await.unwrap();
         let (peer, remote) = (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap());
         drop(told);
         let window = ep.window(peer, remote).await.unwrap();
-        window.write(AREA - 8, &[7; 8]).unwrap();
+        window.write(WIDE - 8, &[7; 8]).unwrap();
+        assert!(mapped(WIDE) > 0);
         victim.0.kill().unwrap();
         victim.0.wait().unwrap();
         while !matches!(events.next().await.kind, EventKind::PeerDown { .. }) {}
         assert!(!window.is_open());
         assert!(matches!(window.write(0, b"x"), Err(Error::Key { why, .. }) if why.contains("gone")));
         drop((window, peer));
-        assert_eq!(mapped(), 0);
+        assert_eq!(mapped(WIDE), 0);
         still_works(&ep).await;
     });
 }

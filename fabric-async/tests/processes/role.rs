@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 
 use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 
-use crate::lending::FRAME;
-use crate::onesided::AREA;
+use crate::lending::{FRAME, SHORT_FRAME};
+use crate::onesided::{AREA, WIDE};
 use crate::run;
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -60,7 +60,8 @@ pub(crate) fn play() {
         "chatter" => run(chatter(&name)),
         "echo" => run(echo(&name)),
         "numbers" => run(numbers(&name)),
-        "target" => run(target(&name)),
+        "target" => run(target(&name, AREA)),
+        "wide target" => run(target(&name, WIDE)),
         "writer" => run(writer(&name)),
         "reader" => run(reader(&name)),
         "lender" => run(lender(&name)),
@@ -98,9 +99,9 @@ async fn echo(name: &str) {
 }
 
 /// Lends memory to the other, and waits for its own end.
-async fn target(name: &str) {
+async fn target(name: &str, len: usize) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let region = ep.domain().alloc(AREA, BOTH).expect("memory");
+    let region = ep.domain().alloc(len, BOTH).expect("memory");
     let peer = ep.lookup(name).await.expect("the survivor is there");
     ep.send(peer, region.remote().to_bytes().to_vec()).await.expect("a peer");
     while ep.recv().from(peer).await.is_ok() {}
@@ -135,7 +136,7 @@ async fn reader(name: &str) {
     let mut held = std::collections::VecDeque::new();
     // SAFETY: the survivor does not write what it has lent.
     while let Ok(frame) = unsafe { ep.recv_lent() }.from(peer).await {
-        assert!(frame.len() == FRAME && frame.iter().all(|byte| *byte == frame[0]));
+        assert!(frame.len() == SHORT_FRAME && frame.iter().all(|byte| *byte == frame[0]));
         held.push_back(frame);
         if held.len() > 5 {
             held.pop_front();
