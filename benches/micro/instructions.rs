@@ -3,6 +3,7 @@
 //! Counts are stable where times are not. Valgrind's callgrind runs this program twice for each piece of work, once with
 //! few and once with many repetitions; the difference is what the repetitions take, without start-up and preparation.
 
+mod message;
 mod work;
 
 use std::hint::black_box;

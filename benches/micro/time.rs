@@ -1,5 +1,6 @@
 //! The parts, in nanoseconds: `cargo bench -p fabric-bench --bench time`.
 
+mod message;
 mod work;
 
 use criterion::{Criterion, criterion_group, criterion_main};

@@ -17,6 +17,7 @@ pub(crate) type Work = (&'static str, Box<dyn FnMut() -> usize>);
 pub(crate) fn all() -> Vec<Work> {
     let mut all = fabric_reactor::work::all();
     all.extend(pure());
+    all.extend(crate::message::all());
     all
 }
 

@@ -1,5 +1,7 @@
 //! The pieces of work whose time and instructions are counted: each does its work, again and again.
 
+#[path = "../micro/message.rs"]
+mod message;
 #[path = "../micro/work.rs"]
 mod work;
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
-use fabric_core::buf::IoBufMut;
+use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
@@ -187,13 +187,13 @@ impl<M: ThreadModel> Domain<M> {
     }
 
     /// Registers a buffer of yours (`fi_mr_reg`), under the requested key or a fresh one: its bytes (those of
-    /// [`IoBuf::bytes`](crate::IoBuf::bytes), not a vector's spare capacity) are copied to where peers reach them, and
+    /// [`FlatBuf::bytes`](crate::FlatBuf::bytes), not a vector's spare capacity) are copied to where peers reach them, and
     /// come back with [`MemoryRegion::close`]. [`alloc`](Self::alloc) saves the copies.
     ///
     /// # Errors
     /// [`Error::Key`] when the key is taken; and as [`alloc`](Self::alloc).
     #[doc(alias = "fi_mr_reg")]
-    pub fn register<B: IoBufMut>(
+    pub fn register<B: IoBufMut + FlatBuf>(
         &self,
         buf: B,
         access: Access,

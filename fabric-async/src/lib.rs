@@ -72,7 +72,9 @@ pub use op::{
 pub use window::RemoteWindow;
 
 pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype, Row};
-pub use fabric_core::buf::{AnyBuf, CustomBuf, IoBuf, IoBufMut, Lent, Loan, PooledBuf};
+pub use fabric_core::buf::{
+    AnyBuf, CustomBuf, FlatBuf, Gather, IoBuf, IoBufMut, Lent, Loan, Payload, PooledBuf, Scatter,
+};
 pub use fabric_core::completion::{Completion, Done, Failed, OpKind, Transfer};
 pub use fabric_core::event::{DownReason, Event, EventKind};
 pub use fabric_core::flags::{Access, Caps, CounterBind, CqBind, Mode, MrMode, MsgOrder, OpFlags};

@@ -6,7 +6,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
-use fabric_core::buf::IoBufMut;
+use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::flags::Access;
 use fabric_core::mr::{Memory, check_range};
 use fabric_core::tree::{Class, Node};
@@ -59,7 +59,7 @@ pub trait RegionBuf: Sized + 'static {
     fn restored(self, memory: &dyn Memory) -> Self;
 }
 
-impl<B: IoBufMut> RegionBuf for B {
+impl<B: IoBufMut + FlatBuf> RegionBuf for B {
     fn restored(self, memory: &dyn Memory) -> Self {
         let mut bytes = vec![0; memory.len()];
         memory.read(0, &mut bytes);
@@ -172,7 +172,7 @@ impl<M: ThreadModel> MemoryRegion<Allocated, M> {
     }
 }
 
-impl<B: IoBufMut, M: ThreadModel> MemoryRegion<B, M> {
+impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
     pub(crate) fn register(domain: &Domain<M>, buf: B, access: Access, key: Option<u64>) -> Result<Self> {
         let mut region = Self::open(domain, buf.bytes().len(), access, key, buf)?;
         if let Some(buf) = region.buf.as_mut() {

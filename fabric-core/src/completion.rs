@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::address::FiAddr;
 use crate::atomic::{AtomicType, bits_at};
-use crate::buf::{AnyBuf, IoBuf, PooledBuf};
+use crate::buf::{AnyBuf, FlatBuf, IoBuf, PooledBuf};
 use crate::error::{Error, Result};
 use crate::matching::{Envelope, PeerKey};
 
@@ -147,7 +147,7 @@ impl Outcome {
 
 /// A successful operation, with its buffer.
 ///
-/// Dereferences to the valid bytes: those sent, or the message received.
+/// Dereferences to the valid bytes, those sent or the message received, unless the buffer is a vector of buffers.
 #[derive(Debug)]
 pub struct Done<B> {
     /// The buffer, back from the operation.
@@ -200,7 +200,7 @@ impl Done<PooledBuf> {
     }
 }
 
-impl<B: IoBuf> Deref for Done<B> {
+impl<B: FlatBuf> Deref for Done<B> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -272,7 +272,8 @@ impl Completion {
         Self { context, kind, transfer: outcome.transfer, error: outcome.error.map(|error| *error), buf }
     }
 
-    /// The valid bytes of the operation's buffer.
+    /// The valid bytes of the operation's buffer; nothing of a vector of buffers, which is to be
+    /// [taken out](Self::take_buf).
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let bytes = self.buf.bytes();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
 use crate::atomic::AtomicSpec;
-use crate::buf::{AnyBuf, Loan, Pool, PooledBuf, Source};
+use crate::buf::{AnyBuf, Loan, Payload, Pool, PooledBuf, Source};
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::event::EventKind;
@@ -164,8 +164,13 @@ pub trait ProviderDomain: Send {
     ///
     /// # Errors
     /// What is known to be impossible now; nothing was sent.
-    fn send_now(&mut self, host: &mut dyn Host, ep: EpId, spec: &SendSpec, payload: &[u8])
-    -> Result<SendNow>;
+    fn send_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        payload: Payload<'_>,
+    ) -> Result<SendNow>;
 
     /// Reads a peer's memory at once if nothing stands in the way.
     ///
@@ -282,7 +287,7 @@ pub trait ProviderDomain: Send {
 /// What a provider may ask of the engine while it is being called.
 pub trait Host {
     /// The bytes a send operation is to send.
-    fn payload(&self, op: OpKey) -> &[u8];
+    fn payload(&self, op: OpKey) -> Payload<'_>;
 
     /// A message of `len` bytes is about to be placed in this receive; returns how many bytes it can take.
     fn expect(&mut self, op: OpKey, len: usize) -> usize;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric_core::av::AddressTable;
-use fabric_core::buf::{AnyBuf, Pool, PooledBuf, Source};
+use fabric_core::buf::{AnyBuf, Payload, Pool, PooledBuf, Source};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::{RecvSpec, TagMatch};
@@ -42,8 +42,8 @@ struct Maps {
 }
 
 impl Host for Maps {
-    fn payload(&self, op: OpKey) -> &[u8] {
-        self.bufs[&op].bytes()
+    fn payload(&self, op: OpKey) -> Payload<'_> {
+        self.bufs[&op].payload()
     }
     fn expect(&mut self, op: OpKey, len: usize) -> usize {
         let buf = self.bufs.get_mut(&op).unwrap();
@@ -146,7 +146,7 @@ impl Side {
     /// Sends at once, or queues and returns the operation.
     fn send(&mut self, peer: FiAddr, tag: Option<u64>, bytes: &[u8]) -> Result<Option<OpKey>> {
         let spec = SendSpec { tag, ..SendSpec::new(OpKind::Send, peer) };
-        if self.domain.send_now(&mut self.maps, EP, &spec, bytes)? == SendNow::Done {
+        if self.domain.send_now(&mut self.maps, EP, &spec, Payload::Whole(bytes))? == SendNow::Done {
             return Ok(None);
         }
         let op = self.op(AnyBuf::Vec(bytes.to_vec()));
@@ -193,7 +193,7 @@ fn a_message_arrives_with_all_it_carries() {
     let (to_b, from_a) = (a.knows(&b.address), b.knows(&a.address));
     let op = b.recv(RecvSpec { from: Some(from_a), ..tagged(7) });
     let spec = SendSpec { tag: Some(7), data: Some(99), ..SendSpec::new(OpKind::Send, to_b) };
-    assert_eq!(a.domain.send_now(&mut a.maps, EP, &spec, b"hello"), Ok(SendNow::Done));
+    assert_eq!(a.domain.send_now(&mut a.maps, EP, &spec, Payload::Whole(b"hello")), Ok(SendNow::Done));
     assert!(b.pass() && !b.pass());
     assert_eq!(b.got(op), b"hello");
     let Transfer { tag, source, data, .. } = b.end(op).unwrap().transfer;
@@ -398,14 +398,17 @@ fn a_name_nobody_has_is_an_error_for_sends_and_connects() {
     assert_eq!(a.domain.queue_send(&mut a.maps, EP, op, &connect), Err(Error::NoSuchPeer(gone.clone())));
 
     let mut there = open("nobody-has-this");
-    assert_eq!(a.domain.send_now(&mut a.maps, EP, &connect, b""), Ok(SendNow::Queue));
+    assert_eq!(a.domain.send_now(&mut a.maps, EP, &connect, Payload::Whole(b"")), Ok(SendNow::Queue));
     assert_eq!(a.domain.queue_send(&mut a.maps, EP, op, &connect), Ok(()));
     assert_eq!(a.end(op), Some(&Outcome::ok(Transfer::default())));
     assert!(there.pass());
     assert_eq!(there.maps.events, [EventKind::PeerConnected { peer: a.address.clone(), source: None }]);
     a.maps.av.remove(peer).unwrap();
     assert_eq!(a.send(peer, None, b"x"), Err(Error::StaleAddress(peer)));
-    assert!(matches!(there.domain.send_now(&mut there.maps, EpId(9), &connect, b""), Err(Error::Closed(_))));
+    assert!(matches!(
+        there.domain.send_now(&mut there.maps, EpId(9), &connect, Payload::Whole(b"")),
+        Err(Error::Closed(_))
+    ));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Loan, Pool};
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Loan, Payload, Pool};
 use fabric_core::completion::{Completion, Failed, OpKind, Outcome};
 use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Progress};
@@ -327,9 +327,9 @@ impl Domain {
     ///
     /// # Errors
     /// As [`Domain::send`]; nothing was sent.
-    pub fn send_now(&self, ep: EpId, spec: &SendSpec, bytes: &[u8]) -> Result<SendNow> {
+    pub fn send_now(&self, ep: EpId, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
         let mut locked = self.engine.lock();
-        let sent = locked.send_now(ep, spec, bytes);
+        let sent = locked.send_now(ep, spec, payload);
         locked.finish();
         sent
     }

@@ -1,6 +1,6 @@
 //! The hub as a provider sees it: operations, addresses and events by way of [`Host`].
 
-use fabric_core::buf::{AnyBuf, PooledBuf, Source};
+use fabric_core::buf::{AnyBuf, Payload, PooledBuf, Source};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::Envelope;
@@ -13,8 +13,8 @@ use crate::hub::Hub;
 use crate::ops::Route;
 
 impl Host for Hub {
-    fn payload(&self, op: OpKey) -> &[u8] {
-        self.ops.get(op).map_or(&[], |op| op.buf.bytes())
+    fn payload(&self, op: OpKey) -> Payload<'_> {
+        self.ops.get(op).map_or(Payload::Whole(&[]), |op| op.buf.payload())
     }
 
     fn expect(&mut self, op: OpKey, len: usize) -> usize {
@@ -82,7 +82,7 @@ impl Host for Hub {
             AnyBuf::Pooled(buf) => buf,
             other => {
                 let mut copy = self.pool.take(filled);
-                copy.extend_from_slice(&other.bytes()[..filled]);
+                other.payload().part(0, filled).for_each(|_, piece| copy.extend_from_slice(piece));
                 self.later.discard(other);
                 copy
             }

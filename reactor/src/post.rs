@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Pool};
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Payload, Pool};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
 use fabric_core::matching::RecvSpec;
@@ -33,13 +33,13 @@ impl Locked<'_> {
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
         let state = &mut **self;
-        let len = buf.bytes().len();
+        let len = buf.payload().len();
         if let Route::Queue(_) = route
             && let Err(error) = state.hub.reserve_entry(ep, spec.kind)
         {
             return Err(Failed::new(error, buf));
         }
-        let error = match self.send_now(ep, &spec, buf.bytes()) {
+        let error = match self.send_now(ep, &spec, buf.payload()) {
             Ok(SendNow::Done) => return Ok(self.ended(ep, &spec, len, buf, route, credit)),
             Ok(SendNow::Queue) => match self.queue_send(ep, spec, buf, route, credit) {
                 Ok(key) => return Ok(Posted::Pending(key)),
@@ -88,19 +88,20 @@ impl Locked<'_> {
     }
 
     /// Sends, or writes, at once if nothing stands in the way.
-    pub(crate) fn send_now(&mut self, ep: EpId, spec: &SendSpec, bytes: &[u8]) -> Result<SendNow> {
+    pub(crate) fn send_now(&mut self, ep: EpId, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
+        let len = payload.len();
         let state = &mut **self;
         let bound = state.hub.ep(ep)?;
-        if bytes.len() > bound.bound.max_msg_size {
+        if len > bound.bound.max_msg_size {
             let limit = bound.bound.max_msg_size;
-            return Err(Error::TooLong { what: "message", len: bytes.len(), limit });
+            return Err(Error::TooLong { what: "message", len, limit });
         }
         if bound.transmit.is_behind(spec.peer) {
             return Ok(SendNow::Queue);
         }
-        let sent = state.provider.send_now(&mut state.hub, ep, spec, bytes);
+        let sent = state.provider.send_now(&mut state.hub, ep, spec, payload);
         if matches!(sent, Ok(SendNow::Done)) {
-            state.hub.count_at_once(ep, spec.kind, bytes.len());
+            state.hub.count_at_once(ep, spec.kind, len);
         }
         sent
     }
@@ -164,7 +165,7 @@ impl Locked<'_> {
         if bytes.len() > limit {
             return Err(Error::TooLong { what: "injected message", len: bytes.len(), limit });
         }
-        if self.send_now(ep, &spec, bytes)? == SendNow::Done {
+        if self.send_now(ep, &spec, Payload::Whole(bytes))? == SendNow::Done {
             return Ok(());
         }
         let mut copy = pool.take(bytes.len());

@@ -333,6 +333,18 @@ impl EndpointInner {
         }
     }
 
+    /// Whether the operation may have so many buffers: one, mostly, as is known when this is compiled.
+    #[inline]
+    pub(crate) fn check_gather(&self, buf: &impl IoBuf) -> Result<()> {
+        check_count(buf.count(), self.info.tx.iov_limit)
+    }
+
+    /// Likewise, of a receive.
+    #[inline]
+    pub(crate) fn check_scatter(&self, buf: &impl IoBufMut) -> Result<()> {
+        check_count(buf.count(), self.info.rx.iov_limit)
+    }
+
     fn check_one_sided(&self, kind: OpKind) -> Result<()> {
         let (what, direction) = match kind {
             OpKind::Read => (Caps::RMA, Caps::READ),
@@ -375,6 +387,14 @@ impl EndpointInner {
         }
         Ok(())
     }
+}
+
+#[inline]
+fn check_count(count: usize, limit: usize) -> Result<()> {
+    if count > 1 && count > limit {
+        return Err(Error::TooLong { what: "vector of buffers", len: count, limit });
+    }
+    Ok(())
 }
 
 impl<M: ThreadModel> Clone for Endpoint<M> {

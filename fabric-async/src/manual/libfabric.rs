@@ -41,6 +41,8 @@
 //! | `fi_atomicvalid` and its like | [`AtomicOp::is_valid`](crate::AtomicOp::is_valid) |
 //! | `fi_inject`, `fi_tinject` | [`Endpoint::inject`], [`Endpoint::inject_tagged`] |
 //! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](crate::RecvRequest::tag) or [`tag_mask`](crate::RecvRequest::tag_mask) |
+//! | `fi_sendv`, `fi_tsendv`, `fi_writev` | the same with a [`Gather`](crate::Gather) |
+//! | `fi_recvv`, `fi_trecvv`, `fi_readv` | the same with a [`Scatter`](crate::Scatter) |
 //! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](crate::RecvRequest::from) |
 //! | `-FI_EAGAIN` | [`Endpoint::try_send`], `.start()`, `.post()` |
 //! | `fi_cancel` | [`Operation::cancel`](crate::Operation::cancel), or drop |
@@ -102,7 +104,7 @@
 //! | `FI_MULTI_RECV`, multicast, collectives, triggered and fenced operations, `FI_HMEM` | `caps` refused |
 //! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
 //! | persistent memory, counters bound to a region (`fi_mr_bind`), virtual addresses (`FI_MR_VIRT_ADDR`) | `caps` refused, or there is no hint |
-//! | vectors of buffers and of places (`fi_sendv`, `fi_sendmsg`, `fi_writemsg`) | `tx_iov_limit`, `rx_iov_limit` above 1 refused |
+//! | several places in one operation (`rma_iov` of `fi_writemsg`) | `rma_iov_limit` above 1 refused |
 //! | default operation flags beyond `FI_TRANSMIT_COMPLETE`, such as `FI_DELIVERY_COMPLETE` | `tx_op_flags` refused |
 //! | authentication keys | `auth_key`, `ep_auth_key` refused |
 //! | `FI_PEEK`, `FI_CLAIM`, `fi_injectdata`, `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |

@@ -30,11 +30,38 @@
 //! | `Box<dyn` [`CustomBuf`]`>` | yes | its window | as it is told |
 //! | [`Loan`](crate::Loan) | as a copy | cannot receive | |
 //! | `Bytes`, `String`, `&'static str`, `&'static [u8]`, `&'static [u8; N]` | yes | cannot receive | |
+//! | [`Gather`](crate::Gather) | yes | cannot receive | |
+//! | [`Scatter`](crate::Scatter) | what it has received | that of its parts | each part for itself |
 //!
 //! A vector's room is its capacity, so `Vec::with_capacity(64)` and `vec![0; 64]` are equally good, and a
-//! vector that once held more takes more. [`Done`] dereferences to the valid bytes of every type. A message
+//! vector that once held more takes more. [`Done`] dereferences to the valid bytes of every type that has them in
+//! one place. A message
 //! that is longer than the room is [`Error::Truncated`]: its first bytes are in the buffer, the others are
 //! gone.
+//!
+//! # Vectors of buffers
+//!
+//! A header here and a body there need not be joined first: [`Gather`](crate::Gather) is several buffers that go out as one
+//! message or one write, [`Scatter`](crate::Scatter) several that one message, or what is read, is laid into. The pieces go
+//! straight into the ring or the peer's region, and straight out of it; the other side does not see how a message was cut. Each buffer of
+//! a `Scatter` is filled before the next one gets anything. Empty pieces and empty vectors are fine: a message of
+//! nothing is a message. What does not fit is [`Error::Truncated`], as always. There may be `tx.iov_limit` buffers, of a
+//! receive `rx.iov_limit` (64 with `shm`, 16 with `sim`); more are [`Error::TooLong`](crate::Error::TooLong), and come back.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, Gather, Scatter};
+//! let ep = Endpoint::bind("shm://").await?;
+//! let me = ep.lookup(ep.name()).await?;
+//! let body = bytes::Bytes::from_static(b"the body, wherever it lies");
+//! let mut sent = ep.send(me, Gather::from((vec![1u8; 8], body))).await?.into_buf();
+//! let header = sent.take::<Vec<u8>>(0);                    // the parts come back
+//!
+//! let room = Scatter::from((Vec::with_capacity(8), Vec::with_capacity(100)));
+//! let got = ep.recv_into(room).await?.into_buf().into_parts::<Vec<u8>>().expect("two vectors");
+//! assert_eq!((Some(&got[0]), &got[1][..]), (header.as_ref(), &b"the body, wherever it lies"[..]));
+//! # Ok(()) }
+//! ```
 //!
 //! # Pooled buffers
 //!

@@ -25,7 +25,7 @@ pub struct WriteRequest<'a, B, M: ThreadModel = Shared> {
 
 impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, to: RemoteAddr, buf: B) -> Self {
-        let remote = Remote { key: to.key, offset: to.offset, len: buf.bytes().len(), atomic: None };
+        let remote = Remote { key: to.key, offset: to.offset, len: buf.payload().len(), atomic: None };
         Self { ep, spec: SendSpec::one_sided(OpKind::Write, peer, remote), buf, context: 0 }
     }
 
@@ -119,7 +119,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
 
     fn post_to(self, route: Route, credit: Credit) -> Result<Posted<B>, Failed<B>> {
         let Self { ep, spec, buf, .. } = self;
-        if let Err(error) = ep.inner.check_send(&spec) {
+        if let Err(error) = ep.inner.check_send(&spec).and_then(|()| ep.inner.check_gather(&buf)) {
             return Err(Failed::new(error, buf));
         }
         ep.inner.domain.core.read(ep.inner.id, spec, buf, route, credit)

@@ -92,7 +92,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     pub fn post(self) -> Result<(), Failed<B>> {
         let route = Route::Queue(self.context);
         let (ep, spec, buf) = (self.ep, self.spec, self.buf);
-        if let Err(error) = ep.inner.check_recv(&spec) {
+        if let Err(error) = ep.inner.check_recv(&spec).and_then(|()| ep.inner.check_scatter(&buf)) {
             return Err(Failed::new(error, buf));
         }
         ep.inner.domain.core.recv(ep.inner.id, spec, buf, route, Credit::Now).map(drop)
@@ -100,7 +100,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
 
     fn submit(self, route: Route, credit: Credit) -> Result<Operation<B>, Failed<B>> {
         let (ep, spec, buf) = (self.ep, self.spec, self.buf);
-        if let Err(error) = ep.inner.check_recv(&spec) {
+        if let Err(error) = ep.inner.check_recv(&spec).and_then(|()| ep.inner.check_scatter(&buf)) {
             return Err(Failed::new(error, buf));
         }
         let key = ep.inner.domain.core.recv(ep.inner.id, spec, buf, route, credit)?;

@@ -97,10 +97,10 @@ pub(super) fn submit<B: IoBuf, M: ThreadModel>(
     permit: Option<Permit<M>>,
     credit: Credit,
 ) -> Operation<B> {
-    if permit.is_none() && ep.inner.check_send(spec).is_ok() {
-        let bytes = buf.bytes();
-        let len = bytes.len();
-        match ep.inner.domain.core.send_now(ep.inner.id, spec, bytes) {
+    if permit.is_none() && ep.inner.check_send(spec).is_ok() && ep.inner.check_gather(&buf).is_ok() {
+        let payload = buf.payload();
+        let len = payload.len();
+        match ep.inner.domain.core.send_now(ep.inner.id, spec, payload) {
             Ok(SendNow::Done) => return Operation::sent(buf, Transfer::sent(len, spec.tag)),
             Ok(SendNow::Queue) => {}
             Err(error) => return Operation::refused(Failed::new(error, buf)),
@@ -131,7 +131,7 @@ pub(super) fn post<B: IoBuf, M: ThreadModel>(
     route: Route,
     credit: Credit,
 ) -> Result<Posted<B>, Failed<B>> {
-    if let Err(error) = ep.inner.check_send(&spec) {
+    if let Err(error) = ep.inner.check_send(&spec).and_then(|()| ep.inner.check_gather(&buf)) {
         return Err(Failed::new(error, buf));
     }
     let credit = if permit.is_some() { Credit::Held } else { credit };

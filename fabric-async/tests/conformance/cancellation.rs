@@ -94,7 +94,7 @@ pub(crate) async fn dropping_in_the_middle_of_a_message_loses_nothing(setup: Set
 }
 
 /// Polls a few times and drops the operation, unless it is done by then.
-async fn poll_and_drop<B: fabric_async::IoBuf>(
+async fn poll_and_drop<B: fabric_async::FlatBuf>(
     mut op: fabric_async::Operation<B>,
     polls: u64,
 ) -> Option<Vec<u8>> {

@@ -34,6 +34,7 @@ mod setup;
 mod station;
 mod statistics;
 mod truncation;
+mod vectors;
 mod waiters;
 
 use fabric_async::Caps;
@@ -209,6 +210,18 @@ macro_rules! scenarios {
                 a_promise_is_for_one_receive: MSG,
                 many_pieces_of_memory_go_to_one_peer: MSG,
                 long_ones_are_copied_by_and_by: MSG,
+            }
+            vectors {
+                every_length_goes_out_of_pieces_into_pieces: MSG,
+                unexpected_ones_arrive_whole: BOTH,
+                parts_come_back_as_they_were: MSG,
+                empty_ones_are_messages_too: MSG,
+                truncation_fills_what_there_is: TAGGED,
+                more_than_the_limit_is_refused: RMA,
+                they_are_written_and_read: RMA,
+                queues_bring_them_back: MSG,
+                a_dropped_receive_loses_nothing: MSG,
+                they_wait_for_credit_like_others: MSG,
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,

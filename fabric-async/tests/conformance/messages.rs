@@ -1,7 +1,7 @@
 //! Messages of every length, in every kind of buffer.
 
 use bytes::{Bytes, BytesMut};
-use fabric_async::{Endpoint, FiAddr, IoBuf, IoBufMut};
+use fabric_async::{Endpoint, FiAddr, FlatBuf, IoBufMut};
 
 use crate::payload::{LONG, assert_bytes, lengths, pattern};
 use crate::setup::Setup;
@@ -81,7 +81,7 @@ pub(crate) async fn unexpected_messages_arrive_whole(setup: Setup) {
 }
 
 pub(crate) async fn every_kind_of_buffer_can_be_sent(setup: Setup) {
-    async fn send<B: IoBuf>(a: &Endpoint, b: &Endpoint, to_b: FiAddr, buf: B) -> B {
+    async fn send<B: FlatBuf>(a: &Endpoint, b: &Endpoint, to_b: FiAddr, buf: B) -> B {
         let expected = buf.bytes().to_vec();
         let (sent, got) = tokio::join!(a.send(to_b, buf), b.recv());
         assert_bytes(&got.unwrap(), &expected);
@@ -116,7 +116,13 @@ pub(crate) async fn every_kind_of_buffer_can_be_sent(setup: Setup) {
 }
 
 pub(crate) async fn every_kind_of_buffer_can_receive(setup: Setup) {
-    async fn receive<B: IoBufMut>(a: &Endpoint, b: &Endpoint, to_b: FiAddr, len: usize, room: B) -> B {
+    async fn receive<B: IoBufMut + FlatBuf>(
+        a: &Endpoint,
+        b: &Endpoint,
+        to_b: FiAddr,
+        len: usize,
+        room: B,
+    ) -> B {
         let (got, sent) = tokio::join!(b.recv_into(room), a.send(to_b, pattern(len, 9)));
         sent.unwrap();
         let got = got.unwrap();

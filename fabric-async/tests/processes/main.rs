@@ -9,6 +9,7 @@ mod onesided;
 mod role;
 mod runtime;
 mod select;
+mod vectors;
 
 use std::future::Future;
 use std::time::Duration;

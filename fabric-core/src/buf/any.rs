@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Lent, Loan, PooledBuf, Source};
+use super::{Gather, Lent, Loan, Payload, PooledBuf, Scatter, Source};
 
 /// A buffer of your own kind: pinned, from an arena, on a device.
 ///
@@ -52,16 +52,20 @@ pub enum AnyBuf {
     Loan(Loan),
     /// A message where its sender has it.
     Lent(Lent),
+    /// Several buffers, to be sent one behind the other.
+    Gather(Gather),
+    /// Several buffers, to be received into one behind the other.
+    Scatter(Scatter),
     /// A buffer of the user's own kind.
     Custom(Box<dyn CustomBuf>),
 }
 
 impl AnyBuf {
-    /// The bytes to send, or those received.
+    /// The bytes to send, or those received; nothing of a vector of buffers, which does not have them in one place.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::None => &[],
+            Self::None | Self::Gather(_) | Self::Scatter(_) => &[],
             Self::Vec(buf) => buf,
             Self::Boxed(buf) => buf,
             Self::Bytes(buf) => buf,
@@ -76,6 +80,17 @@ impl AnyBuf {
         }
     }
 
+    /// The bytes to send, or those received, wherever they lie.
+    #[inline]
+    #[must_use]
+    pub fn payload(&self) -> Payload<'_> {
+        match self {
+            Self::Gather(parts) => parts.payload(),
+            Self::Scatter(parts) => parts.payload(),
+            buf => Payload::Whole(buf.bytes()),
+        }
+    }
+
     /// How many bytes can be received; `usize::MAX` when the buffer grows to the message, 0 when it cannot receive.
     #[doc(hidden)]
     pub fn room(&mut self) -> usize {
@@ -84,6 +99,7 @@ impl AnyBuf {
             Self::Boxed(buf) => buf.len(),
             Self::BytesMut(buf) => buf.capacity(),
             Self::Pooled(_) | Self::Lent(_) => usize::MAX,
+            Self::Scatter(parts) => parts.room(),
             Self::Custom(buf) => buf.window().map_or(0, |window| window.len()),
             _ => 0,
         }
@@ -95,6 +111,7 @@ impl AnyBuf {
         match self {
             Self::Pooled(buf) => buf.expect(len),
             Self::Lent(buf) => buf.own().expect(len),
+            Self::Scatter(parts) => parts.expect(len),
             _ => {}
         }
     }
@@ -125,6 +142,7 @@ impl AnyBuf {
                 unsafe { buf.set_len(at + count) };
             }
             Self::Boxed(buf) => source.copy_over(from, &mut buf[at..at + count]),
+            Self::Scatter(parts) => parts.place(at, source, from, count),
             Self::Custom(buf) => {
                 if let Some(window) = buf.window() {
                     source.copy_over(from, &mut window[at..at + count]);
@@ -163,6 +181,7 @@ impl AnyBuf {
             Self::BytesMut(buf) => buf.truncate(len),
             Self::Pooled(buf) => buf.vec_mut().truncate(len),
             Self::Lent(buf) => buf.finish(len),
+            Self::Scatter(parts) => parts.finish(len),
             Self::Custom(buf) => buf.set_filled(len),
             _ => {}
         }
@@ -183,9 +202,11 @@ impl fmt::Debug for AnyBuf {
             Self::Pooled(_) => "Pooled",
             Self::Loan(_) => "Loan",
             Self::Lent(_) => "Lent",
+            Self::Gather(_) => "Gather",
+            Self::Scatter(_) => "Scatter",
             Self::Custom(_) => "Custom",
         };
-        write!(f, "{kind}({} bytes)", self.bytes().len())
+        write!(f, "{kind}({} bytes)", self.payload().len())
     }
 }
 

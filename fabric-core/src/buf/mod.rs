@@ -6,14 +6,18 @@
 
 mod any;
 mod lend;
+mod payload;
 mod pool;
 mod source;
+mod vectored;
 
 pub(crate) use any::append;
 pub use any::{AnyBuf, CustomBuf};
 pub use lend::{Lent, LentMemory, Loan, LoanMemory};
+pub use payload::{Payload, Pieces};
 pub use pool::{Pool, PooledBuf};
 pub use source::Source;
+pub use vectored::{Gather, Scatter};
 
 use bytes::{Bytes, BytesMut};
 
@@ -22,7 +26,7 @@ mod sealed {
 }
 
 /// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Bytes`, `BytesMut`, `&'static [u8]`, `&'static str`,
-/// `String`, [`PooledBuf`], [`Loan`], [`Lent`], or your own by way of [`CustomBuf`].
+/// `String`, [`PooledBuf`], [`Loan`], [`Lent`], or your own by way of [`CustomBuf`]; or a vector of them: [`Gather`].
 ///
 /// Sealed, because its methods run while a domain is locked.
 #[diagnostic::on_unimplemented(
@@ -31,7 +35,12 @@ mod sealed {
 )]
 pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
     /// The bytes to send.
-    fn bytes(&self) -> &[u8];
+    fn payload(&self) -> Payload<'_>;
+    /// How many buffers it is.
+    #[doc(hidden)]
+    fn count(&self) -> usize {
+        1
+    }
     /// Gives the buffer to an operation.
     fn into_any(self) -> AnyBuf;
     /// Takes the buffer back from an operation.
@@ -41,10 +50,16 @@ pub trait IoBuf: sealed::Sealed + Send + Sized + 'static {
     fn from_any(any: AnyBuf) -> Result<Self, AnyBuf>;
 }
 
+/// A buffer whose bytes lie in one place: any but a [`Gather`] or [`Scatter`].
+pub trait FlatBuf: IoBuf {
+    /// The bytes to send, or those received.
+    fn bytes(&self) -> &[u8];
+}
+
 /// A buffer that can be received into.
 ///
 /// The room of a `Vec<u8>` or `BytesMut` is its capacity, and its length becomes that of the message. The room of a
-/// `Box<[u8]>` is its length, which stays. A [`PooledBuf`] grows to the message.
+/// `Box<[u8]>` is its length, which stays. A [`PooledBuf`] grows to the message. A [`Scatter`] is several of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received into",
     note = "an operation owns its buffer until it ends: pass a `Vec<u8>`, `Box<[u8]>` or `BytesMut`, or use `recv()`"
@@ -55,15 +70,21 @@ macro_rules! lend {
     ($($type:ty => $variant:ident, |$buf:ident| $bytes:expr;)*) => {$(
         impl sealed::Sealed for $type {}
         impl IoBuf for $type {
-            fn bytes(&self) -> &[u8] {
-                let $buf = self;
-                $bytes
+            #[inline]
+            fn payload(&self) -> Payload<'_> {
+                Payload::Whole(FlatBuf::bytes(self))
             }
             fn into_any(self) -> AnyBuf {
                 AnyBuf::$variant(self)
             }
             fn from_any(any: AnyBuf) -> Result<Self, AnyBuf> {
                 if let AnyBuf::$variant(buf) = any { Ok(buf) } else { Err(any) }
+            }
+        }
+        impl FlatBuf for $type {
+            fn bytes(&self) -> &[u8] {
+                let $buf = self;
+                $bytes
             }
         }
     )*};
@@ -91,9 +112,14 @@ impl IoBufMut for Lent {}
 impl IoBufMut for Box<dyn CustomBuf> {}
 
 impl<const N: usize> sealed::Sealed for &'static [u8; N] {}
-impl<const N: usize> IoBuf for &'static [u8; N] {
+impl<const N: usize> FlatBuf for &'static [u8; N] {
     fn bytes(&self) -> &[u8] {
         *self
+    }
+}
+impl<const N: usize> IoBuf for &'static [u8; N] {
+    fn payload(&self) -> Payload<'_> {
+        Payload::Whole(*self)
     }
     fn into_any(self) -> AnyBuf {
         AnyBuf::Static(self)
@@ -110,7 +136,7 @@ impl<const N: usize> IoBuf for &'static [u8; N] {
 mod tests {
     use super::*;
 
-    fn round_trip<B: IoBuf + PartialEq + std::fmt::Debug + Clone>(buf: B) {
+    fn round_trip<B: FlatBuf + PartialEq + std::fmt::Debug + Clone>(buf: B) {
         let any = buf.clone().into_any();
         assert_eq!(any.bytes(), buf.bytes());
         assert_eq!(B::from_any(any).ok(), Some(buf));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{AnyBuf, Pool, PooledBuf};
+use crate::buf::{AnyBuf, Payload, Pool, PooledBuf};
 use crate::completion::Outcome;
 use crate::error::{Error, Result};
 use crate::flags::Caps;
@@ -85,7 +85,7 @@ impl ProviderDomain for SimDomain {
         host: &mut dyn Host,
         ep: EpId,
         spec: &SendSpec,
-        payload: &[u8],
+        payload: Payload<'_>,
     ) -> Result<SendNow> {
         self.endpoint(ep)?.outbound.send_now(host, spec, payload)
     }

@@ -127,11 +127,13 @@ fn offer(progress: Progress) -> Info {
     info.tx.msg_order = ORDER;
     info.tx.inject_size = 4096;
     info.tx.size = 256;
+    info.tx.iov_limit = IOV_LIMIT;
 
     info.rx.caps = CAPS.difference(Caps::SEND.union(Caps::READ).union(Caps::WRITE));
     info.rx.op_flags = OpFlags::COMPLETION;
     info.rx.msg_order = ORDER;
     info.rx.size = 1024;
+    info.rx.iov_limit = IOV_LIMIT;
     info
 }
 
@@ -163,6 +165,9 @@ const RECEIVING: Caps = Caps::RECV
     .union(Caps::REMOTE_READ)
     .union(Caps::REMOTE_WRITE)
     .union(Caps::RMA_EVENT);
+
+/// Buffers of a vector.
+const IOV_LIMIT: usize = 16;
 
 /// Endpoints, queues and counters a domain serves well: advice, nothing depends on it.
 const OBJECTS: usize = 1024;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::address::{Address, FiAddr};
-use crate::buf::AnyBuf;
+use crate::buf::{AnyBuf, Payload};
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::mr::{Memory, Reached, check_access, check_range, execute, wanted};
@@ -47,10 +47,10 @@ impl Outbound {
     }
 
     /// Sends the whole message, or nothing.
-    pub(super) fn send_now(&self, host: &dyn Host, spec: &SendSpec, payload: &[u8]) -> Result<SendNow> {
+    pub(super) fn send_now(&self, host: &dyn Host, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
         let (to, peer) = self.target(host, spec)?;
         if spec.kind == OpKind::Write {
-            let write = |memory: &dyn Memory, at| memory.write(at, payload);
+            let write = |memory: &dyn Memory, at| write(memory, at, payload);
             return self.access_now(peer, spec, payload.len(), write);
         }
         let count = payload.len().div_ceil(PIECE).max(1);
@@ -217,18 +217,18 @@ impl Outbound {
             && let Some(&Sending { op, spec, .. }) = backlog.sends.front()
             && let Some(remote) = spec.remote
         {
-            let payload = host.payload(op).to_vec();
+            let payload = host.payload(op);
             let mut result = Vec::new();
             let len = if spec.kind == OpKind::Write { payload.len() } else { remote.len };
             let accessed = self.access(peer, &spec, len, |memory, at| match spec.kind {
-                OpKind::Write => memory.write(at, &payload),
+                OpKind::Write => write(memory, at, payload),
                 OpKind::Read => {
                     result.resize(len, 0);
                     memory.read(at, &mut result);
                 }
                 kind => {
                     result.resize(if kind.fills() { len } else { 0 }, 0);
-                    execute(memory, at, &remote, &payload, &mut result);
+                    execute(memory, at, &remote, payload.whole().unwrap_or_default(), &mut result);
                 }
             });
             let outcome = match accessed {
@@ -292,13 +292,18 @@ impl Outbound {
     }
 }
 
+/// Writes all pieces, one behind the other.
+fn write(memory: &dyn Memory, at: usize, payload: Payload<'_>) {
+    payload.for_each(|position, piece| memory.write(at + position, piece));
+}
+
 /// The next packet of a message of which `sent` bytes have left.
-fn cut(payload: &[u8], tag: Option<u64>, data: Option<u64>, sent: &mut Option<usize>) -> Packet {
+fn cut(payload: Payload<'_>, tag: Option<u64>, data: Option<u64>, sent: &mut Option<usize>) -> Packet {
     let head = sent.is_none().then_some(Head { tag, data, len: payload.len() });
     let from = sent.unwrap_or(0).min(payload.len());
     let to = payload.len().min(from + PIECE);
     *sent = Some(to);
-    Packet { head, notice: None, bytes: payload[from..to].to_vec() }
+    Packet { head, notice: None, bytes: payload.part(from, to - from).to_vec() }
 }
 
 /// A one-sided operation that does not say where.

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use fabric_core::buf::{Pool, PooledBuf};
+use fabric_core::buf::{Payload, Pool, PooledBuf};
 use fabric_core::completion::Outcome;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
@@ -145,7 +145,7 @@ impl Endpoint {
         &mut self,
         host: &mut dyn Host,
         spec: &SendSpec,
-        payload: &[u8],
+        payload: Payload<'_>,
     ) -> Result<SendNow> {
         self.at_once(host, spec, |outgoing| outgoing.send_now(spec, payload))
     }

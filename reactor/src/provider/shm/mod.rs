@@ -34,7 +34,7 @@ mod work;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric_core::buf::{AnyBuf, Pool, PooledBuf};
+use fabric_core::buf::{AnyBuf, Payload, Pool, PooledBuf};
 use fabric_core::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
@@ -65,6 +65,9 @@ const ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::RAW)
     .union(MsgOrder::WAR)
     .union(MsgOrder::WAW);
+
+/// Buffers of a vector: far below where walking them would be felt.
+const IOV_LIMIT: usize = 64;
 
 impl Provider for ShmProvider {
     fn name(&self) -> &'static str {
@@ -115,10 +118,10 @@ impl Provider for ShmProvider {
         info.tx.msg_order = ORDER;
         info.tx.inject_size = 4096;
         info.tx.size = 1024;
-        info.tx.iov_limit = 1;
+        info.tx.iov_limit = IOV_LIMIT;
         info.rx.msg_order = ORDER;
         info.rx.size = 1024;
-        info.rx.iov_limit = 1;
+        info.rx.iov_limit = IOV_LIMIT;
         let mut auto = info.clone();
         (auto.domain.control_progress, auto.domain.data_progress) = (Progress::Auto, Progress::Auto);
         vec![info, auto]
@@ -214,7 +217,7 @@ impl ProviderDomain for ShmDomain {
         host: &mut dyn Host,
         ep: EpId,
         spec: &SendSpec,
-        payload: &[u8],
+        payload: Payload<'_>,
     ) -> Result<SendNow> {
         self.ep(ep)?.send_now(host, spec, payload)
     }

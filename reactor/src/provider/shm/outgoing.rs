@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use fabric_core::buf::AnyBuf;
+use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
@@ -157,16 +157,14 @@ impl Outgoing {
     /// # Errors
     /// Those of the access.
     #[inline]
-    pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: &[u8]) -> Result<Push> {
+    pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Result<Push> {
         let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
         match spec.kind {
             OpKind::Send => {
-                let lent = spec.loan.and_then(|key| wires.lend(spec, key, payload));
+                let lent = spec.loan.and_then(|key| wires.lend(spec, key, payload.whole()?));
                 Ok(lent.unwrap_or_else(|| wires.whole(spec, payload)))
             }
-            OpKind::Write => {
-                wires.access_now(spec, payload.len(), |window, at, _| window.area.write(at, payload))
-            }
+            OpKind::Write => wires.access_now(spec, payload.len(), |window, at, _| window.write(at, payload)),
             _ => Ok(Push::NoRoom),
         }
     }
@@ -451,7 +449,7 @@ impl Wires {
     }
 
     /// Sends a message in one record, unless it is too long for one.
-    fn whole(&mut self, spec: &SendSpec, payload: &[u8]) -> Push {
+    fn whole(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
         if payload.len() > PIECE_BYTES { Push::NoRoom } else { self.push(WHOLE, spec, 0, payload) }
     }
 
@@ -468,14 +466,14 @@ impl Wires {
         let payload = host.payload(front.op);
         front.total = Some(payload.len());
         let loan = front.spec.loan.filter(|_| !front.begun);
-        let lent = loan.and_then(|key| self.lend(&front.spec, key, payload));
+        let lent = loan.and_then(|key| self.lend(&front.spec, key, payload.whole()?));
         let (pushed, count) = if let Some(pushed) = lent {
             (pushed, payload.len())
         } else if !front.begun && payload.len() <= PIECE_BYTES {
             (self.whole(&front.spec, payload), payload.len())
         } else {
             let kind = if front.begun { PIECE } else { BEGIN };
-            let piece = &payload[front.sent..payload.len().min(front.sent + PIECE_BYTES)];
+            let piece = payload.part(front.sent, (payload.len() - front.sent).min(PIECE_BYTES));
             (self.push(kind, &front.spec, payload.len() as u64, piece), piece.len())
         };
         if pushed == Push::Done {
@@ -512,7 +510,7 @@ impl Wires {
         let mut place = [0; LOAN_BYTES];
         place[..8].copy_from_slice(&key.to_le_bytes());
         place[8..].copy_from_slice(&(prepared.slot as u64).to_le_bytes());
-        let pushed = self.record(LOAN, flags_of(spec), spec, payload.len() as u64, &place);
+        let pushed = self.record(LOAN, flags_of(spec), spec, payload.len() as u64, Payload::Whole(&place));
         if pushed == Push::Done {
             self.borrowed.lend(prepared);
             self.done.lent += 1;
@@ -562,11 +560,12 @@ impl Wires {
             return Ok(Push::NoRoom);
         }
         match spec.kind {
-            OpKind::Write => window.area.write(start + sent, &host.payload(op)[sent..sent + piece]),
+            OpKind::Write => window.write(start + sent, host.payload(op).part(sent, piece)),
             OpKind::Read => host.place(op, sent, &window.part(start + sent, piece), 0, piece),
             kind => {
                 let mut result = vec![0; if kind.fills() { total } else { 0 }];
-                window.execute(start, remote, host.payload(op), &mut result);
+                let operands = host.payload(op).whole().unwrap_or_default();
+                window.execute(start, remote, operands, &mut result);
                 host.place(op, 0, &&result[..], 0, result.len());
             }
         }
@@ -579,18 +578,18 @@ impl Wires {
     /// Tells the peer of an access, for which the ring has room.
     fn tell(&mut self, spec: &SendSpec, len: usize) -> Push {
         let read = if spec.kind.fills() { HAS_READ } else { 0 };
-        self.record(NOTICE, flags_of(spec) | read, spec, len as u64, &[])
+        self.record(NOTICE, flags_of(spec) | read, spec, len as u64, Payload::Whole(&[]))
     }
 
     /// Publishes a record of this kind; `total` is the length of the whole message, for its beginning.
     #[inline]
-    fn push(&mut self, kind: u8, spec: &SendSpec, total: u64, payload: &[u8]) -> Push {
+    fn push(&mut self, kind: u8, spec: &SendSpec, total: u64, payload: Payload<'_>) -> Push {
         let flags = if kind == PIECE { 0 } else { flags_of(spec) };
         self.record(kind, flags, spec, total, payload)
     }
 
     #[inline]
-    fn record(&mut self, kind: u8, flags: u8, spec: &SendSpec, total: u64, payload: &[u8]) -> Push {
+    fn record(&mut self, kind: u8, flags: u8, spec: &SendSpec, total: u64, payload: Payload<'_>) -> Push {
         let layout = Layout::for_payload(kind, flags, payload.len());
         let pushed = self.ring.push(kind, flags, layout.payload + payload.len(), |record| {
             if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
@@ -602,7 +601,7 @@ impl Wires {
             if let Some(at) = layout.total {
                 record.put(at, &total.to_le_bytes());
             }
-            record.put(layout.payload, payload);
+            payload.for_each(|at, piece| record.put(layout.payload + at, piece));
         });
         if !pushed {
             return Push::NoRoom;

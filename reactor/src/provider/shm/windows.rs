@@ -5,7 +5,7 @@
 //! anew, since it may stand for something else by now.
 
 use fabric_core::atomic::{AtomicOp, Datatype};
-use fabric_core::buf::{AnyBuf, Source};
+use fabric_core::buf::{AnyBuf, Payload, Source};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
 use fabric_core::mr::{Memory, Reached, check_access, check_range, execute, wanted};
@@ -173,6 +173,11 @@ impl Window {
     /// Whether the peer is to be told of this access.
     pub(crate) fn tells(&self, spec: &SendSpec) -> bool {
         self.heeds || spec.data.is_some()
+    }
+
+    /// Copies into the region.
+    pub(crate) fn write(&self, at: usize, payload: Payload<'_>) {
+        payload.for_each(|position, piece| self.area.write(at + position, piece));
     }
 
     /// Copies out of the region into a buffer with the room for it.

@@ -1,0 +1,332 @@
+//! Vectors of buffers: one message out of several places, or into several.
+
+use super::sealed::Sealed;
+use super::{AnyBuf, FlatBuf, IoBuf, IoBufMut, Payload, Source};
+
+/// Buffers whose bytes go out one behind the other, as one message or one write (`fi_sendv`, `fi_writev`).
+///
+/// Made from an array, a vector or a tuple of buffers, or built up with [`Gather::with`]; at most
+/// `Info::tx.iov_limit` of them. Empty ones count, and add nothing. It comes back from the operation as it was.
+///
+/// ```
+/// # use fabric_core::buf::Gather;
+/// let mut message = Gather::from((vec![1, 2], "three")).with(bytes::Bytes::from_static(b"4"));
+/// assert_eq!((message.count(), message.len()), (3, 8));
+/// assert_eq!(message.take::<Vec<u8>>(0), Some(vec![1, 2]));
+/// let same = Gather::from([vec![1], vec![2, 3]]);
+/// assert_eq!(same.into_parts::<Vec<u8>>().unwrap(), [vec![1], vec![2, 3]]);
+/// ```
+#[derive(Debug, Default)]
+#[doc(alias = "fi_sendv")]
+#[doc(alias = "fi_writev")]
+#[doc(alias = "iovec")]
+pub struct Gather {
+    parts: Vec<AnyBuf>,
+}
+
+/// Buffers that a message, or what is read, is laid into one behind the other (`fi_recvv`, `fi_readv`).
+///
+/// Each is filled to its room before the next one gets anything, so a [`PooledBuf`](super::PooledBuf), which grows,
+/// takes all the rest. Those that get nothing come back empty. At most `Info::rx.iov_limit` of them for a message,
+/// `Info::tx.iov_limit` for a read.
+///
+/// ```
+/// # use fabric_core::buf::{AnyBuf, Scatter};
+/// let mut room = Scatter::from((Vec::with_capacity(4), vec![0u8; 4].into_boxed_slice()));
+/// # let mut any = fabric_core::buf::IoBuf::into_any(room);
+/// # any.receive(&&[1u8, 2, 3, 4, 5][..]);
+/// # room = fabric_core::buf::IoBuf::from_any(any).unwrap();
+/// // … a message of five bytes was received …
+/// assert_eq!(room.pieces().collect::<Vec<_>>(), [&[1u8, 2, 3, 4][..], &[5]]);
+/// assert_eq!(room.take::<Vec<u8>>(0), Some(vec![1, 2, 3, 4]));
+/// ```
+#[derive(Debug, Default)]
+#[doc(alias = "fi_recvv")]
+#[doc(alias = "fi_readv")]
+#[doc(alias = "iovec")]
+pub struct Scatter {
+    parts: Vec<AnyBuf>,
+    filled: usize,
+}
+
+macro_rules! vector {
+    ($type:ident, $($part:ident)+) => {
+        impl $type {
+            /// No buffer yet.
+            #[must_use]
+            pub fn new() -> Self {
+                Self::default()
+            }
+
+            /// One buffer more, behind the others.
+            #[must_use]
+            pub fn with(mut self, buf: impl $($part +)+) -> Self {
+                self.parts.push(buf.into_any());
+                self
+            }
+
+            /// How many buffers there are.
+            #[must_use]
+            pub fn count(&self) -> usize {
+                self.parts.len()
+            }
+
+            /// Takes the buffer at this position out, if it is there and of type `B`, and leaves none in its place.
+            pub fn take<B: FlatBuf>(&mut self, at: usize) -> Option<B> {
+                let part = self.parts.get_mut(at)?;
+                B::from_any(std::mem::take(part)).map_err(|other| *part = other).ok()
+            }
+
+            /// The buffers, if all of them are of type `B`.
+            ///
+            /// # Errors
+            /// All of it, when one is of another type.
+            pub fn into_parts<B: FlatBuf>(mut self) -> Result<Vec<B>, Self> {
+                let mut parts = Vec::with_capacity(self.parts.len());
+                let mut rest = std::mem::take(&mut self.parts).into_iter();
+                while let Some(part) = rest.next() {
+                    match B::from_any(part) {
+                        Ok(part) => parts.push(part),
+                        Err(other) => {
+                            self.parts = parts.into_iter().map(IoBuf::into_any).collect();
+                            self.parts.push(other);
+                            self.parts.extend(rest);
+                            return Err(self);
+                        }
+                    }
+                }
+                Ok(parts)
+            }
+        }
+
+        impl<B: $($part +)+> FromIterator<B> for $type {
+            fn from_iter<I: IntoIterator<Item = B>>(parts: I) -> Self {
+                Self::of(parts.into_iter().map(IoBuf::into_any).collect())
+            }
+        }
+
+        impl<B: $($part +)+> From<Vec<B>> for $type {
+            fn from(parts: Vec<B>) -> Self {
+                parts.into_iter().collect()
+            }
+        }
+
+        impl<B: $($part +)+, const N: usize> From<[B; N]> for $type {
+            fn from(parts: [B; N]) -> Self {
+                parts.into_iter().collect()
+            }
+        }
+
+        impl<A: $($part +)+, B: $($part +)+> From<(A, B)> for $type {
+            fn from((a, b): (A, B)) -> Self {
+                Self::of(vec![a.into_any(), b.into_any()])
+            }
+        }
+
+        impl<A: $($part +)+, B: $($part +)+, C: $($part +)+> From<(A, B, C)> for $type {
+            fn from((a, b, c): (A, B, C)) -> Self {
+                Self::of(vec![a.into_any(), b.into_any(), c.into_any()])
+            }
+        }
+
+        impl Sealed for $type {}
+
+        impl IoBuf for $type {
+            fn payload(&self) -> Payload<'_> {
+                $type::payload(self)
+            }
+
+            fn count(&self) -> usize {
+                self.parts.len()
+            }
+
+            fn into_any(self) -> AnyBuf {
+                AnyBuf::$type(self)
+            }
+
+            fn from_any(any: AnyBuf) -> Result<Self, AnyBuf> {
+                if let AnyBuf::$type(parts) = any { Ok(parts) } else { Err(any) }
+            }
+        }
+    };
+}
+
+vector!(Gather, FlatBuf);
+vector!(Scatter, IoBufMut FlatBuf);
+
+impl IoBufMut for Scatter {}
+
+impl Gather {
+    fn of(parts: Vec<AnyBuf>) -> Self {
+        Self { parts }
+    }
+
+    /// How many bytes they hold together.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.payload().len()
+    }
+
+    /// Whether they hold none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes of each buffer.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(AnyBuf::bytes)
+    }
+
+    pub(super) fn payload(&self) -> Payload<'_> {
+        Payload::of(&self.parts)
+    }
+}
+
+impl Scatter {
+    fn of(parts: Vec<AnyBuf>) -> Self {
+        Self { parts, filled: 0 }
+    }
+
+    /// How many bytes the last operation has placed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.filled
+    }
+
+    /// Whether it has placed none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.filled == 0
+    }
+
+    /// What the last operation has placed in each buffer.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        let mut left = self.filled;
+        self.parts.iter().map(move |part| {
+            let bytes = part.bytes();
+            let piece = &bytes[..bytes.len().min(left)];
+            left -= piece.len();
+            piece
+        })
+    }
+
+    /// What was placed: all of it lies in front of what the buffers hold besides.
+    pub(super) fn payload(&self) -> Payload<'_> {
+        let held = Payload::of(&self.parts);
+        held.part(0, self.filled.min(held.len()))
+    }
+
+    /// The room of all buffers together.
+    pub(super) fn room(&mut self) -> usize {
+        self.parts.iter_mut().fold(0, |room, part| room.saturating_add(part.room()))
+    }
+
+    /// A message of this length is about to come.
+    pub(super) fn expect(&mut self, len: usize) {
+        let mut left = len;
+        for part in &mut self.parts {
+            part.expect(left);
+            left = left.saturating_sub(part.room());
+        }
+    }
+
+    /// As [`AnyBuf::place`].
+    pub(super) fn place(&mut self, at: usize, source: &dyn Source, from: usize, count: usize) {
+        let (mut at, mut from, mut left) = (at, from, count);
+        for part in &mut self.parts {
+            let room = part.room();
+            let count = room.saturating_sub(at).min(left);
+            if count > 0 {
+                part.place(at, source, from, count);
+                (from, left) = (from + count, left - count);
+            }
+            at = at.saturating_sub(room);
+        }
+        assert_eq!(left, 0, "the bytes fit into the room");
+    }
+
+    /// As [`AnyBuf::finish`].
+    pub(super) fn finish(&mut self, len: usize) {
+        self.filled = len;
+        let mut left = len;
+        for part in &mut self.parts {
+            let count = part.room().min(left);
+            part.finish(count);
+            left -= count;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buf::Pool;
+
+    fn filled(room: Scatter, message: &[u8]) -> (Scatter, usize) {
+        let mut any = room.into_any();
+        let placed = any.receive(&message);
+        (Scatter::from_any(any).unwrap(), placed)
+    }
+
+    #[test]
+    fn parts_of_a_payload_cross_the_pieces() {
+        let gather = Gather::from([&b"ab"[..], b"", b"cdef", b"g"]);
+        let payload = gather.payload();
+        for from in 0..=7 {
+            for to in from..=7 {
+                let mut seen = Vec::new();
+                payload.part(from, to - from).for_each(|at, piece| {
+                    assert_eq!(at, seen.len());
+                    seen.extend_from_slice(piece);
+                });
+                assert_eq!(seen, b"abcdefg"[from..to], "{from}..{to}");
+            }
+        }
+        assert_eq!(payload.part(1, 5).part(2, 2).to_vec(), b"de");
+        assert!(Gather::new().payload().is_empty());
+    }
+
+    #[test]
+    fn a_message_fills_one_buffer_after_the_other() {
+        let message: Vec<u8> = (0..20).collect();
+        for len in 0..=20 {
+            let room = Scatter::from((Vec::with_capacity(3), vec![9u8; 5].into_boxed_slice()))
+                .with(bytes::BytesMut::with_capacity(0))
+                .with(bytes::BytesMut::with_capacity(8));
+            let (room, placed) = filled(room, &message[..len]);
+            assert_eq!((placed, room.len()), (len.min(16), len.min(16)));
+            assert_eq!(room.pieces().flatten().copied().collect::<Vec<_>>(), &message[..placed]);
+            assert_eq!(room.payload().to_vec(), &message[..placed]);
+        }
+    }
+
+    #[test]
+    fn pieces_that_arrive_are_laid_behind_each_other() {
+        let mut any = Scatter::from([Vec::with_capacity(4), vec![7; 6], Vec::with_capacity(2)]).into_any();
+        assert_eq!(any.room(), 12);
+        for (at, piece) in [(0, &b"abc"[..]), (3, b"defgh"), (8, b""), (8, b"ij")] {
+            any.place(at, &piece, 0, piece.len());
+        }
+        any.finish(10);
+        let parts = Scatter::from_any(any).unwrap().into_parts::<Vec<u8>>().unwrap();
+        assert_eq!(parts, [&b"abcd"[..], b"efghij", b""]);
+    }
+
+    #[test]
+    fn a_growing_buffer_takes_the_rest() {
+        let pool = Pool::new();
+        let room = Scatter::from((Vec::with_capacity(2), pool.take(0)));
+        let (mut room, placed) = filled(room, &[5; 3000]);
+        assert_eq!((placed, room.take::<Vec<u8>>(0).unwrap().len()), (3000, 2));
+        assert_eq!(room.take::<crate::buf::PooledBuf>(1).unwrap().len(), 2998);
+        assert!(room.take::<crate::buf::PooledBuf>(1).is_none());
+    }
+
+    #[test]
+    fn a_row_of_other_buffers_stays_as_it_is() {
+        let mixed = Gather::from((vec![1], "two", vec![3]));
+        let mixed = mixed.into_parts::<Vec<u8>>().unwrap_err();
+        assert_eq!(mixed.pieces().collect::<Vec<_>>(), [&[1][..], b"two", &[3]]);
+    }
+}
