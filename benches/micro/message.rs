@@ -11,7 +11,15 @@ use crate::work::Work;
 const COUNT: usize = 64;
 
 pub(crate) fn all() -> Vec<Work> {
-    vec![("64 messages/sent and received in turn", in_turn()), ("64 messages/injected in a row", in_a_row())]
+    vec![
+        ("64 messages/sent and received in turn", in_turn()),
+        ("64 messages/injected, each by a call", injected(None)),
+        ("64 messages/injected, batches of 1", injected(Some(1))),
+        ("64 messages/injected, a batch of 64", injected(Some(COUNT))),
+        ("64 messages/posted, each by a call", posted(None)),
+        ("64 messages/posted, batches of 1", posted(Some(1))),
+        ("64 messages/posted, a batch of 64", posted(Some(COUNT))),
+    ]
 }
 
 /// Two endpoints that know each other.
@@ -61,14 +69,41 @@ fn in_turn() -> Box<dyn FnMut() -> usize> {
     })
 }
 
-fn in_a_row() -> Box<dyn FnMut() -> usize> {
+/// One by one, or in batches of so many.
+fn injected(batch: Option<usize>) -> Box<dyn FnMut() -> usize> {
     let (runtime, ends) = opened();
+    let messages = [[7u8; 8]; COUNT];
     Box::new(move || {
-        for _ in 0..COUNT {
-            if ends.from.inject(ends.peer, black_box(&[7; 8])).is_err() {
-                return 0;
+        let inject = |message: &[u8]| usize::from(ends.from.inject(ends.peer, black_box(message)).is_ok());
+        let sent: usize = match batch {
+            None => messages.iter().map(|message| inject(message)).sum(),
+            Some(batch) => {
+                let together = |batch: &[[u8; 8]]| {
+                    ends.from.inject_all(ends.peer, batch.iter().map(|message| black_box(&message[..]))).0
+                };
+                messages.chunks(batch).map(together).sum()
             }
-        }
+        };
+        assert_eq!(sent, COUNT, "the ring has room for so few");
+        runtime.block_on(ends.received()).unwrap_or(0)
+    })
+}
+
+/// Likewise, with completions, which are taken out afterwards.
+fn posted(batch: Option<usize>) -> Box<dyn FnMut() -> usize> {
+    let (runtime, ends) = opened();
+    let mut queue = ends.from.completions().expect("the endpoint has a queue of its own");
+    let mut out = Vec::new();
+    Box::new(move || {
+        let request = |_| ends.from.send(ends.peer, black_box(&[7u8; 8]));
+        let sent: usize = match batch {
+            None => (0..COUNT).map(|at| usize::from(request(at).post().is_ok())).sum(),
+            Some(batch) => {
+                (0..COUNT / batch).map(|_| ends.from.post_all((0..batch).map(request)).unwrap_or(0)).sum()
+            }
+        };
+        out.clear();
+        assert_eq!((sent, queue.try_batch(&mut out, COUNT)), (COUNT, COUNT), "there is room for so few");
         runtime.block_on(ends.received()).unwrap_or(0)
     })
 }

@@ -66,8 +66,9 @@ pub use fabric::Fabric;
 pub use model::{Shared, ThreadModel};
 pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use op::{
-    Answer, AtomicOperation, AtomicRequest, Canceled, Fetch, LendOperation, LendRequest, Message, Operation,
-    Permit, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
+    Answer, AtomicOperation, AtomicRequest, BatchStopped, Batchable, Canceled, Fetch, LendOperation,
+    LendRequest, Message, Operation, Permit, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest,
+    WriteRequest,
 };
 pub use window::RemoteWindow;
 

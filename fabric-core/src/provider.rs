@@ -49,6 +49,8 @@ pub struct SendSpec {
     pub remote: Option<Remote>,
     /// The payload is a loan of this name: the receiver may have it instead of a copy.
     pub loan: Option<u64>,
+    /// More follows under the same lock, and then [`ProviderDomain::flush`]: nobody need be woken for this one.
+    pub more: bool,
 }
 
 /// A place in a peer's memory, and what is done there.
@@ -68,7 +70,7 @@ impl SendSpec {
     /// Something to be done at a peer that needs no more than that.
     #[must_use]
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {
-        Self { kind, peer, tag: None, data: None, remote: None, loan: None }
+        Self { kind, peer, tag: None, data: None, remote: None, loan: None, more: false }
     }
 
     /// A one-sided operation.
@@ -171,6 +173,15 @@ pub trait ProviderDomain: Send {
         spec: &SendSpec,
         payload: Payload<'_>,
     ) -> Result<SendNow>;
+
+    /// What was sent at once with `more` is all there was: wakes those it was for.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`] when one of them has closed meanwhile, and has not taken everything.
+    fn flush(&mut self, host: &mut dyn Host, ep: EpId) -> Result<()> {
+        let _ = (host, ep);
+        Ok(())
+    }
 
     /// Reads a peer's memory at once if nothing stands in the way.
     ///

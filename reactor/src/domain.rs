@@ -28,7 +28,7 @@ use crate::wait::{PollSet, WaitPolicy};
 /// Cheap to clone; the last clone closes it.
 #[derive(Clone)]
 pub struct Domain {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     pool: Arc<Pool>,
     lender: Option<Arc<dyn Lender>>,
 }

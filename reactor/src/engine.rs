@@ -272,11 +272,12 @@ impl Locked<'_> {
         any
     }
 
-    /// A post is over.
+    /// So many posts are over.
     #[inline]
-    pub(crate) fn posted(&mut self) {
-        self.posts = self.posts.wrapping_add(1);
-        if self.posts.is_multiple_of(POSTS_PER_LOOK) && self.look() {
+    pub(crate) fn posted(&mut self, count: u32) {
+        let before = self.posts / POSTS_PER_LOOK;
+        self.posts = self.posts.wrapping_add(count);
+        if self.posts / POSTS_PER_LOOK != before && self.look() {
             // What rang has been heard, here and by nobody else: the domain is not armed any more.
             self.wake_up();
         }

@@ -9,6 +9,7 @@
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | [`provider`] | the registry, and shared memory |
 
+mod batch;
 pub mod domain;
 mod driver;
 mod engine;
@@ -31,6 +32,7 @@ mod wait;
 #[doc(hidden)]
 pub mod work;
 
+pub use batch::{CHUNK, CHUNK_BYTES, Post};
 pub use domain::Domain;
 pub use driver::{Doorbell, TaskDriver};
 pub use hub::{AvId, Bindings, CounterId, Counters, CqId};

@@ -16,7 +16,13 @@ use crate::ops::{Credit, Op, Phase, Posted, Route};
 impl Locked<'_> {
     /// After a call that may have let others go on.
     pub(crate) fn finish(&mut self) {
-        self.posted();
+        self.finish_all(1);
+    }
+
+    /// Likewise, after so many posts.
+    #[inline]
+    pub(crate) fn finish_all(&mut self, posts: u32) {
+        self.posted(posts);
         self.follow_up();
         if std::mem::take(&mut self.hub.unsettled) && self.armed && !self.arm() {
             self.wake_driver();

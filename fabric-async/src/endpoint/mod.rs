@@ -1,5 +1,6 @@
 //! Endpoints.
 
+mod batch;
 mod bind;
 mod builder;
 mod onesided;

@@ -43,6 +43,7 @@
 //! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](crate::RecvRequest::tag) or [`tag_mask`](crate::RecvRequest::tag_mask) |
 //! | `fi_sendv`, `fi_tsendv`, `fi_writev` | the same with a [`Gather`](crate::Gather) |
 //! | `fi_recvv`, `fi_trecvv`, `fi_readv` | the same with a [`Scatter`](crate::Scatter) |
+//! | `FI_MORE` | [`Endpoint::inject_all`](crate::Endpoint::inject_all), [`Endpoint::post_all`](crate::Endpoint::post_all) |
 //! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](crate::RecvRequest::from) |
 //! | `-FI_EAGAIN` | [`Endpoint::try_send`], `.start()`, `.post()` |
 //! | `fi_cancel` | [`Operation::cancel`](crate::Operation::cancel), or drop |

@@ -11,6 +11,7 @@
 //! | [`memory`] | Who owns a buffer, how much is buffered, and what can a peer do to it? |
 //! | [`onesided`] | How do processes share memory, and who helps whom? |
 //! | [`ordering`] | What comes before what? What does "sent" mean? |
+//! | [`sending`] | How are many messages sent at once, and who hears of what? |
 //! | [`backpressure`] | What happens when the receiver is slower than the sender? |
 //! | [`serving`] | How do a server and its clients find each other, and what if one is gone? |
 //! | [`errors`] | Where do failures go, and what are their numbers in libfabric? |
@@ -29,5 +30,6 @@ pub mod memory;
 pub mod onesided;
 pub mod ordering;
 pub mod progress;
+pub mod sending;
 pub mod serving;
 pub mod waiting;

@@ -1,6 +1,7 @@
 //! Operations: requests, and what they become when they are posted.
 
 mod atomic;
+mod batch;
 mod lend;
 mod onesided;
 mod permit;
@@ -8,6 +9,8 @@ mod recv;
 mod send;
 
 pub use atomic::{Answer, AtomicOperation, AtomicRequest, Fetch, Quiet};
+pub(crate) use batch::post_all;
+pub use batch::{BatchStopped, Batchable};
 pub use lend::{LendOperation, LendRequest};
 pub use onesided::{ReadRequest, WriteRequest};
 pub use permit::{Permit, Reserve};

@@ -2,12 +2,13 @@
 
 use std::future::IntoFuture;
 
-use fabric_core::FiAddr;
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::{Done, Failed, OpKind};
 use fabric_core::provider::{Remote, SendSpec};
-use fabric_reactor::{Credit, Posted, Route};
+use fabric_core::{FiAddr, Result};
+use fabric_reactor::{Credit, Post, Posted, Route};
 
+use super::batch::{self, Batchable, sealed};
 use super::{Operation, send};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
@@ -69,6 +70,24 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for WriteRequest<'_, B, M> {
 
     fn into_future(self) -> Operation<B> {
         send::submit(self.ep, &self.spec, self.buf, None, Credit::Wait)
+    }
+}
+
+impl<'a, B: IoBuf, M: ThreadModel> Batchable<'a, M> for WriteRequest<'a, B, M> {}
+
+impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for WriteRequest<'a, B, M> {
+    type Buf = B;
+
+    fn check(&self, ep: &Endpoint<M>) -> Result<()> {
+        batch::check(ep, self.ep, &self.spec, &self.buf)
+    }
+
+    fn into_post(self) -> Post<B> {
+        Post { spec: self.spec, context: self.context, buf: self.buf }
+    }
+
+    fn from_post(ep: &'a Endpoint<M>, post: Post<B>) -> Self {
+        Self { ep, spec: post.spec, buf: post.buf, context: post.context }
     }
 }
 

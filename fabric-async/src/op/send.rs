@@ -2,12 +2,13 @@
 
 use std::future::IntoFuture;
 
-use fabric_core::FiAddr;
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed, OpKind, Transfer};
 use fabric_core::provider::{SendNow, SendSpec};
-use fabric_reactor::{Credit, Posted, Route};
+use fabric_core::{Error, FiAddr, Result};
+use fabric_reactor::{Credit, Post, Posted, Route};
 
+use super::batch::{self, Batchable, sealed};
 use super::{Operation, Permit};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
@@ -85,6 +86,27 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     pub fn post(self) -> Result<(), Failed<B>> {
         let route = Route::Queue(self.context);
         post(self.ep, self.spec, self.buf, self.permit, route, Credit::Now).map(drop)
+    }
+}
+
+impl<'a, B: IoBuf, M: ThreadModel> Batchable<'a, M> for SendRequest<'a, B, M> {}
+
+impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, B, M> {
+    type Buf = B;
+
+    fn check(&self, ep: &Endpoint<M>) -> Result<()> {
+        if self.permit.is_some() {
+            return Err(Error::Invalid { what: "batch", why: "a request has a permit of its own".into() });
+        }
+        batch::check(ep, self.ep, &self.spec, &self.buf)
+    }
+
+    fn into_post(self) -> Post<B> {
+        Post { spec: self.spec, context: self.context, buf: self.buf }
+    }
+
+    fn from_post(ep: &'a Endpoint<M>, post: Post<B>) -> Self {
+        Self { ep, spec: post.spec, buf: post.buf, context: post.context, permit: None }
     }
 }
 

@@ -15,6 +15,7 @@
 mod addresses;
 mod atomics;
 mod backpressure;
+mod batches;
 mod cancellation;
 mod completions;
 mod counters;
@@ -222,6 +223,18 @@ macro_rules! scenarios {
                 queues_bring_them_back: MSG,
                 a_dropped_receive_loses_nothing: MSG,
                 they_wait_for_credit_like_others: MSG,
+            }
+            batches {
+                injected_ones_arrive_in_order: MSG,
+                posted_ones_arrive_and_report_in_order: BOTH,
+                all_lengths_go_together: MSG,
+                sleepers_are_woken_once: MSG,
+                a_refusal_stops_there_and_gives_the_rest_back: MSG,
+                a_full_queue_stops_a_batch_and_nothing_is_lost: MSG,
+                want_of_credit_stops_a_batch: MSG,
+                an_iterator_that_panics_holds_nothing_up: MSG,
+                writes_go_together_and_tell: RMA_SOURCE,
+                a_closed_peer_ends_a_batch: MSG,
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,

@@ -92,6 +92,8 @@ pub(crate) struct Endpoint {
     routes: Vec<Option<usize>>,
     /// Those of `outgoing` that have something queued.
     busy: Vec<usize>,
+    /// Those of `outgoing` that got something nobody was woken for.
+    silent: Vec<usize>,
 }
 
 impl Endpoint {
@@ -128,6 +130,7 @@ impl Endpoint {
             outgoing: Slab::new(),
             routes: Vec::new(),
             busy: Vec::new(),
+            silent: Vec::new(),
         })
     }
 
@@ -162,7 +165,12 @@ impl Endpoint {
             return host.address_of(self.id, spec.peer).map(|_| SendNow::Queue);
         };
         match act(&mut self.outgoing[at])? {
-            Push::Done => Ok(SendNow::Done),
+            Push::Done => {
+                if spec.more && !self.silent.contains(&at) {
+                    self.silent.push(at);
+                }
+                Ok(SendNow::Done)
+            }
             Push::NoRoom => Ok(SendNow::Queue),
             Push::Closed => Err(self.outgoing_closed(host, at)),
         }
@@ -201,6 +209,17 @@ impl Endpoint {
             host.unsettled();
         }
         Ok(())
+    }
+
+    /// Wakes the peers that were sent something with `more`.
+    pub(crate) fn flush(&mut self, host: &mut dyn Host) -> Result<()> {
+        let mut flushed = Ok(());
+        while let Some(at) = self.silent.pop() {
+            if self.outgoing.get_mut(at).is_some_and(|outgoing| outgoing.flush() == Push::Closed) {
+                flushed = Err(self.outgoing_closed(host, at));
+            }
+        }
+        flushed
     }
 
     /// Takes back what peers have given back of what was lent to them.

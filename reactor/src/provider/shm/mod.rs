@@ -222,6 +222,10 @@ impl ProviderDomain for ShmDomain {
         self.ep(ep)?.send_now(host, spec, payload)
     }
 
+    fn flush(&mut self, host: &mut dyn Host, ep: EpId) -> Result<()> {
+        self.ep(ep)?.flush(host)
+    }
+
     fn read_now(
         &mut self,
         host: &mut dyn Host,

@@ -169,6 +169,14 @@ impl Outgoing {
         }
     }
 
+    /// Wakes the peer for what it was sent with `more`.
+    pub(crate) fn flush(&mut self) -> Push {
+        match &mut self.link {
+            Link::Live(wires) => wires.wake(),
+            Link::Waiting(_) | Link::Gone => Push::Done,
+        }
+    }
+
     /// Reads the peer's memory if nothing stands in the way.
     ///
     /// # Errors
@@ -208,6 +216,8 @@ impl Outgoing {
 
     /// Appends an operation.
     pub(crate) fn queue(&mut self, op: OpKey, spec: SendSpec) {
+        // Nobody knows when it will move, so it wakes the peer by itself.
+        let spec = SendSpec { more: false, ..spec };
         self.queue.push_back(Queued { op, spec, sent: 0, total: None, begun: false });
     }
 
@@ -606,6 +616,15 @@ impl Wires {
         if !pushed {
             return Push::NoRoom;
         }
+        if spec.more {
+            return if self.ring.is_closed() { Push::Closed } else { Push::Done };
+        }
+        self.wake()
+    }
+
+    /// Wakes the peer if it sleeps.
+    #[inline]
+    fn wake(&mut self) -> Push {
         match self.ring.reader() {
             Reader::Awake => Push::Done,
             Reader::Asleep => {

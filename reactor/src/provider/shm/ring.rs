@@ -204,6 +204,12 @@ impl<M: Memory> Producer<M> {
         }
     }
 
+    /// Whether the consumer has closed, as far as can be told without a fence, and did not take the last record.
+    pub(crate) fn is_closed(&self) -> bool {
+        // SYNC: pairs with the release in `Consumer::close`.
+        self.memory.armed().load(Ordering::Acquire) == CLOSED && self.closed() == Reader::Closed
+    }
+
     /// The consumer has closed: what it took before arrived all the same.
     #[cold]
     fn closed(&self) -> Reader {

@@ -1,0 +1,95 @@
+//! Many messages in one go.
+
+use fabric_core::completion::OpKind;
+use fabric_core::provider::SendSpec;
+use fabric_core::{FiAddr, Result};
+use fabric_reactor::CHUNK;
+
+use super::Endpoint;
+use crate::model::ThreadModel;
+use crate::op::{self, BatchStopped, Batchable};
+
+/// # Batches
+///
+/// What is posted together pays once for what a single post pays each time: the lock of the domain, the fence and the look
+/// whether the peer sleeps, the doorbell if it does. So `FI_MORE` is not a flag here. Who has more at hand hands it over:
+/// all requests of a batch but the last are posted "with more to come", and the batch ends with the call. Nothing stays
+/// held back when it returns, not after an error, nor when the iterator panics (what was taken from it and not posted is dropped
+/// then); there is no guard that could be forgotten.
+///
+/// A batch is posted in order, in chunks of 32 requests or 64 KiB. Others that use the domain get their turn in between,
+/// and the iterator runs between chunks, never under a lock.
+impl<M: ThreadModel> Endpoint<M> {
+    /// Sends copies of borrowed bytes, each a message of its own, as [`inject`](Self::inject) does (`fi_inject`, with
+    /// `FI_MORE`). Returns how many were accepted, and an error if it stopped before the end: the message at that position
+    /// was refused.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # use fabric_async::Endpoint;
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let me = ep.lookup(ep.name()).await?;
+    /// let (accepted, refused) = ep.inject_all(me, [&b"one"[..], b"two", b"three"]);
+    /// assert_eq!((accepted, refused), (3, Ok(())));
+    /// assert_eq!(&ep.recv().await?[..], b"one");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`inject`](Self::inject). [`Error::PeerGone`](crate::Error::PeerGone) with all messages accepted when the peer closed meanwhile.
+    #[doc(alias = "FI_MORE")]
+    pub fn inject_all<'b>(
+        &self,
+        peer: FiAddr,
+        messages: impl IntoIterator<Item = &'b [u8]>,
+    ) -> (usize, Result<()>) {
+        let spec = SendSpec::new(OpKind::Send, peer);
+        if let Err(error) = self.inner.check_send(&spec) {
+            return (0, Err(error));
+        }
+        let mut messages = messages.into_iter();
+        let mut accepted = 0;
+        loop {
+            let mut chunk: [&[u8]; CHUNK] = [&[]; CHUNK];
+            let mut count = 0;
+            for (place, message) in chunk.iter_mut().zip(messages.by_ref()) {
+                *place = message;
+                count += 1;
+            }
+            if count == 0 {
+                return (accepted, Ok(()));
+            }
+            let (sent, result) = self.inner.domain.core.inject_all(self.inner.id, spec, &chunk[..count]);
+            accepted += sent;
+            if result.is_err() {
+                return (accepted, result);
+            }
+        }
+    }
+
+    /// Posts requests together, sends or writes, to any peers; their completions go to the endpoint's transmit queue, as
+    /// with [`SendRequest::post`](crate::SendRequest::post). Returns how many there were.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # use fabric_async::Endpoint;
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let me = ep.lookup(ep.name()).await?;
+    /// let rows = (0u64..100).map(|row| ep.send(me, row.to_le_bytes().to_vec()).tag(row).context(row));
+    /// assert_eq!(ep.post_all(rows)?, 100);
+    /// assert_eq!(ep.recv().tag(99).await?[..], 99u64.to_le_bytes());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// With the requests that were not posted: as [`SendRequest::post`](crate::SendRequest::post), and
+    /// [`Error::Invalid`](crate::Error::Invalid) for a request of another endpoint or with a permit. Of those before it nothing is taken back.
+    /// [`Error::PeerGone`](crate::Error::PeerGone) when a peer closed meanwhile.
+    #[doc(alias = "FI_MORE")]
+    pub fn post_all<'a, R: Batchable<'a, M>>(
+        &'a self,
+        requests: impl IntoIterator<Item = R>,
+    ) -> Result<usize, BatchStopped<R>> {
+        op::post_all(self, requests)
+    }
+}

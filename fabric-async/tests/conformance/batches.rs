@@ -1,0 +1,239 @@
+//! Many posts in one go.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use fabric_async::{Access, Batchable, Class, CompletionQueue, Error, OpKind, Scarce, Shared};
+
+use crate::payload::{assert_bytes, number_of, numbered, pattern, settled};
+use crate::setup::Setup;
+use crate::station::{Plan, Station, pair, pair_of};
+
+/// Around the borders of a chunk.
+const COUNTS: [u64; 8] = [0, 1, 2, 31, 32, 33, 64, 500];
+
+async fn contexts(cq: &mut CompletionQueue, count: usize) -> Vec<u64> {
+    let mut out = Vec::new();
+    while out.len() < count {
+        cq.next_batch(&mut out, count).await;
+    }
+    assert!(out.iter().all(|entry| entry.error.is_none() && entry.kind == OpKind::Send));
+    out.iter().map(|entry| entry.context).collect()
+}
+
+async fn numbers(station: &Station, numbers: impl Iterator<Item = u64>) {
+    for number in numbers {
+        assert_eq!(number_of(&station.ep.recv().await.unwrap()), number);
+    }
+}
+
+/// Posts all of them, however often credit runs out in between.
+async fn all_posted<'a, R: Batchable<'a, Shared>>(a: &'a Station, requests: impl Iterator<Item = R>) {
+    let mut requests = requests;
+    let mut rest = Vec::new();
+    loop {
+        match a.ep.post_all(std::mem::take(&mut rest).into_iter().chain(requests.by_ref())) {
+            Ok(_) => return,
+            Err(stopped) => {
+                assert_eq!(stopped.error, Error::Again(Scarce::TransmitCredit));
+                rest = stopped.rest;
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+pub(crate) async fn injected_ones_arrive_in_order(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for count in COUNTS {
+        let messages: Vec<_> = (0..count).map(|number| numbered(number, 8 + number as usize)).collect();
+        let sends = async {
+            let mut rest = &messages[..];
+            loop {
+                let (accepted, ended) = a.ep.inject_all(to_b, rest.iter().map(|message| &message[..]));
+                rest = &rest[accepted..];
+                match ended {
+                    Ok(()) => break,
+                    Err(Error::Again(Scarce::TransmitCredit)) => tokio::task::yield_now().await,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            assert!(rest.is_empty());
+        };
+        tokio::join!(sends, numbers(&b, 0..count));
+    }
+}
+
+pub(crate) async fn posted_ones_arrive_and_report_in_order(setup: Setup) {
+    let (mut a, b, to_b) = pair(&setup).await;
+    for count in COUNTS.into_iter().filter(|count| *count <= 64) {
+        for expected in [false, true] {
+            let request = |number: u64| a.ep.send(to_b, numbered(number, 8)).tag(number).context(number);
+            let receives: Vec<_> = match expected {
+                true => (0..count).map(|tag| b.ep.recv().tag(tag).start().unwrap()).collect(),
+                false => Vec::new(),
+            };
+            assert_eq!(a.ep.post_all((0..count).map(request)).unwrap() as u64, count);
+            for receive in receives {
+                number_of(&receive.await.unwrap());
+            }
+            for tag in (0..count).filter(|_| !expected) {
+                assert_eq!(number_of(&b.ep.recv().tag(tag).await.unwrap()), tag);
+            }
+            assert_eq!(contexts(&mut a.cq, count as usize).await, (0..count).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Long and short ones of one batch keep their order, also where they wait for room.
+pub(crate) async fn all_lengths_go_together(setup: Setup) {
+    let (mut a, b, to_b) = pair(&setup).await;
+    let lengths = [8, 9000, 60, 300_000, 8, 8192, 0, 200_000, 4096, 1];
+    let posts = lengths.iter().zip(0..).map(|(&len, at)| a.ep.send(to_b, pattern(len, 2)).context(at));
+    assert_eq!(a.ep.post_all(posts).unwrap(), lengths.len());
+    for len in lengths {
+        assert_bytes(&b.ep.recv().await.unwrap(), pattern(len, 2));
+    }
+    assert_eq!(contexts(&mut a.cq, lengths.len()).await.len(), lengths.len());
+}
+
+/// Those who sleep are woken by one ring each; where there are no doorbells none is counted.
+pub(crate) async fn sleepers_are_woken_once(setup: Setup) {
+    let a = setup.station().await;
+    let others = [setup.station().await, setup.station().await, setup.station().await];
+    let mut tasks = Vec::new();
+    let mut peers = Vec::new();
+    for station in others {
+        peers.push(a.meet(&station).await);
+        tasks.push(tokio::spawn(async move {
+            numbers(&station, 0..10).await;
+            station
+        }));
+    }
+    // Most likely they sleep by then.
+    settled(|| a.ep.stats().doorbells).await;
+    let before = a.ep.stats().doorbells;
+    let posts = (0..10).flat_map(|number| peers.iter().map(move |&peer| (number, peer)));
+    let posts = posts.map(|(number, peer)| a.ep.send(peer, numbered(number, 8)));
+    assert_eq!(a.ep.post_all(posts).unwrap(), 30);
+    let rung = a.ep.stats().doorbells - before;
+    assert!(rung <= 3, "{rung} doorbells for three peers");
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+pub(crate) async fn a_refusal_stops_there_and_gives_the_rest_back(setup: Setup) {
+    let (mut a, b, to_b) = pair(&setup).await;
+    let limit = a.info.tx.inject_size;
+    let (short, long) = (numbered(0, 8), vec![0; limit + 1]);
+    let messages = [&short[..], &short, &long, &short];
+    let (accepted, refused) = a.ep.inject_all(to_b, messages);
+    assert_eq!(accepted, 2);
+    assert_eq!(refused, Err(Error::TooLong { what: "injected message", len: limit + 1, limit }));
+    numbers(&b, [0, 0].into_iter()).await;
+
+    // One of another endpoint, in the second chunk.
+    let foreign = b.av.insert(a.ep.name()).unwrap();
+    let request = |number: u64| match number {
+        70 => b.ep.send(foreign, numbered(number, 8)),
+        _ => a.ep.send(to_b, numbered(number, 8)).context(number),
+    };
+    let mut requests = (30..100).map(request);
+    let stopped = a.ep.post_all(requests.by_ref()).unwrap_err();
+    assert!(matches!(stopped.error, Error::Invalid { what: "batch", .. }), "{}", stopped.error);
+    assert_eq!((stopped.posted, stopped.rest.len()), (40, 1));
+    let rest = stopped.rest.into_iter().skip(1).chain(requests);
+    let taking = numbers(&b, (30..100).filter(|number| *number != 70));
+    tokio::join!(all_posted(&a, rest), taking);
+    assert_eq!(contexts(&mut a.cq, 69).await.len(), 69);
+
+    let permit = a.ep.reserve(to_b).await.unwrap();
+    let stopped = a.ep.post_all([permit.send(&a.ep, "x")]).unwrap_err();
+    assert!(matches!(stopped.error, Error::Invalid { what: "batch", .. }));
+}
+
+pub(crate) async fn a_full_queue_stops_a_batch_and_nothing_is_lost(setup: Setup) {
+    let plan = Plan { entries: 50, ..Plan::default() };
+    let (mut a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
+    let mut requests = (0..300).map(|number| a.ep.send(to_b, numbered(number, 8)).context(number));
+    let (mut rest, mut reported, mut arrived) = (Vec::new(), Vec::new(), 0);
+    loop {
+        let ended = a.ep.post_all(std::mem::take(&mut rest).into_iter().chain(requests.by_ref()));
+        let stopped = match ended {
+            Ok(_) => break,
+            Err(stopped) => stopped,
+        };
+        assert_eq!(stopped.error, Error::Again(Scarce::CompletionEntry));
+        rest = stopped.rest;
+        numbers(&b, arrived..arrived + stopped.posted as u64).await;
+        arrived += stopped.posted as u64;
+        reported.extend(contexts(&mut a.cq, stopped.posted).await);
+    }
+    numbers(&b, arrived..300).await;
+    reported.extend(contexts(&mut a.cq, 300 - reported.len()).await);
+    assert_eq!(reported, (0..300).collect::<Vec<_>>());
+}
+
+pub(crate) async fn want_of_credit_stops_a_batch(setup: Setup) {
+    let plan = Plan { tx_size: Some(16), ..Plan::default() };
+    let (mut a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
+    let requests = (0..40).map(|number| a.ep.send(to_b, numbered(number, 200_000)).context(number));
+    let stopped = a.ep.post_all(requests).unwrap_err();
+    assert_eq!(stopped.error, Error::Again(Scarce::TransmitCredit));
+    let first = stopped.rest.into_iter().next().unwrap();
+    numbers(&b, 0..stopped.posted as u64).await;
+    assert_eq!(contexts(&mut a.cq, stopped.posted).await.len(), stopped.posted);
+    let (sent, ()) = tokio::join!(first, numbers(&b, stopped.posted as u64..stopped.posted as u64 + 1));
+    sent.unwrap();
+}
+
+/// What was posted before is on its way, and the domain goes on.
+pub(crate) async fn an_iterator_that_panics_holds_nothing_up(setup: Setup) {
+    let (mut a, b, to_b) = pair(&setup).await;
+    let request = |number: u64| {
+        assert!(number < 40, "meant to panic");
+        a.ep.send(to_b, numbered(number, 8)).context(number)
+    };
+    let posted = catch_unwind(AssertUnwindSafe(|| a.ep.post_all((0..100).map(request)).map(drop).is_ok()));
+    assert!(posted.is_err());
+    numbers(&b, 0..32).await;
+    assert_eq!(contexts(&mut a.cq, 32).await.len(), 32);
+    let (sent, got) = tokio::join!(a.ep.send(to_b, "after"), b.ep.recv());
+    sent.unwrap();
+    assert_eq!(&got.unwrap()[..], b"after");
+}
+
+pub(crate) async fn writes_go_together_and_tell(setup: Setup) {
+    let (mut a, mut b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.alloc(800, Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
+    let remote = region.remote();
+    for round in 0..2u64 {
+        let row = |at: u64| {
+            let value = (round * 1000 + at).to_le_bytes().to_vec();
+            a.ep.write(to_b, remote.at(8 * at), value).data(at).context(at)
+        };
+        all_posted(&a, (0..100).map(row)).await;
+        let (mut written, mut told) = (Vec::new(), Vec::new());
+        while written.len() < 100 {
+            a.cq.next_batch(&mut written, 100).await;
+        }
+        while told.len() < 100 {
+            b.cq.next_batch(&mut told, 100).await;
+        }
+        assert!(told.iter().map(|entry| entry.transfer.data).eq((0..100).map(Some)));
+        assert!((0..100).all(|at| region.load::<u64>(8 * at as usize).unwrap() == round * 1000 + at));
+    }
+}
+
+pub(crate) async fn a_closed_peer_ends_a_batch(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    b.ep.close().unwrap();
+    let (accepted, refused) = a.ep.inject_all(to_b, [&b"one"[..]; 40]);
+    assert!(accepted < 40 && matches!(refused, Err(Error::PeerGone(_) | Error::NoSuchPeer(_))));
+    a.ep.clone().close().unwrap();
+    let (accepted, refused) = a.ep.inject_all(to_b, [&b"one"[..]; 40]);
+    assert_eq!((accepted, refused), (0, Err(Error::Closed(Class::Endpoint))));
+    let stopped = a.ep.post_all([a.ep.send(to_b, "x")]).unwrap_err();
+    assert_eq!((stopped.error, stopped.rest.len()), (Error::Closed(Class::Endpoint), 1));
+}
