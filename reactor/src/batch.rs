@@ -24,8 +24,8 @@ pub const CHUNK_BYTES: usize = 64 * 1024;
 pub struct Post<B> {
     /// What is to be done.
     pub spec: SendSpec,
-    /// What comes with its completion, in the transmit queue.
-    pub context: u64,
+    /// Who hears of its end: the transmit queue.
+    pub route: Route,
     /// The payload.
     pub buf: B,
 }
@@ -53,10 +53,10 @@ impl Domain {
     pub fn send_all<B: IoBuf>(&self, ep: EpId, posts: &mut VecDeque<Post<B>>) -> Result<()> {
         let mut locked = self.engine.lock();
         let (mut accepted, mut sent) = (0, Ok(()));
-        while let Some(Post { spec, context, buf }) = posts.pop_front() {
+        while let Some(Post { spec, route, buf }) = posts.pop_front() {
             let more = SendSpec { more: true, ..spec };
-            if let Err(failed) = locked.send(ep, more, buf, Route::Queue(context), Credit::Now) {
-                posts.push_front(Post { spec, context, buf: failed.buf });
+            if let Err(failed) = locked.send(ep, more, buf, route, Credit::Now) {
+                posts.push_front(Post { spec, route, buf: failed.buf });
                 sent = Err(failed.error);
                 break;
             }

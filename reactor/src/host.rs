@@ -113,7 +113,12 @@ impl Host for Hub {
                 }
                 self.done(key);
             }
-            Route::Queue(context) => {
+            Route::Failure(_) if outcome.error.is_none() => {
+                self.seen(outcome.transfer.source);
+                self.discard(key);
+                self.unreserve_entry(ep, kind);
+            }
+            Route::Queue(context) | Route::Failure(context) => {
                 if let Some(op) = self.ops.remove(key) {
                     let buf = match &op.spec {
                         Some(spec) if outcome.error.is_none() => self.kept(spec, op.buf),

@@ -200,9 +200,13 @@ impl Hub {
         if ring.reserve() { Ok(()) } else { Err(Error::Again(fabric_core::Scarce::CompletionEntry)) }
     }
 
+    /// Gives an entry back that was reserved and is not needed.
     pub(crate) fn unreserve_entry(&mut self, ep: EpId, kind: OpKind) {
         if let Some(ring) = self.queue_of(ep, kind).and_then(|id| self.cq(id)) {
             ring.unreserve();
+            if std::mem::take(&mut self.held_notice) {
+                self.follow_ups.push(FollowUp::Resume);
+            }
         }
     }
 

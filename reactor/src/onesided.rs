@@ -55,7 +55,7 @@ impl Locked<'_> {
             let error = Error::TooLong { what: "read into a buffer", len, limit: room };
             return Err(Failed::new(error, back(any)));
         }
-        if let Route::Queue(_) = route
+        if route.reserves()
             && let Err(error) = self.hub.reserve_entry(ep, spec.kind)
         {
             return Err(Failed::new(error, back(any)));
@@ -68,7 +68,7 @@ impl Locked<'_> {
             },
             Err(error) => Failed::new(error, back(any)),
         };
-        if let Route::Queue(_) = route {
+        if route.reserves() {
             self.hub.unreserve_entry(ep, spec.kind);
         }
         Err(failed)
@@ -118,7 +118,7 @@ impl Locked<'_> {
         route: Route,
         credit: Credit,
     ) -> Result<Posted<Vec<u8>>> {
-        if let Route::Queue(_) = route {
+        if route.reserves() {
             self.hub.reserve_entry(ep, spec.kind)?;
         }
         let len = spec.remote.map_or(0, |remote| remote.len);
@@ -134,7 +134,7 @@ impl Locked<'_> {
             },
             Err(error) => error,
         };
-        if let Route::Queue(_) = route {
+        if route.reserves() {
             self.hub.unreserve_entry(ep, spec.kind);
         }
         Err(error)

@@ -17,8 +17,18 @@ pub enum Route {
     Future,
     /// The completion queue of that direction, with this context.
     Queue(u64),
+    /// That queue, with this context, if it fails; nobody, if it ends well.
+    Failure(u64),
     /// Nobody; a failure becomes an event.
     Nobody,
+}
+
+impl Route {
+    /// Whether it may come to need an entry of a queue, which is reserved at the post.
+    #[inline]
+    pub(crate) fn reserves(self) -> bool {
+        matches!(self, Self::Queue(_) | Self::Failure(_))
+    }
 }
 
 /// Whether a post may queue for credit.
@@ -181,7 +191,7 @@ impl OpTable {
     /// The operations that report to queues.
     pub(crate) fn posted_to_queues(&self) -> Vec<OpKey> {
         let slots = self.slots.iter().zip(0..);
-        let posted = slots.filter(|(op, _)| op.generation != FREE && matches!(op.route, Route::Queue(_)));
+        let posted = slots.filter(|(op, _)| op.generation != FREE && op.route.reserves());
         posted.map(|(op, index)| OpKey { index, generation: op.generation }).collect()
     }
 

@@ -40,7 +40,7 @@ impl Locked<'_> {
     ) -> Result<Posted<B>, Failed<B>> {
         let state = &mut **self;
         let len = buf.payload().len();
-        if let Route::Queue(_) = route
+        if route.reserves()
             && let Err(error) = state.hub.reserve_entry(ep, spec.kind)
         {
             return Err(Failed::new(error, buf));
@@ -50,7 +50,7 @@ impl Locked<'_> {
             Ok(SendNow::Queue) => match self.queue_send(ep, spec, buf, route, credit) {
                 Ok(key) => return Ok(Posted::Pending(key)),
                 Err(failed) => {
-                    if let Route::Queue(_) = route {
+                    if route.reserves() {
                         self.hub.unreserve_entry(ep, spec.kind);
                     }
                     return Err(failed);
@@ -58,7 +58,7 @@ impl Locked<'_> {
             },
             Err(error) => error,
         };
-        if let Route::Queue(_) = route {
+        if route.reserves() {
             self.hub.unreserve_entry(ep, spec.kind);
         }
         Err(Failed::new(error, buf))
@@ -84,6 +84,11 @@ impl Locked<'_> {
             Route::Queue(context) => {
                 let buf = hub.kept(spec, buf.into_any());
                 hub.report(ep, spec.kind, context, Outcome::ok(transfer), buf);
+                Posted::Reported
+            }
+            Route::Failure(_) => {
+                hub.later.discard(buf.into_any());
+                hub.unreserve_entry(ep, spec.kind);
                 Posted::Reported
             }
             Route::Nobody => {
@@ -196,9 +201,9 @@ impl Locked<'_> {
             Ok(_) => spec.from.and_then(|from| state.hub.check_address(ep, from).err()),
             Err(error) => Some(error),
         };
-        let refused = refused.or_else(|| match route {
-            Route::Queue(_) => state.hub.reserve_entry(ep, OpKind::Recv).err(),
-            _ => None,
+        let refused = refused.or_else(|| match route.reserves() {
+            true => state.hub.reserve_entry(ep, OpKind::Recv).err(),
+            false => None,
         });
         if let Some(error) = refused {
             return Err(Failed::new(error, buf));

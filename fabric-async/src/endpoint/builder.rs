@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use fabric_core::flags::{Caps, CounterBind, CqBind};
+use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
 use fabric_core::info::Info;
 use fabric_core::tree::{Class, Hold, Node};
 use fabric_core::{Address, Error, Result};
@@ -39,6 +39,8 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     av: Option<Arc<AvInner>>,
     tx_cq: Option<CqId>,
     rx_cq: Option<CqId>,
+    /// Directions that report success only when asked to.
+    quiet: CqBind,
     counters: Counters,
     eq: Option<Arc<EventQueueInner>>,
     holds: Vec<Hold>,
@@ -55,6 +57,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             av: None,
             tx_cq: None,
             rx_cq: None,
+            quiet: CqBind::empty(),
             counters: Counters::default(),
             eq: None,
             holds: Vec::new(),
@@ -80,9 +83,13 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 
     /// Lets sends, receives or both report to this queue (`fi_ep_bind`).
     ///
+    /// With [`SELECTIVE_COMPLETION`](CqBind::SELECTIVE_COMPLETION) an operation that is posted to the queue and ends well is
+    /// reported only if its request [asks](crate::SendRequest::completion) for that, or if all of them do by default
+    /// ([`OpFlags::COMPLETION`] in the hints). One that fails always is. The buffer of an operation that is not reported is
+    /// dropped at its end; counters count it.
+    ///
     /// # Errors
-    /// [`Error::BadFlags`] without a direction. `SELECTIVE_COMPLETION` is accepted and changes nothing: only operations
-    /// that are posted to the queue report to it anyway. [`Error::Invalid`] when that direction has a queue.
+    /// [`Error::BadFlags`] without a direction. [`Error::Invalid`] when that direction has a queue.
     /// [`Error::Foreign`] when the queue is of another domain. [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
@@ -95,6 +102,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         }
         if directions.contains(CqBind::RECV) {
             set("receive completion queue", &mut self.rx_cq, cq.inner.id)?;
+        }
+        if directions.contains(CqBind::SELECTIVE_COMPLETION) {
+            self.quiet |= directions;
         }
         Ok(self)
     }
@@ -207,6 +217,10 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             id,
             domain,
             name,
+            quiet_tx: self.quiet.contains(CqBind::TRANSMIT)
+                && !self.info.tx.op_flags.contains(OpFlags::COMPLETION),
+            quiet_rx: self.quiet.contains(CqBind::RECV)
+                && !self.info.rx.op_flags.contains(OpFlags::COMPLETION),
             info: self.info,
             av,
             holds: Mutex::new(self.holds),

@@ -47,6 +47,9 @@ pub(crate) struct EndpointInner {
     pub(crate) domain: Arc<DomainInner>,
     name: Address,
     info: Info,
+    /// Success of what is posted to the transmit queue is reported only when asked for; likewise, of receives.
+    pub(crate) quiet_tx: bool,
+    pub(crate) quiet_rx: bool,
     av: Arc<AvInner>,
     /// What it is bound to cannot be closed before it.
     holds: Mutex<Vec<Hold>>,

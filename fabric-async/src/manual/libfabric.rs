@@ -61,7 +61,7 @@
 //! | `fi_av_insert`, `fi_av_remove`, `fi_av_lookup` | the same of [`AddressVector`]; [`Endpoint::lookup`] inserts and connects |
 //! | `fi_av_straddr` | `Display` of [`Address`](crate::Address) |
 //! | `FI_WAIT_NONE`, `FI_WAIT_UNSPEC`, `FI_WAIT_FD` | [`WaitPolicy`](crate::WaitPolicy) `Spin`, `Adaptive`, `Park` |
-//! | `FI_SELECTIVE_COMPLETION` | always so: only what is `.post()`ed reports to the queue |
+//! | `FI_SELECTIVE_COMPLETION`, `FI_COMPLETION` | [`CqBind::SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION), [`completion`](crate::SendRequest::completion); what is not `.post()`ed never reports to the queue |
 //!
 //! # Things to know
 //!

@@ -11,7 +11,7 @@ use fabric_core::provider::{Remote, SendNow, SendSpec};
 use fabric_core::{FiAddr, Result};
 use fabric_reactor::{Credit, Posted, Route, check_atomic};
 
-use super::Operation;
+use super::{Operation, Report};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
 use crate::mr::RemoteAddr;
@@ -74,7 +74,7 @@ pub struct AtomicRequest<'a, R, A, M: ThreadModel = Shared> {
     spec: SendSpec,
     row: R,
     comparands: Option<R>,
-    context: u64,
+    report: Report,
     answer: PhantomData<A>,
 }
 
@@ -97,14 +97,16 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
         let len = row.elements().len() * datatype.size();
         let remote = Remote { key: at.key, offset: at.offset, len, atomic };
         let spec = SendSpec::one_sided(kind, peer, remote);
-        Self { ep, spec, row, comparands, context: 0, answer: PhantomData }
+        Self { ep, spec, row, comparands, report: Report::default(), answer: PhantomData }
     }
 
     /// The number that comes with the completion when the request is [posted](Self::post).
     pub fn context(mut self, context: u64) -> Self {
-        self.context = context;
+        self.report.context = context;
         self
     }
+
+    asked!();
 
     /// Posts now; the result is awaited later, or never.
     ///
@@ -123,7 +125,7 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
     pub fn post(self) -> Result<()> {
         self.check()?;
-        let (ep, route) = (self.ep, Route::Queue(self.context));
+        let (ep, route) = (self.ep, self.report.route(self.ep.inner.quiet_tx));
         let operands = self.operands();
         ep.inner.domain.core.atomic(ep.inner.id, self.spec, operands, route, Credit::Now).map(drop)
     }

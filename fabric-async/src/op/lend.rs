@@ -9,9 +9,9 @@ use fabric_core::FiAddr;
 use fabric_core::buf::Loan;
 use fabric_core::completion::{Failed, OpKind};
 use fabric_core::provider::SendSpec;
-use fabric_reactor::{Credit, Route};
+use fabric_reactor::Credit;
 
-use super::{Operation, send};
+use super::{Operation, Report, send};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
 
@@ -21,13 +21,13 @@ pub struct LendRequest<'a, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
     spec: SendSpec,
     loan: Loan,
-    context: u64,
+    report: Report,
 }
 
 impl<'a, M: ThreadModel> LendRequest<'a, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, loan: Loan) -> Self {
         let spec = SendSpec { loan: loan.key(), ..SendSpec::new(OpKind::Send, peer) };
-        Self { ep, spec, loan, context: 0 }
+        Self { ep, spec, loan, report: Report::default() }
     }
 
     /// Makes it a tagged message, which only tagged receives take.
@@ -44,9 +44,11 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
 
     /// The number that comes with the completion when the request is [posted](Self::post).
     pub fn context(mut self, context: u64) -> Self {
-        self.context = context;
+        self.report.context = context;
         self
     }
+
+    asked!();
 
     /// Posts now; the result is awaited later, or never.
     ///
@@ -63,7 +65,7 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
     /// With the loan, as [`SendRequest::post`](crate::SendRequest::post).
     #[allow(clippy::result_large_err)] // as of every request
     pub fn post(self) -> Result<(), Failed<Loan>> {
-        let route = Route::Queue(self.context);
+        let route = self.report.route(self.ep.inner.quiet_tx);
         send::post(self.ep, self.spec, self.loan, None, route, Credit::Now).map(drop)
     }
 }

@@ -1,5 +1,19 @@
 //! Operations: requests, and what they become when they are posted.
 
+/// The method by which every request asks to be reported.
+macro_rules! asked {
+    () => {
+        /// Asks for an entry of the queue also when all goes well (`FI_COMPLETION`), where the request is
+        /// [posted](Self::post) and the endpoint is bound to the queue with
+        /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION). Everywhere else it gets one anyway.
+        #[doc(alias = "FI_COMPLETION")]
+        pub fn completion(mut self) -> Self {
+            self.report.asked = true;
+            self
+        }
+    };
+}
+
 mod atomic;
 mod batch;
 mod lend;
@@ -26,11 +40,35 @@ use std::task::{Context, Poll, ready};
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::provider::OpKey;
-use fabric_reactor::{Ended, Posted};
+use fabric_reactor::{Ended, Posted, Route};
 use tokio::task::coop;
 
 use crate::endpoint::{Endpoint, EndpointInner};
 use crate::model::ThreadModel;
+
+/// What a request that is posted has for its queue.
+#[derive(Clone, Copy, Debug, Default)]
+struct Report {
+    context: u64,
+    /// Asked for, where success is not reported by itself.
+    asked: bool,
+}
+
+impl Report {
+    /// Who hears of the operation, on an endpoint that is quiet about success or not.
+    fn route(self, quiet: bool) -> Route {
+        if quiet && !self.asked { Route::Failure(self.context) } else { Route::Queue(self.context) }
+    }
+
+    /// As it was before.
+    fn of(route: Route) -> Self {
+        match route {
+            Route::Queue(context) => Self { context, asked: true },
+            Route::Failure(context) => Self { context, asked: false },
+            _ => Self::default(),
+        }
+    }
+}
 
 /// A posted operation, to be awaited: resolves to [`Done`] or [`Failed`], each with the buffer.
 ///

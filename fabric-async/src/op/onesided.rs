@@ -9,7 +9,7 @@ use fabric_core::{FiAddr, Result};
 use fabric_reactor::{Credit, Post, Posted, Route};
 
 use super::batch::{self, Batchable, sealed};
-use super::{Operation, send};
+use super::{Operation, Report, send};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
 use crate::mr::{RemoteAddr, RemoteSlice};
@@ -21,13 +21,13 @@ pub struct WriteRequest<'a, B, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
     spec: SendSpec,
     buf: B,
-    context: u64,
+    report: Report,
 }
 
 impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, to: RemoteAddr, buf: B) -> Self {
         let remote = Remote { key: to.key, offset: to.offset, len: buf.payload().len(), atomic: None };
-        Self { ep, spec: SendSpec::one_sided(OpKind::Write, peer, remote), buf, context: 0 }
+        Self { ep, spec: SendSpec::one_sided(OpKind::Write, peer, remote), buf, report: Report::default() }
     }
 
     /// Data for a completion at the peer (`fi_writedata`, `FI_REMOTE_CQ_DATA`): an entry of kind
@@ -41,9 +41,11 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
 
     /// The number that comes with the completion when the request is [posted](Self::post).
     pub fn context(mut self, context: u64) -> Self {
-        self.context = context;
+        self.report.context = context;
         self
     }
+
+    asked!();
 
     /// Posts now; the result is awaited later, or never.
     ///
@@ -59,7 +61,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     /// # Errors
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = Route::Queue(self.context);
+        let route = self.report.route(self.ep.inner.quiet_tx);
         send::post(self.ep, self.spec, self.buf, None, route, Credit::Now).map(drop)
     }
 }
@@ -83,11 +85,11 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for WriteRequest<'a,
     }
 
     fn into_post(self) -> Post<B> {
-        Post { spec: self.spec, context: self.context, buf: self.buf }
+        Post { spec: self.spec, route: self.report.route(self.ep.inner.quiet_tx), buf: self.buf }
     }
 
     fn from_post(ep: &'a Endpoint<M>, post: Post<B>) -> Self {
-        Self { ep, spec: post.spec, buf: post.buf, context: post.context }
+        Self { ep, spec: post.spec, buf: post.buf, report: Report::of(post.route) }
     }
 }
 
@@ -98,20 +100,22 @@ pub struct ReadRequest<'a, B, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
     spec: SendSpec,
     buf: B,
-    context: u64,
+    report: Report,
 }
 
 impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, from: RemoteSlice, buf: B) -> Self {
         let remote = Remote { key: from.key, offset: from.offset, len: from.len, atomic: None };
-        Self { ep, spec: SendSpec::one_sided(OpKind::Read, peer, remote), buf, context: 0 }
+        Self { ep, spec: SendSpec::one_sided(OpKind::Read, peer, remote), buf, report: Report::default() }
     }
 
     /// The number that comes with the completion when the request is [posted](Self::post).
     pub fn context(mut self, context: u64) -> Self {
-        self.context = context;
+        self.report.context = context;
         self
     }
+
+    asked!();
 
     /// Posts now; the result is awaited later.
     ///
@@ -127,7 +131,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
     /// # Errors
     /// As [`start`](Self::start), and as [`SendRequest::post`](crate::SendRequest::post).
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = Route::Queue(self.context);
+        let route = self.report.route(self.ep.inner.quiet_tx);
         self.post_to(route, Credit::Now).map(drop)
     }
 

@@ -8,7 +8,7 @@ use fabric_core::completion::{Done, Failed};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_reactor::{Credit, Route};
 
-use super::Operation;
+use super::{Operation, Report};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
 
@@ -33,12 +33,12 @@ pub struct RecvRequest<'a, B, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
     spec: RecvSpec,
     buf: B,
-    context: u64,
+    report: Report,
 }
 
 impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, buf: B) -> Self {
-        Self { ep, spec: RecvSpec { from: None, tag: None }, buf, context: 0 }
+        Self { ep, spec: RecvSpec { from: None, tag: None }, buf, report: Report::default() }
     }
 
     /// Takes tagged messages with exactly this tag (`fi_trecv`).
@@ -69,9 +69,11 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
 
     /// The number that comes with the completion when the request is [posted](Self::post).
     pub fn context(mut self, context: u64) -> Self {
-        self.context = context;
+        self.report.context = context;
         self
     }
+
+    asked!();
 
     /// Posts now; the result is awaited later.
     ///
@@ -90,7 +92,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// queue are taken, [`Error::Unbound`](crate::Error::Unbound) when the endpoint has no receive queue.
     #[doc(alias = "fi_recv")]
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = Route::Queue(self.context);
+        let route = self.report.route(self.ep.inner.quiet_rx);
         let (ep, spec, buf) = (self.ep, self.spec, self.buf);
         if let Err(error) = ep.inner.check_recv(&spec).and_then(|()| ep.inner.check_scatter(&buf)) {
             return Err(Failed::new(error, buf));

@@ -9,7 +9,7 @@ use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{Credit, Post, Posted, Route};
 
 use super::batch::{self, Batchable, sealed};
-use super::{Operation, Permit};
+use super::{Operation, Permit, Report};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
 
@@ -30,14 +30,14 @@ pub struct SendRequest<'a, B, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
     spec: SendSpec,
     buf: B,
-    context: u64,
+    report: Report,
     permit: Option<Permit<M>>,
 }
 
 impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, buf: B) -> Self {
         let spec = SendSpec::new(OpKind::Send, peer);
-        Self { ep, spec, buf, context: 0, permit: None }
+        Self { ep, spec, buf, report: Report::default(), permit: None }
     }
 
     /// Makes it a tagged message (`fi_tsend`), which only tagged receives take.
@@ -56,9 +56,11 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
 
     /// The number that comes with the completion when the request is [posted](Self::post).
     pub fn context(mut self, context: u64) -> Self {
-        self.context = context;
+        self.report.context = context;
         self
     }
+
+    asked!();
 
     /// Posts with a credit that was reserved.
     pub(crate) fn with(mut self, permit: Permit<M>) -> Self {
@@ -84,7 +86,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// [`Error::Unbound`](crate::Error::Unbound) when the endpoint has no transmit queue.
     #[doc(alias = "fi_send")]
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = Route::Queue(self.context);
+        let route = self.report.route(self.ep.inner.quiet_tx);
         post(self.ep, self.spec, self.buf, self.permit, route, Credit::Now).map(drop)
     }
 }
@@ -102,11 +104,11 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
     }
 
     fn into_post(self) -> Post<B> {
-        Post { spec: self.spec, context: self.context, buf: self.buf }
+        Post { spec: self.spec, route: self.report.route(self.ep.inner.quiet_tx), buf: self.buf }
     }
 
     fn from_post(ep: &'a Endpoint<M>, post: Post<B>) -> Self {
-        Self { ep, spec: post.spec, buf: post.buf, context: post.context, permit: None }
+        Self { ep, spec: post.spec, buf: post.buf, report: Report::of(post.route), permit: None }
     }
 }
 

@@ -31,6 +31,7 @@ mod onesided;
 mod ordering;
 mod payload;
 mod selecting;
+mod selective;
 mod setup;
 mod station;
 mod statistics;
@@ -235,6 +236,14 @@ macro_rules! scenarios {
                 an_iterator_that_panics_holds_nothing_up: MSG,
                 writes_go_together_and_tell: RMA_SOURCE,
                 a_closed_peer_ends_a_batch: MSG,
+            }
+            selective {
+                success_is_reported_when_asked_for: BOTH,
+                failure_always_is: MSG,
+                a_silent_operation_holds_an_entry: BOTH,
+                an_entry_given_back_lets_a_write_in: RMA,
+                the_default_can_be_to_report: MSG,
+                every_kind_of_operation_asks: ATOMIC,
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,

@@ -2,7 +2,7 @@
 
 use fabric_async::{
     AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue, Fabric,
-    FiAddr, Info,
+    FiAddr, Info, OpFlags,
 };
 
 use tokio::task::JoinHandle;
@@ -24,11 +24,24 @@ pub(crate) struct Plan {
     pub(crate) max_msg_size: Option<usize>,
     /// Whether peers that connect get a number.
     pub(crate) welcoming: bool,
+    /// Whether the queue hears of success only when asked to.
+    pub(crate) selective: bool,
+    /// What operations do unless they say otherwise.
+    pub(crate) op_flags: OpFlags,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { entries: 1024, events: 256, tx_size: None, rx_size: None, max_msg_size: None, welcoming: true }
+        Self {
+            entries: 1024,
+            events: 256,
+            tx_size: None,
+            rx_size: None,
+            max_msg_size: None,
+            welcoming: true,
+            selective: false,
+            op_flags: OpFlags::empty(),
+        }
     }
 }
 
@@ -52,6 +65,7 @@ impl Station {
         info.tx.size = plan.tx_size.unwrap_or(info.tx.size);
         info.rx.size = plan.rx_size.unwrap_or(info.rx.size);
         info.ep.max_msg_size = plan.max_msg_size.unwrap_or(info.ep.max_msg_size);
+        (info.tx.op_flags, info.rx.op_flags) = (plan.op_flags, plan.op_flags);
         let domain = fabric.domain_builder(&info).wait_policy(setup.policy).open().unwrap();
         let eq = fabric.event_queue(plan.events).unwrap();
         domain.bind_eq(&eq).unwrap();
@@ -59,7 +73,9 @@ impl Station {
         let av = if plan.welcoming { domain.welcoming_address_vector() } else { domain.address_vector() };
         let (av, sends, recvs) = (av.unwrap(), domain.counter().unwrap(), domain.counter().unwrap());
         let ep = domain.endpoint(&info).unwrap().context(CONTEXT);
-        let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV).unwrap().bind_av(&av).unwrap();
+        let mut directions = CqBind::TRANSMIT | CqBind::RECV;
+        directions.set(CqBind::SELECTIVE_COMPLETION, plan.selective);
+        let ep = ep.bind_cq(&cq, directions).unwrap().bind_av(&av).unwrap();
         let ep = ep.bind_counter(&sends, CounterBind::SEND).unwrap();
         let ep = ep.bind_counter(&recvs, CounterBind::RECV).unwrap().enable().await.unwrap();
         Self { ep, cq, av, sends, recvs, domain, eq, fabric, info }
