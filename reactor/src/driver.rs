@@ -28,8 +28,10 @@ const TURNS_PER_LOOK: u32 = 16;
 /// What the driver is to do after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Let others run, then make another turn.
+    /// Make another turn.
     Again,
+    /// Somebody else drives: let others run, then make another turn.
+    Busy,
     /// Sleep until the descriptor is readable, or until the waker given to the turn is woken.
     Sleep,
     /// Sleep likewise, but look again soon.
@@ -51,7 +53,7 @@ impl Turns {
 
     /// One turn. `waker` is the driver's own, if it is a task.
     pub(crate) fn turn(&mut self, engine: &Engine, waker: Option<&Waker>) -> Next {
-        let Some(mut locked) = engine.try_lock() else { return Next::Again };
+        let Some(mut locked) = engine.try_lock() else { return Next::Busy };
         let auto = engine.progress == Progress::Auto;
         let polls = engine.polls.load(Ordering::Relaxed);
         let application_polls = auto && polls != self.polls_seen;
@@ -108,11 +110,13 @@ pub(crate) fn run(set: &PollSet, engine: &Weak<Engine>) {
         drop(engine);
         match next {
             Next::Again => sync::spin(),
+            // Where there are fewer cores than threads that look, whoever drives may be waiting for this one.
+            Next::Busy => sync::yield_now(),
             // What is ready is looked at in the next turn.
             Next::Sleep => drop(set.wait(None, |_| {})),
             Next::Watch => drop(set.wait(Some(WATCH), |_| {})),
         }
-        if next != Next::Again {
+        if matches!(next, Next::Sleep | Next::Watch) {
             set.drain();
         }
     }
@@ -171,7 +175,7 @@ impl TaskDriver {
             let Some(engine) = self.engine.upgrade() else { return Poll::Ready(()) };
             let next = self.turns.turn(&engine, Some(cx.waker()));
             drop(engine);
-            if next == Next::Again {
+            if matches!(next, Next::Again | Next::Busy) {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }

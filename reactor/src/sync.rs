@@ -36,6 +36,14 @@ pub(crate) fn spin() {
     loom::thread::yield_now();
 }
 
+/// Lets other threads have the core.
+pub(crate) fn yield_now() {
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
 /// Locks if nobody else has; also after a panic elsewhere.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
