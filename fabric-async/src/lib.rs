@@ -67,8 +67,8 @@ pub use model::{Shared, ThreadModel};
 pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use op::{
     Answer, AtomicOperation, AtomicRequest, BatchStopped, Batchable, Canceled, Fetch, LendOperation,
-    LendRequest, Message, Operation, Permit, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest,
-    WriteRequest,
+    LendRequest, Message, MessageSlice, MultiRecv, MultiRecvRequest, Operation, Permit, PostedMultiRecv,
+    Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
 };
 pub use window::RemoteWindow;
 

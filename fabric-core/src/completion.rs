@@ -29,6 +29,9 @@ pub enum OpKind {
     Atomic,
     /// Likewise, and the value that was there came back (`FI_ATOMIC | FI_READ`).
     FetchAtomic,
+    /// A buffer that took several messages comes back: it takes no more of them (an entry of its own with
+    /// `FI_MULTI_RECV`).
+    Release,
     /// A peer wrote memory here, and data for a completion with it (`FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA`).
     RemoteWrite,
 }
@@ -37,7 +40,7 @@ impl OpKind {
     /// Whether it reports to the receive queue of an endpoint.
     #[must_use]
     pub fn receives(self) -> bool {
-        matches!(self, Self::Recv | Self::RemoteWrite)
+        matches!(self, Self::Recv | Self::Release | Self::RemoteWrite)
     }
 
     /// Whether its buffer is filled.

@@ -106,6 +106,20 @@ pub enum SendNow {
     Queue,
 }
 
+/// What a receive for several messages has for one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// A receive with part of its buffer.
+    Part(OpKey),
+    /// Likewise, and it takes no more messages: it must leave the queue.
+    Last(OpKey),
+    /// Nothing now: the message could not be reported. It must wait where it is.
+    Full,
+    /// Nothing: the message does not fit into what is left, or the receive has ended. It takes no more messages and must
+    /// leave the queue; the next receive may have the message.
+    Used,
+}
+
 /// A kind of fabric.
 pub trait Provider: Send + Sync + 'static {
     /// The short name, as in `shm`.
@@ -253,6 +267,13 @@ pub trait ProviderDomain: Send {
     /// Posts a receive. Its end is reported with [`Host::complete`], possibly before this returns.
     fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec);
 
+    /// Posts a receive that takes several messages: [`Host::split`] makes a receive of its own for each. It stays posted
+    /// until the host says that it is used up.
+    fn post_multi_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+        let _ = (ep, spec);
+        host.complete(op, Outcome::failed(Error::NotSupported("receives of several messages")));
+    }
+
     /// Takes an operation back that has not begun: true, and it will not complete. Otherwise it will.
     fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool;
 
@@ -311,6 +332,19 @@ pub trait Host {
         let placed = self.expect(op, envelope.len).min(envelope.len);
         self.place(op, 0, source, 0, placed);
         self.complete(op, Outcome::received(envelope, placed));
+    }
+
+    /// What a receive for several messages has for this one.
+    fn split(&mut self, op: OpKey, envelope: &Envelope) -> Split {
+        let _ = (op, envelope);
+        Split::Used
+    }
+
+    /// Whether such a receive has a place where a further message can be reported. If it has not, the provider is called
+    /// again ([`ProviderDomain::progress`]) when it has.
+    fn has_place(&mut self, op: OpKey) -> bool {
+        let _ = op;
+        false
     }
 
     /// Whether this receive takes a message of this length where it lies.

@@ -6,6 +6,8 @@
 //!
 //! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
 
+mod multi;
+
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -18,6 +20,8 @@ use crate::completion::Outcome;
 use crate::error::Error;
 use crate::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, WaitKey};
 use crate::provider::{EpId, Host, OpKey};
+
+use multi::{Match, Multi};
 
 /// Departed peers whose messages can still be told apart.
 const REMEMBERED: usize = 256;
@@ -34,6 +38,8 @@ pub struct RxContext {
     matcher: Matcher<OpKey, Unexpected>,
     /// Where each posted operation is queued, by its index.
     posted: Vec<Option<PostKey>>,
+    /// Those of them that take several messages each.
+    multis: Vec<Multi>,
     landings: Slab<Landing>,
     /// Which landing fills an operation: few at a time, so a list.
     filling: Vec<(OpKey, usize)>,
@@ -145,6 +151,7 @@ impl RxContext {
             ep,
             matcher: Matcher::new(),
             posted: Vec::new(),
+            multis: Vec::new(),
             landings: Slab::new(),
             filling: Vec::new(),
             gone: VecDeque::new(),
@@ -157,32 +164,63 @@ impl RxContext {
 
     /// Posts a receive; a message that waits for it is given to it at once.
     pub fn post(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
+        if !self.multis.is_empty() {
+            return self.post_behind(host, op, spec);
+        }
         match self.matcher.post(spec, op) {
-            Posted::Queued(key) => {
-                if let Some(from) = spec.from
-                    && let Some(peer) = host.leaving(from)
-                {
-                    self.matcher.withdraw(key);
-                    return host.complete(op, Outcome::failed(Error::PeerGone(peer)));
-                }
-                let index = op.index as usize;
-                if index >= self.posted.len() {
-                    self.posted.resize(index + 1, None);
-                }
-                self.posted[index] = Some(key);
-            }
+            Posted::Queued(key) => self.queued(host, op, spec, key),
             Posted::Matched(envelope, message) => self.give(host, op, envelope, message),
+        }
+    }
+
+    /// A receive has found nothing that waits.
+    #[inline(always)] // on the way of a small message
+    fn queued(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec, key: PostKey) {
+        if let Some(from) = spec.from
+            && let Some(peer) = host.leaving(from)
+        {
+            self.matcher.withdraw(key);
+            return host.complete(op, Outcome::failed(Error::PeerGone(peer)));
+        }
+        self.note(op, key);
+    }
+
+    /// Notes where an operation is queued.
+    #[inline]
+    fn note(&mut self, op: OpKey, key: PostKey) {
+        let index = op.index as usize;
+        if index >= self.posted.len() {
+            self.posted.resize(index + 1, None);
+        }
+        self.posted[index] = Some(key);
+    }
+
+    /// The receive that takes this message, off the queue.
+    #[inline(always)] // on the way of a small message
+    fn matched(&mut self, host: &mut dyn Host, envelope: &Envelope) -> Match {
+        if !self.multis.is_empty() {
+            return self.matched_among(host, envelope);
+        }
+        match self.matcher.arrive(envelope) {
+            Some(op) => {
+                self.posted[op.index as usize] = None;
+                Match::Receive(op)
+            }
+            None => Match::Nobody,
         }
     }
 
     /// A whole message arrives. False: nobody wants it and there is no room, so it must stay where it is.
     pub fn deliver(&mut self, host: &mut dyn Host, mut envelope: Envelope, source: &dyn Source) -> bool {
         debug_assert_eq!(envelope.len, source.len());
-        if let Some(op) = self.matcher.arrive(&envelope) {
-            self.posted[op.index as usize] = None;
-            envelope.arrival = self.matcher.next_arrival();
-            host.deliver(op, &envelope, source);
-            return true;
+        match self.matched(host, &envelope) {
+            Match::Receive(op) => {
+                envelope.arrival = self.matcher.next_arrival();
+                host.deliver(op, &envelope, source);
+                return true;
+            }
+            Match::Held => return false,
+            Match::Nobody => {}
         }
         let lent = source.lent();
         if !self.admits(if lent.is_some() { 0 } else { envelope.len }) {
@@ -203,14 +241,14 @@ impl RxContext {
         let Some(memory) = source.lent().filter(|_| envelope.len > COPIED_AT_ONCE) else {
             return self.deliver(host, envelope, source);
         };
-        match self.matcher.arrive(&envelope) {
-            Some(op) => {
-                self.posted[op.index as usize] = None;
+        match self.matched(host, &envelope) {
+            Match::Receive(op) => {
                 envelope.arrival = self.matcher.next_arrival();
                 self.share(host, op, envelope, memory);
                 true
             }
-            None => self.deliver(host, envelope, source),
+            Match::Held => false,
+            Match::Nobody => self.deliver(host, envelope, source),
         }
     }
 
@@ -242,24 +280,25 @@ impl RxContext {
         true
     }
 
-    /// Whether [`RxContext::copy_on`] has something to do.
+    /// Whether [`RxContext::serve`] or [`RxContext::copy_on`] have something to do.
     #[must_use]
+    #[inline]
     pub fn is_copying(&self) -> bool {
-        !self.copying.is_empty()
+        !self.copying.is_empty() || self.is_serving()
     }
 
     /// A message begins to arrive in pieces. `None`: nobody wants it and there is no room.
     pub fn begin(&mut self, host: &mut dyn Host, mut envelope: Envelope) -> Option<LandingId> {
-        let matched = self.matcher.arrive(&envelope);
-        if matched.is_none() && !self.admits(envelope.len) {
-            return None;
-        }
+        let matched = match self.matched(host, &envelope) {
+            Match::Receive(op) => Some(op),
+            Match::Nobody if self.admits(envelope.len) => None,
+            Match::Held | Match::Nobody => return None,
+        };
         envelope.arrival = self.matcher.next_arrival();
         let slot = self.landings.vacant_entry();
         let id = slot.key();
         let target = match matched {
             Some(op) => {
-                self.posted[op.index as usize] = None;
                 self.filling.push((op, id));
                 Target::Receive { op, room: host.expect(op, envelope.len), placed: 0 }
             }
@@ -336,8 +375,12 @@ impl RxContext {
     }
 
     /// Takes a receive back that no message has been matched to.
-    pub fn cancel(&mut self, op: OpKey) -> bool {
-        self.unqueue(op)
+    pub fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
+        let queued = self.unqueue(op);
+        if queued && self.retire(op) {
+            self.rematch(host);
+        }
+        queued
     }
 
     /// Nobody waits for this receive any more. A message that is arriving in it goes to the next receive that accepts
@@ -399,6 +442,10 @@ impl RxContext {
                 landing.envelope.source = Some(source);
             }
         }
+        if !self.multis.is_empty() {
+            let renamed = self.matcher.rename(peer, source);
+            return self.offer(host, renamed);
+        }
         for (op, envelope, message) in self.matcher.resolve(peer, source) {
             self.posted[op.index as usize] = None;
             self.give(host, op, envelope, message);
@@ -419,9 +466,14 @@ impl RxContext {
 
     /// Receives directed at this peer will get nothing: it is gone.
     pub fn fail_directed(&mut self, host: &mut dyn Host, source: FiAddr, error: &Error) {
+        let mut retired = false;
         for op in self.matcher.take_directed(source) {
             self.posted[op.index as usize] = None;
+            retired |= self.retire(op);
             host.complete(op, Outcome::failed(error.clone()));
+        }
+        if retired {
+            self.rematch(host);
         }
     }
 
@@ -444,7 +496,11 @@ impl RxContext {
     /// Whether some receive would take this message now, or there is room to buffer it.
     #[must_use]
     pub fn would_take(&self, envelope: &Envelope) -> bool {
-        self.admits(envelope.len) || self.matcher.would_match(envelope)
+        let room = || self.admits(envelope.len);
+        if self.multis.is_empty() {
+            return room() || self.matcher.would_match(envelope);
+        }
+        self.matcher.find(envelope).map_or_else(room, |(_, op)| !self.is_held(op))
     }
 
     /// Ends everything: posted receives complete as cancelled, waiting messages are discarded.
@@ -455,6 +511,7 @@ impl RxContext {
         for (op, _) in std::mem::take(&mut self.filling) {
             host.complete(op, Outcome::failed(Error::Canceled));
         }
+        self.multis.clear();
         self.landings.clear();
         self.copying.clear();
         self.matcher.take_waiting();
@@ -485,8 +542,7 @@ impl RxContext {
     /// A message that some receive already had finds a new one, or its old place in the queue.
     fn settle(&mut self, host: &mut dyn Host, envelope: Envelope, message: Unexpected) {
         let landing = message.landing;
-        if let Some(op) = self.matcher.arrive(&envelope) {
-            self.posted[op.index as usize] = None;
+        if let Match::Receive(op) = self.matched(host, &envelope) {
             self.used += message.cost(&envelope);
             self.give(host, op, envelope, message);
         } else {

@@ -72,7 +72,7 @@ impl EndpointStats {
             OpKind::Write => &mut self.written,
             OpKind::Atomic | OpKind::FetchAtomic => &mut self.atomics,
             OpKind::RemoteWrite => &mut self.heard,
-            OpKind::Connect => return,
+            OpKind::Connect | OpKind::Release => return,
         };
         moved.count += 1;
         // Of what peers did only they say how much it was.

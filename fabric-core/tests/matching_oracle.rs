@@ -19,6 +19,10 @@ enum Step {
     Arrive(Sent),
     Post(Wish),
     Peek(Wish),
+    /// Posts without looking at what waits.
+    Queue(Wish),
+    /// Asks what falls to each posted receive.
+    WaitingFor,
     /// With any key ever given out, live or stale.
     Withdraw(usize),
     Touch(usize),
@@ -74,6 +78,8 @@ fn step() -> impl Strategy<Value = Step> {
         32 => sent().prop_map(Step::Arrive),
         32 => wish().prop_map(Step::Post),
         8 => wish().prop_map(Step::Peek),
+        8 => wish().prop_map(Step::Queue),
+        12 => Just(Step::WaitingFor),
         6 => pick.clone().prop_map(Step::Withdraw),
         4 => pick.clone().prop_map(Step::Touch),
         4 => pick.clone().prop_map(Step::Take),
@@ -137,6 +143,13 @@ impl Oracle {
                 None
             }
         }
+    }
+
+    /// The earliest message that would go to this receive if all were offered.
+    fn waiting_for(&self, receive: u64) -> Option<&Envelope> {
+        let first = |envelope: &Envelope| self.posted.iter().find(|(spec, _)| fits(spec, envelope));
+        let falls = |envelope: &&Envelope| first(envelope).is_some_and(|(_, name)| *name == receive);
+        self.waiting.iter().map(|(envelope, _)| envelope).find(falls)
     }
 
     fn withdraw(&mut self, receive: u64) -> Option<u64> {
@@ -236,7 +249,9 @@ impl Pair {
     fn offer(&mut self, envelope: &Envelope, body: Body) -> bool {
         let expected = self.oracle.posted.iter().any(|(spec, _)| fits(spec, envelope));
         assert_eq!(self.matcher.would_match(envelope), expected);
+        let found = self.matcher.find(envelope).map(|(_, receive)| receive);
         let receive = self.matcher.arrive(envelope);
+        assert_eq!(found, receive);
         assert_eq!(receive, self.oracle.arrive(envelope));
         if receive.is_some() {
             self.out.push((envelope.clone(), body));
@@ -284,6 +299,23 @@ impl Pair {
                 let spec = self.spec(wish);
                 assert_eq!(self.matcher.peek(&spec), self.oracle.peek(&spec));
                 self.count("peeks that found", self.oracle.peek(&spec).is_some().into());
+            }
+            Step::Queue(wish) => {
+                let spec = self.spec(wish);
+                self.posts.push((self.matcher.queue(spec, self.names), self.names));
+                self.oracle.posted.push((spec, self.names));
+                self.names += 1;
+            }
+            Step::WaitingFor => {
+                for (spec, receive) in self.oracle.posted.clone() {
+                    let key = self.posts.iter().find(|(_, name)| *name == receive).expect("it was posted").0;
+                    let (found, expected) =
+                        (self.matcher.waiting_for(&spec, key), self.oracle.waiting_for(receive));
+                    assert_eq!(found.map(|(_, envelope)| envelope), expected);
+                    assert_eq!(found.and_then(|(key, _)| self.matcher.message(key)), expected);
+                    let falls = expected.is_some().into();
+                    self.count("messages that fall to a receive", falls);
+                }
             }
             Step::Withdraw(pick) if !self.posts.is_empty() => {
                 let (key, receive) = self.posts[pick % self.posts.len()];
@@ -345,6 +377,9 @@ impl Pair {
                 assert_eq!(self.matcher.take_posted(), expected);
             }
             Step::TakeWaiting => {
+                let keys = self.matcher.waiting_keys();
+                let shown: Vec<_> = keys.iter().filter_map(|key| self.matcher.message(*key)).collect();
+                assert!(shown.iter().copied().eq(self.oracle.waiting.iter().map(|(envelope, _)| envelope)));
                 let taken = self.matcher.take_waiting();
                 assert_eq!(taken, std::mem::take(&mut self.oracle.waiting));
                 self.out.extend(taken);
@@ -383,6 +418,6 @@ fn the_histories_reach_what_they_are_for() {
             *seen.entry(what).or_default() += times;
         }
     }
-    assert_eq!(seen.len(), 9, "{seen:?}");
+    assert_eq!(seen.len(), 10, "{seen:?}");
     assert!(seen.values().all(|&times| times >= 50), "{seen:?}");
 }

@@ -53,6 +53,10 @@ impl Domain {
         Ok(Self { engine, pool, lender })
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// The pool that received messages without a buffer of their own come from.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool> {
@@ -175,6 +179,7 @@ impl Domain {
     /// sends go on.
     pub fn close_cq(&self, id: CqId) {
         let mut locked = self.engine.lock();
+        locked.abandon_multis_of(id);
         for key in locked.hub.ops.posted_to_queues() {
             let op = locked.hub.ops.get(key);
             if op.is_some_and(|op| locked.hub.queue_of(op.ep, op.kind) == Some(id)) {

@@ -5,7 +5,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::Envelope;
 use fabric_core::mr::Region;
-use fabric_core::provider::{Deed, EpId, Host, OpKey};
+use fabric_core::provider::{Deed, EpId, Host, OpKey, Split};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -56,6 +56,14 @@ impl Host for Hub {
             let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
             matches!(&op.buf, AnyBuf::Lent(lent) if lent.shares() && len <= limit)
         })
+    }
+
+    fn split(&mut self, op: OpKey, envelope: &Envelope) -> Split {
+        self.split_off(op, envelope)
+    }
+
+    fn has_place(&mut self, op: OpKey) -> bool {
+        self.has_place_for_part(op)
     }
 
     fn adopt(&mut self, op: OpKey, mut bytes: PooledBuf) -> usize {
@@ -127,6 +135,7 @@ impl Host for Hub {
                     self.report(ep, kind, context, outcome, buf);
                 }
             }
+            Route::Multi(number) => self.part_ended(number, key, outcome),
             Route::Nobody => {
                 self.discard(key);
                 if let Some(error) =

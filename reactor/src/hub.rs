@@ -14,8 +14,10 @@ use fabric_core::provider::{EpId, OpKey};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
+use slab::Slab;
 
 use crate::later::Later;
+use crate::multi::Multi;
 use crate::ops::{Ended, Op, OpTable, Phase};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::table::Table;
@@ -121,8 +123,11 @@ pub(crate) struct Hub {
     pub(crate) waiters: usize,
     /// Sends the provider has not finished.
     pub(crate) sends: usize,
-    /// Something that peers did to memory here could not be taken in: a queue was full.
+    /// Something could not be taken in because a queue was full: what peers did to memory here, or a message for a
+    /// receive that takes several.
     pub(crate) held_notice: bool,
+    /// Receives that take several messages.
+    pub(crate) multis: Slab<Multi>,
     /// Event queues of this domain and its endpoints: their readers wait for it too.
     pub(crate) eqs: Vec<Arc<EventRing>>,
     /// A call left something behind that waits for a peer.
@@ -142,7 +147,7 @@ pub(crate) enum FollowUp {
     Announce(AvId, FiAddr),
     /// A guest has left, or a message of it was looked at: its number may be taken back.
     Dismiss(AvId, FiAddr),
-    /// A queue that was full has room: what peers did to memory here can be taken in.
+    /// There is room where there was none: what was held back for it can be taken in.
     Resume,
 }
 
@@ -161,6 +166,7 @@ impl Hub {
             waiters: 0,
             sends: 0,
             held_notice: false,
+            multis: Slab::new(),
             eqs: Vec::new(),
             unsettled: false,
             follow_ups: Vec::new(),
@@ -202,11 +208,11 @@ impl Hub {
 
     /// Gives an entry back that was reserved and is not needed.
     pub(crate) fn unreserve_entry(&mut self, ep: EpId, kind: OpKind) {
-        if let Some(ring) = self.queue_of(ep, kind).and_then(|id| self.cq(id)) {
+        if let Some(id) = self.queue_of(ep, kind)
+            && let Some(ring) = self.cq(id)
+        {
             ring.unreserve();
-            if std::mem::take(&mut self.held_notice) {
-                self.follow_ups.push(FollowUp::Resume);
-            }
+            self.entries_are_free(id);
         }
     }
 
@@ -340,10 +346,20 @@ impl Hub {
         max: usize,
     ) -> Option<usize> {
         let count = self.cq(cq)?.take(out, max);
-        if count > 0 && std::mem::take(&mut self.held_notice) {
-            self.follow_ups.push(FollowUp::Resume);
+        if count > 0 {
+            self.entries_are_free(cq);
         }
         Some(count)
+    }
+
+    /// A completion queue has room: what was held back because of one may go on.
+    pub(crate) fn entries_are_free(&mut self, cq: CqId) {
+        if !self.multis.is_empty() {
+            self.reserve_for_parts(cq);
+        }
+        if std::mem::take(&mut self.held_notice) {
+            self.follow_ups.push(FollowUp::Resume);
+        }
     }
 
     pub(crate) fn register_cq(&mut self, cq: CqId, waker: &Waker) {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`domain`] | a domain as the async face sees it: objects by name, posts, polls |
 //! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
-//! | `post`, `onesided`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
+//! | `post`, `multi`, `onesided`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
 //! | `vectors` | address vectors and their guests |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | [`provider`] | the registry, and shared memory |
@@ -18,6 +18,7 @@ mod hub;
 mod later;
 #[cfg(all(test, loom))]
 mod models;
+mod multi;
 mod onesided;
 mod ops;
 mod post;
@@ -36,6 +37,7 @@ pub use batch::{CHUNK, CHUNK_BYTES, Post};
 pub use domain::Domain;
 pub use driver::{Doorbell, TaskDriver};
 pub use hub::{AvId, Bindings, CounterId, Counters, CqId};
+pub use multi::{MultiSink, Part};
 pub use onesided::{MAX_ATOMIC, check_atomic};
 pub use ops::{Credit, Ended, Posted, Route};
 pub use queue::EventRing;

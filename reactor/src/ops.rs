@@ -21,6 +21,8 @@ pub enum Route {
     Failure(u64),
     /// Nobody; a failure becomes an event.
     Nobody,
+    /// The receive of this number that takes several messages: of that receive itself, and of its parts.
+    Multi(u32),
 }
 
 impl Route {

@@ -91,7 +91,7 @@ impl Locked<'_> {
                 hub.unreserve_entry(ep, spec.kind);
                 Posted::Reported
             }
-            Route::Nobody => {
+            Route::Nobody | Route::Multi(_) => {
                 hub.later.discard(buf.into_any());
                 Posted::Reported
             }

@@ -25,6 +25,11 @@ impl CompletionRing {
         Self { entries: VecDeque::with_capacity(capacity), reserved: 0, capacity, waker: None }
     }
 
+    /// How many entries there are, free or not.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// Reserves an entry; false when all are taken.
     pub(crate) fn reserve(&mut self) -> bool {
         let free = self.reserved + self.entries.len() < self.capacity;

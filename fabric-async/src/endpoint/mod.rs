@@ -12,6 +12,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::BytesMut;
 use fabric_core::buf::{IoBuf, IoBufMut, Lent, Loan, PooledBuf};
 use fabric_core::completion::{Failed, OpKind};
 use fabric_core::flags::Caps;
@@ -29,7 +30,7 @@ use crate::cq::CompletionQueue;
 use crate::domain::{Domain, DomainInner};
 use crate::eq::EventQueue;
 use crate::model::{Shared, ThreadModel};
-use crate::op::{LendRequest, Operation, RecvRequest, Reserve, SendRequest};
+use crate::op::{LendRequest, MultiRecvRequest, Operation, RecvRequest, Reserve, SendRequest};
 
 /// An endpoint (`fid_ep`): sends and receives messages.
 ///
@@ -150,6 +151,41 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_recv")]
     pub fn recv_into<B: IoBufMut>(&self, buf: B) -> RecvRequest<'_, B, M> {
         RecvRequest::new(self, buf)
+    }
+
+    /// Receives several messages, one behind the other, into the spare capacity of this buffer (`FI_MULTI_RECV`): a stream
+    /// of messages that share its memory, or completions. Bytes that it holds already are dropped: `split` them off.
+    ///
+    /// It takes messages until fewer bytes are left than [`min_free`](MultiRecvRequest::min_free) says, or one comes that
+    /// does not fit, which goes to the next receive. A message that is longer than the whole buffer is
+    /// [`Error::Truncated`] there. It counts as one posted receive.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # use bytes::BytesMut;
+    /// # use fabric_async::Endpoint;
+    /// # use futures_util::StreamExt;
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let me = ep.lookup(ep.name()).await?;
+    /// let mut messages = ep.recv_multi(BytesMut::with_capacity(4096)).min_free(4090).start()?;
+    /// ep.inject(me, b"hello")?;
+    /// ep.inject(me, b"fabric")?;
+    /// let (mut got, mut sum) = (Vec::new(), 0);
+    /// while let Some(message) = messages.next().await {
+    ///     let message = message?;
+    ///     sum += message.len();
+    ///     got.push(message.into_buf()); // `Bytes`: part of the one buffer
+    /// }
+    /// assert_eq!((&got[0][..], &got[1][..], sum), (&b"hello"[..], &b"fabric"[..], 11));
+    /// assert_eq!(messages.into_rest().capacity(), 4096 - 11);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Safe: see [`MultiRecv`](crate::MultiRecv).
+    #[doc(alias = "FI_MULTI_RECV")]
+    pub fn recv_multi(&self, buf: BytesMut) -> MultiRecvRequest<'_, M> {
+        MultiRecvRequest::new(self, buf)
     }
 
     /// Memory of this many bytes, zeroed or as an earlier loan left it, to be written in place and
@@ -376,6 +412,15 @@ impl EndpointInner {
             return Err(Error::NotSupported("directed receives (FI_DIRECTED_RECV was not asked for)"));
         }
         self.check_caps(spec.tag.is_some(), Caps::RECV)
+    }
+
+    pub(crate) fn check_multi_recv(&self, spec: &RecvSpec) -> Result<()> {
+        self.check_recv(spec)?;
+        let needed = if spec.tag.is_some() { Caps::TAGGED_MULTI_RECV } else { Caps::MULTI_RECV };
+        if !self.info.caps.contains(needed) {
+            return Err(Error::NotSupported("receives of several messages (FI_MULTI_RECV was left out)"));
+        }
+        Ok(())
     }
 
     fn check_caps(&self, tagged: bool, direction: Caps) -> Result<()> {

@@ -105,6 +105,11 @@
 //! Beyond it the answer is [`Scarce::ReceiveEntry`](crate::Scarce::ReceiveEntry). Awaited receives are not
 //! refused, but count.
 //!
+//! A receive of several messages is one of them, however many messages it takes. Its stream may have as many messages
+//! that were not taken as the endpoint may have receives. Posted to a queue it keeps one entry for the next message and one for
+//! the release of the buffer. When the stream is full, or the queue, further messages for it wait at their senders,
+//! as unexpected ones beyond the budget do, until somebody takes what is there.
+//!
 //! On the other side of the ring, messages that nobody asked for are kept within a budget, and beyond it hold
 //! their sender back: see [`memory`](super::memory). That is where the backpressure begins.
 //!

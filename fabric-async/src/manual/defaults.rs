@@ -6,7 +6,7 @@
 //! |---|---|---|---|
 //! | progress | manual | no thread nobody asked for; tasks that wait drive anyway | [`BindOptions::progress`] |
 //! | waiting | adaptive | fast while there is traffic, asleep when there is none | [`BindOptions::wait_policy`] |
-//! | capabilities | untagged and tagged messages, directed receives, sources; one-sided and atomic operations | what a service needs to answer, and what costs nothing until it is used | the object model |
+//! | capabilities | untagged and tagged messages, receives of several, directed ones, sources; one-sided and atomic operations | what a service needs to answer, and what costs nothing until it is used | the object model |
 //! | completion queue | 1024 entries, for both directions | as many as there are credits to send; costs its memory once | [`Domain::completion_queue`] |
 //! | event queue | 256 events | events are rare; beyond it they are counted | [`Fabric::event_queue`] |
 //! | address vector | welcoming | a server can answer whoever writes to it | [`Domain::address_vector`] is not |
@@ -33,6 +33,7 @@
 //! | transmit credits | 1024 per endpoint; hints may ask for fewer | sends that queue behind full rings, not those in the rings |
 //! | of which to one peer | a quarter, at least 1 | three slow peers leave something for the rest |
 //! | posted receives | 1024 per endpoint; hints may ask for fewer | a bound that is seldom felt; awaited receives are not refused |
+//! | [`min_free`](crate::MultiRecvRequest::min_free) | 64 bytes | a cache line: what is smaller is not worth another message |
 //! | inject size | 4096 bytes | a page: larger copies are better given away |
 //! | longest message | 2^40 bytes | a length beyond it is taken for an attack, not for a message |
 //! | order | send after send, behind one-sided operations, and those among each other (`FI_ORDER_SAS`, `SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW`) | follows from a ring per direction, at no cost |

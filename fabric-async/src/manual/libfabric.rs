@@ -44,6 +44,7 @@
 //! | `fi_sendv`, `fi_tsendv`, `fi_writev` | the same with a [`Gather`](crate::Gather) |
 //! | `fi_recvv`, `fi_trecvv`, `fi_readv` | the same with a [`Scatter`](crate::Scatter) |
 //! | `FI_MORE` | [`Endpoint::inject_all`](crate::Endpoint::inject_all), [`Endpoint::post_all`](crate::Endpoint::post_all) |
+//! | `FI_MULTI_RECV`, `FI_OPT_MIN_MULTI_RECV` | [`Endpoint::recv_multi`](crate::Endpoint::recv_multi), [`min_free`](crate::MultiRecvRequest::min_free); the completion with `FI_MULTI_RECV` is an entry of its own, [`OpKind::Release`](crate::OpKind::Release) |
 //! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](crate::RecvRequest::from) |
 //! | `-FI_EAGAIN` | [`Endpoint::try_send`], `.start()`, `.post()` |
 //! | `fi_cancel` | [`Operation::cancel`](crate::Operation::cancel), or drop |
@@ -83,7 +84,6 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Caps, EpType, Error, Hints, discover};
 //! for (hints, attribute) in [
-//!     (Hints::new().caps(Caps::MSG | Caps::MULTI_RECV), "caps"),
 //!     (Hints::new().caps(Caps::MSG | Caps::FENCE), "caps"),
 //!     (Hints::new().ep_type(EpType::Msg), "ep_type"),
 //!     (Hints::new().provider("shm").tx_size(5000), "tx_size"),
@@ -102,7 +102,7 @@
 //! |---|---|
 //! | `tcp`, `udp` and other providers | [`Error::UnknownProvider`]; `tcp://` as an address is [`Error::BadAddress`] |
 //! | passive and connected endpoints, datagrams | `ep_type` refused |
-//! | `FI_MULTI_RECV`, multicast, collectives, triggered and fenced operations, `FI_HMEM` | `caps` refused |
+//! | multicast, collectives, triggered and fenced operations, `FI_HMEM` | `caps` refused |
 //! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
 //! | persistent memory, counters bound to a region (`fi_mr_bind`), virtual addresses (`FI_MR_VIRT_ADDR`) | `caps` refused, or there is no hint |
 //! | several places in one operation (`rma_iov` of `fi_writemsg`) | `rma_iov_limit` above 1 refused |

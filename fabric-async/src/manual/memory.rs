@@ -71,6 +71,40 @@
 //! two from 256 bytes to 1 MiB, and at most 4 MiB of each; larger buffers come from the allocator and go back
 //! there. A message that waited as unexpected is handed over as it is.
 //!
+//! # One buffer for many messages
+//!
+//! A buffer for each message is one post for each message, and as much room as the longest may need.
+//! [`Endpoint::recv_multi`](crate::Endpoint::recv_multi) posts one large buffer instead, and messages of any
+//! length are put into it one behind the other. Each is yielded as `Bytes` that share the memory, so keeping one keeps the
+//! buffer; the memory goes when the last of them is dropped. Once they are gone, `try_reclaim` makes what was left
+//! the whole buffer again:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! # use bytes::BytesMut;
+//! # use fabric_async::Endpoint;
+//! # use futures_util::StreamExt;
+//! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let to_b = a.lookup(b.name()).await?;
+//! let mut buf = BytesMut::with_capacity(4096);
+//! for round in 0..3 {
+//!     let mut messages = b.recv_multi(buf).min_free(1000).start()?;
+//!     for len in [2000, 1000, 500] {
+//!         a.send(to_b, vec![round; len]).await?;       // 596 bytes are left: fewer than 1000
+//!     }
+//!     let mut lengths = Vec::new();
+//!     while let Some(message) = messages.next().await {
+//!         lengths.push(message?.len());                // dropped here; or kept, with into_buf
+//!     }
+//!     assert_eq!(lengths, [2000, 1000, 500]);
+//!     buf = messages.into_rest();
+//!     assert!(buf.try_reclaim(4096));                  // the same memory, no allocation
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! Two of them posted, and one posted again when it has ended, keep a fast sender going.
+//!
 //! # Your own kind of buffer
 //!
 //! [`CustomBuf`] is for memory of another kind: pinned, from an arena, mapped. Implementing it is `unsafe`,

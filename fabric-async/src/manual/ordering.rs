@@ -53,6 +53,10 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A receive of [several messages](crate::Endpoint::recv_multi) keeps its place until it takes no more: what it accepts goes
+//! to no receive that was posted after it, even while it has to wait for room in its stream or queue. The message
+//! that does not fit into its buffer any more goes to the next receive.
+//!
 //! # Unknown senders
 //!
 //! A message names its sender by a number of the receiver's address vector. If the sender is not in it, only

@@ -17,6 +17,7 @@ macro_rules! asked {
 mod atomic;
 mod batch;
 mod lend;
+mod multi;
 mod onesided;
 mod permit;
 mod recv;
@@ -26,6 +27,7 @@ pub use atomic::{Answer, AtomicOperation, AtomicRequest, Fetch, Quiet};
 pub(crate) use batch::post_all;
 pub use batch::{BatchStopped, Batchable};
 pub use lend::{LendOperation, LendRequest};
+pub use multi::{MessageSlice, MultiRecv, MultiRecvRequest, PostedMultiRecv};
 pub use onesided::{ReadRequest, WriteRequest};
 pub use permit::{Permit, Reserve};
 pub use recv::{Message, RecvRequest};

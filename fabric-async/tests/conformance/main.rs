@@ -26,6 +26,7 @@ mod lending;
 mod loopback;
 mod matching;
 mod messages;
+mod multi;
 mod objects;
 mod onesided;
 mod ordering;
@@ -44,6 +45,8 @@ use fabric_async::Caps;
 const MSG: Caps = Caps::MSG;
 const TAGGED: Caps = Caps::TAGGED;
 const BOTH: Caps = Caps::MSG.union(Caps::TAGGED);
+const MULTI: Caps = BOTH.union(Caps::MULTI_RECV).union(Caps::TAGGED_MULTI_RECV);
+const MULTI_DIRECTED: Caps = MULTI.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
 const SOURCE: Caps = Caps::MSG.union(Caps::SOURCE);
 const RMA: Caps = BOTH.union(Caps::RMA);
 const RMA_SOURCE: Caps = RMA.union(Caps::SOURCE);
@@ -244,6 +247,27 @@ macro_rules! scenarios {
                 an_entry_given_back_lets_a_write_in: RMA,
                 the_default_can_be_to_report: MSG,
                 every_kind_of_operation_asks: ATOMIC,
+            }
+            multi {
+                messages_share_one_buffer: MULTI_DIRECTED,
+                what_does_not_fit_goes_to_the_next: MULTI,
+                only_a_whole_buffer_truncates: MULTI,
+                competing_by_posting_time: MULTI,
+                several_senders_at_once: MULTI_DIRECTED,
+                dropping_gives_messages_back_in_order: MULTI,
+                dropping_in_the_middle_of_a_message_loses_nothing: MULTI,
+                a_stream_that_is_not_read_holds_the_sender_back: MULTI,
+                what_waits_for_a_full_stream_goes_to_nobody_else: MULTI,
+                posted_ones_report_each_message_and_the_release: MULTI,
+                a_full_queue_holds_messages_back: MULTI,
+                cancel_gives_the_rest_back: MULTI,
+                cancel_in_the_middle_of_a_message_waits_for_it: MULTI,
+                closing_ends_them: MULTI,
+                a_queue_that_is_dropped_swallows_no_message: MULTI,
+                directed_ones_end_with_their_peer: MULTI_DIRECTED,
+                a_stranger_is_matched_once_inserted: MULTI_DIRECTED,
+                lent_messages_keep_their_place: MULTI,
+                what_cannot_be_is_refused: MULTI_DIRECTED,
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,

@@ -5,6 +5,7 @@
 mod hostile;
 mod kill;
 mod lending;
+mod multi;
 mod onesided;
 mod role;
 mod runtime;

@@ -59,6 +59,7 @@ pub(crate) fn play() {
     match &role[..] {
         "chatter" => run(chatter(&name)),
         "echo" => run(echo(&name)),
+        "halfway" => run(halfway(&name)),
         "numbers" => run(numbers(&name)),
         "target" => run(target(&name, AREA)),
         "wide target" => run(target(&name, WIDE)),
@@ -176,6 +177,21 @@ async fn numbers(name: &str) {
     }
     // Stays until the receiver has everything and leaves.
     let _ = ep.recv().from(peer).await;
+}
+
+/// Sends a short message and half of a long one, says so, and is silent.
+async fn halfway(name: &str) {
+    let (ep, other) =
+        (Endpoint::bind("shm://").await.expect("bind"), Endpoint::bind("shm://").await.expect("bind"));
+    let peer = ep.lookup(name).await.expect("the survivor is there");
+    ep.send(peer, "whole").await.expect("a peer");
+    // More than a ring holds: what is in it now is all there will ever be, because nobody drives after this.
+    let _half = ep.send(peer, vec![7u8; 1 << 20]).start().expect("a credit");
+    let peer = other.lookup(name).await.expect("the survivor is there");
+    other.send(peer, "half").tag(1).await.expect("a peer");
+    loop {
+        std::thread::park();
+    }
 }
 
 /// Is another user: 0 when it was refused for that.

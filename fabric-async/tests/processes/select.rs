@@ -7,6 +7,15 @@ use crate::run;
 
 pub(crate) const MESSAGES: u64 = 100_000;
 
+/// The message of this number.
+#[track_caller]
+pub(crate) fn check(message: &[u8], expected: u64) {
+    let (number, rest) = message.split_first_chunk().unwrap();
+    assert_eq!(u64::from_le_bytes(*number), expected);
+    assert_eq!(rest.len(), if expected.is_multiple_of(1000) { 99_992 } else { 0 });
+    assert!(rest.iter().all(|byte| *byte == expected as u8));
+}
+
 #[test]
 fn a_select_loop_that_drops_receives_gets_each_message_once_and_in_order() {
     run(async {
@@ -25,10 +34,7 @@ fn a_select_loop_that_drops_receives_gets_each_message_once_and_in_order() {
             tokio::select! {
                 message = ep.recv() => {
                     let message = message.unwrap();
-                    let (number, rest) = message.split_first_chunk().unwrap();
-                    assert_eq!(u64::from_le_bytes(*number), next);
-                    assert_eq!(rest.len(), if next % 1000 == 0 { 99_992 } else { 0 });
-                    assert!(rest.iter().all(|byte| *byte == next as u8));
+                    check(&message, next);
                     peer = message.transfer.source;
                     next += 1;
                 }

@@ -90,6 +90,11 @@ impl<T: Copy> Chains<T> {
         self.nodes.get(index).is_some_and(|node| node.serial == key.serial).then_some(index)
     }
 
+    /// The key of the entry at `index`, which must be linked.
+    pub(super) fn key(&self, index: usize) -> Key {
+        Key { index: index as u32, serial: self.nodes[index].serial }
+    }
+
     /// The place of an entry in the table, good until it is removed.
     pub(super) fn index(key: Key) -> usize {
         key.index as usize
@@ -98,10 +103,16 @@ impl<T: Copy> Chains<T> {
     /// The first entry of a chain that passes the test.
     #[inline]
     pub(super) fn search(&self, kind: Kind, mut test: impl FnMut(&T) -> bool) -> Option<usize> {
+        self.search_at(kind, |_, value| test(value))
+    }
+
+    /// The first entry of a chain that passes the test, which is told where it is.
+    #[inline]
+    pub(super) fn search_at(&self, kind: Kind, mut test: impl FnMut(usize, &T) -> bool) -> Option<usize> {
         let mut at = self.ends[kind as usize].head;
         while at != NIL {
             let node = &self.nodes[at as usize];
-            if test(&node.value) {
+            if test(at as usize, &node.value) {
                 return Some(at as usize);
             }
             at = node.next;
@@ -134,6 +145,7 @@ impl<T: Copy> Chains<T> {
         self.nodes[index].serial
     }
 
+    #[inline(always)] // on the way of a small message
     fn insert(&mut self, kind: Kind, next: u32, value: T) -> Key {
         let serial = self.next_serial;
         self.next_serial += 1;

@@ -77,6 +77,12 @@ impl<R: Copy, M> Matcher<R, M> {
         self.posted.would_match(envelope)
     }
 
+    /// The receive that [`arrive`](Self::arrive) would find, which stays posted. Same cost.
+    #[must_use]
+    pub fn find(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
+        self.posted.find(envelope)
+    }
+
     /// Keeps a message nobody accepted, at the place its `arrival` gives it.
     ///
     /// A new message goes to the end, O(1). One that is put back with an older number goes to its old place, linear in
@@ -97,9 +103,35 @@ impl<R: Copy, M> Matcher<R, M> {
         }
     }
 
+    /// Queues a receive without looking at what waits: for one that takes several messages, or that must stand behind
+    /// one which does. [`waiting_for`](Self::waiting_for) says what it gets.
+    pub fn queue(&mut self, spec: RecvSpec, receive: R) -> PostKey {
+        self.posted.push(&spec, receive)
+    }
+
+    /// The earliest waiting message that falls to this posted receive: no receive posted before it accepts it too.
+    ///
+    /// Searches the receives once for each waiting message that this one accepts.
+    #[must_use]
+    pub fn waiting_for(&self, spec: &RecvSpec, key: PostKey) -> Option<(WaitKey, &Envelope)> {
+        self.waiting.find(spec, |envelope| self.posted.find(envelope).is_some_and(|(first, _)| first == key))
+    }
+
     /// Takes back a posted receive. `None` when it is no longer queued: matched, withdrawn or taken. O(1).
     pub fn withdraw(&mut self, key: PostKey) -> Option<R> {
         self.posted.withdraw(key)
+    }
+
+    /// What a waiting message shows. `None` when it is no longer there. O(1).
+    #[must_use]
+    pub fn message(&self, key: WaitKey) -> Option<&Envelope> {
+        self.waiting.get(key)
+    }
+
+    /// Everything that waits, in arrival order. Reads all that waits.
+    #[must_use]
+    pub fn waiting_keys(&self) -> Vec<WaitKey> {
+        self.waiting.keys()
     }
 
     /// A waiting message in its place, to add to it while it waits. `None` when it is no longer there. O(1).
@@ -126,8 +158,21 @@ impl<R: Copy, M> Matcher<R, M> {
     /// already keep it. Reads all that waits, and searches the receives once for each message of the peer.
     #[must_use = "the matched messages are only here"]
     pub fn resolve(&mut self, peer: PeerKey, source: FiAddr) -> Vec<(R, Envelope, M)> {
-        let posted = &mut self.posted;
-        self.waiting.resolve(peer, source, |envelope| posted.take_match(envelope))
+        let mut matched = Vec::new();
+        for key in self.rename(peer, source) {
+            let Some(receive) = self.waiting.get(key).and_then(|envelope| self.posted.take_match(envelope))
+            else {
+                continue;
+            };
+            matched.extend(self.waiting.take(key).map(|(envelope, message)| (receive, envelope, message)));
+        }
+        matched
+    }
+
+    /// As [`resolve`](Self::resolve), but offers the messages to nobody: returns which they are, in arrival order.
+    #[must_use = "posted receives may want them"]
+    pub fn rename(&mut self, peer: PeerKey, source: FiAddr) -> Vec<WaitKey> {
+        self.waiting.rename(peer, source)
     }
 
     /// An address was removed: messages that wait with this source are from an unknown sender again.

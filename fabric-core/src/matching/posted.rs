@@ -33,6 +33,7 @@ impl<R: Copy> PostedQueue<R> {
         self.chains.len()
     }
 
+    #[inline(always)] // on the way of a small message
     pub(super) fn push(&mut self, spec: &RecvSpec, receive: R) -> PostKey {
         PostKey(self.chains.push_back(spec.kind(), Entry { wanted: spec.wanted(), receive }))
     }
@@ -44,6 +45,12 @@ impl<R: Copy> PostedQueue<R> {
     pub(super) fn take_match(&mut self, envelope: &Envelope) -> Option<R> {
         let index = self.search(envelope)?;
         Some(self.chains.remove(index).receive)
+    }
+
+    /// The earliest receive that accepts this message; it stays.
+    pub(super) fn find(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
+        let index = self.search(envelope)?;
+        Some((PostKey(self.chains.key(index)), self.chains.get(index).receive))
     }
 
     pub(super) fn withdraw(&mut self, key: PostKey) -> Option<R> {

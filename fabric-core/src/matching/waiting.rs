@@ -63,6 +63,10 @@ impl<M> WaitingQueue<M> {
         self.remove(index)
     }
 
+    pub(super) fn get(&self, key: WaitKey) -> Option<&Envelope> {
+        self.envelope(self.chains.find(key.0)?)
+    }
+
     pub(super) fn get_mut(&mut self, key: WaitKey) -> Option<(&Envelope, &mut M)> {
         let index = self.chains.find(key.0)?;
         self.bodies[index].as_mut().map(|(envelope, message)| (&*envelope, message))
@@ -73,30 +77,47 @@ impl<M> WaitingQueue<M> {
         self.remove(index)
     }
 
-    /// Gives this source to what waits from `peer` without one, and takes out each such message for which `claim`
-    /// then finds a receive; in arrival order.
-    pub(super) fn resolve<R>(
-        &mut self,
-        peer: PeerKey,
-        source: FiAddr,
-        mut claim: impl FnMut(&Envelope) -> Option<R>,
-    ) -> Vec<(R, Envelope, M)> {
-        let mut matched = Vec::new();
+    /// The earliest message that this receive accepts and that passes the test.
+    pub(super) fn find(
+        &self,
+        spec: &RecvSpec,
+        mut test: impl FnMut(&Envelope) -> bool,
+    ) -> Option<(WaitKey, &Envelope)> {
+        let wanted = spec.wanted();
+        let index = self.chains.search_at(spec.kind(), |index, entry| {
+            wanted.accepts(entry.shown) && self.envelope(index).is_some_and(&mut test)
+        })?;
+        self.envelope(index).map(|envelope| (WaitKey(self.chains.key(index)), envelope))
+    }
+
+    /// Everything that waits, in arrival order.
+    pub(super) fn keys(&self) -> Vec<WaitKey> {
+        self.keys_where(|_| true)
+    }
+
+    /// Gives this source to what waits from `peer` without one; in arrival order.
+    pub(super) fn rename(&mut self, peer: PeerKey, source: FiAddr) -> Vec<WaitKey> {
+        let renamed = self.keys_where(|entry| entry.peer == peer && entry.shown.source.is_none());
+        for key in &renamed {
+            self.set_source(Chains::<Entry>::index(key.0), Some(source));
+        }
+        renamed
+    }
+
+    fn keys_where(&self, test: impl Fn(&Entry) -> bool) -> Vec<WaitKey> {
+        let mut found = Vec::new();
         for kind in Kind::BOTH {
             let mut at = self.chains.first(kind);
             while let Some(index) = at {
                 at = self.chains.next(index);
                 let entry = self.chains.get(index);
-                if entry.peer != peer || entry.shown.source.is_some() {
-                    continue;
+                if test(entry) {
+                    found.push((entry.arrival, WaitKey(self.chains.key(index))));
                 }
-                self.set_source(index, Some(source));
-                let Some(receive) = self.envelope(index).and_then(&mut claim) else { continue };
-                matched.extend(self.remove(index).map(|(envelope, message)| (receive, envelope, message)));
             }
         }
-        matched.sort_by_key(|(_, envelope, _)| envelope.arrival);
-        matched
+        found.sort_by_key(|(arrival, _)| *arrival);
+        found.into_iter().map(|(_, key)| key).collect()
     }
 
     pub(super) fn holds(&self, source: FiAddr) -> bool {

@@ -135,6 +135,16 @@ impl ProviderDomain for SimDomain {
         self.look_at_held(ep);
     }
 
+    fn post_multi_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+        match self.endpoint(ep) {
+            Ok(endpoint) => endpoint.inbound.rx.post_multi(host, op, spec),
+            Err(error) => host.complete(op, Outcome::failed(error)),
+        }
+        // Messages may be left to be given to it.
+        host.unsettled();
+        self.look_at_held(ep);
+    }
+
     fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
         let Ok(endpoint) = self.endpoint(ep) else { return false };
         if endpoint.outbound.cancel(op) {
@@ -143,7 +153,11 @@ impl ProviderDomain for SimDomain {
             host.unsettled();
             return true;
         }
-        endpoint.inbound.rx.cancel(op)
+        let canceled = endpoint.inbound.rx.cancel(host, op);
+        if endpoint.inbound.rx.is_copying() {
+            host.unsettled();
+        }
+        canceled
     }
 
     fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {
@@ -193,7 +207,10 @@ impl ProviderDomain for SimDomain {
     fn arm(&mut self) -> bool {
         net::arm(self.nodes(), true);
         let news = self.endpoints.values().any(|endpoint| {
-            net::has_news(endpoint.node) || endpoint.inbound.wants_held() || endpoint.outbound.could_flush()
+            net::has_news(endpoint.node)
+                || endpoint.inbound.rx.is_copying()
+                || endpoint.inbound.wants_held()
+                || endpoint.outbound.could_flush()
         });
         self.armed = !news;
         if news {

@@ -77,8 +77,9 @@ impl Inbound {
 
     /// Takes in what is due, one packet of each peer in turn.
     pub(super) fn pass(&mut self, host: &mut dyn Host) -> Pass {
+        let served = self.rx.serve(host);
         let arrivals = net::begin(self.node);
-        let mut pass = Pass { moved: !arrivals.contacts.is_empty(), delayed: arrivals.delayed };
+        let mut pass = Pass { moved: served | !arrivals.contacts.is_empty(), delayed: arrivals.delayed };
         for (node, address) in arrivals.contacts {
             self.welcome(host, node, address);
         }

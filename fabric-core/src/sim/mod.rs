@@ -152,6 +152,8 @@ const CAPS: Caps = Caps::MSG
     .union(Caps::TAGGED)
     .union(Caps::MSG_DIRECTIONS)
     .union(Caps::DIRECTED_RECV)
+    .union(Caps::MULTI_RECV)
+    .union(Caps::TAGGED_MULTI_RECV)
     .union(Caps::SOURCE)
     .union(Caps::RMA)
     .union(Caps::ATOMIC)
@@ -161,6 +163,8 @@ const CAPS: Caps = Caps::MSG
 
 const RECEIVING: Caps = Caps::RECV
     .union(Caps::DIRECTED_RECV)
+    .union(Caps::MULTI_RECV)
+    .union(Caps::TAGGED_MULTI_RECV)
     .union(Caps::SOURCE)
     .union(Caps::REMOTE_READ)
     .union(Caps::REMOTE_WRITE)

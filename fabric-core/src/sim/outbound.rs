@@ -85,7 +85,9 @@ impl Outbound {
                 Ok(())
             }
             OpKind::Connect => Err(Error::NoSuchPeer(to)),
-            OpKind::Recv | OpKind::RemoteWrite => Err(Error::NotSupported("a receive among the sends")),
+            OpKind::Recv | OpKind::Release | OpKind::RemoteWrite => {
+                Err(Error::NotSupported("a receive among the sends"))
+            }
         }
     }
 

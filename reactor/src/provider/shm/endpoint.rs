@@ -251,6 +251,16 @@ impl Endpoint {
 
     pub(crate) fn post_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         self.rx.post(host, op, spec);
+        self.received(host);
+    }
+
+    pub(crate) fn post_multi_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
+        self.rx.post_multi(host, op, spec);
+        self.received(host);
+    }
+
+    /// After a receive was posted.
+    fn received(&mut self, host: &mut dyn Host) {
         if self.rx.is_copying() {
             host.unsettled();
         }
@@ -261,7 +271,10 @@ impl Endpoint {
     }
 
     pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
-        if self.rx.cancel(op) {
+        if self.rx.cancel(host, op) {
+            if self.rx.is_copying() {
+                host.unsettled();
+            }
             return true;
         }
         let Some(at) = self.busy.iter().copied().find(|&at| self.outgoing[at].cancel(op)) else {
@@ -324,7 +337,8 @@ impl Endpoint {
     // ---- moving
 
     pub(crate) fn progress(&mut self, host: &mut dyn Host) -> bool {
-        let received = self.pump_callers(host) | self.rx.copy_on(host);
+        let served = self.rx.serve(host);
+        let received = served | self.pump_callers(host) | self.rx.copy_on(host);
         received | (!self.busy.is_empty() && self.pump_outgoing(host))
     }
 

@@ -83,6 +83,8 @@ impl Provider for ShmProvider {
             | Caps::SEND
             | Caps::RECV
             | Caps::DIRECTED_RECV
+            | Caps::MULTI_RECV
+            | Caps::TAGGED_MULTI_RECV
             | Caps::SOURCE
             | Caps::RMA
             | Caps::ATOMIC
@@ -266,6 +268,13 @@ impl ProviderDomain for ShmDomain {
     fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.ep(ep) {
             Ok(endpoint) => endpoint.post_recv(host, op, spec),
+            Err(_) => endpoint::closed(host, op),
+        }
+    }
+
+    fn post_multi_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+        match self.ep(ep) {
+            Ok(endpoint) => endpoint.post_multi_recv(host, op, spec),
             Err(_) => endpoint::closed(host, op),
         }
     }

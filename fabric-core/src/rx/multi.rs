@@ -1,0 +1,197 @@
+//! Receives that take several messages each.
+//!
+//! Such a receive stays in the queue, at its place, while messages are split off it. When the host has no place to report a
+//! further one, it is *held*: what arrives for it stays with its sender, and what is put back for it waits. Whoever is
+//! posted behind it gets nothing of that; when it leaves the queue, they do.
+
+use crate::matching::{Envelope, PostKey, RecvSpec, WaitKey};
+use crate::provider::{Host, OpKey, Split};
+
+use super::{COPIED_AT_ONCE, RxContext};
+
+/// Waiting messages that are given to a receive in one go.
+const SERVED_AT_ONCE: usize = 64;
+
+/// A receive that takes several messages.
+#[derive(Debug)]
+pub(super) struct Multi {
+    op: OpKey,
+    key: PostKey,
+    spec: RecvSpec,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It takes what arrives; nothing waits for it.
+    Open,
+    /// The host has no place for a further message.
+    Held,
+    /// Messages that wait are being given to it, by and by.
+    Serving,
+    /// It has left the queue. What it held back may be welcome to others: the next pass looks, and forgets it.
+    Gone,
+}
+
+/// Who takes a message.
+pub(super) enum Match {
+    Receive(OpKey),
+    /// Somebody will, but not now.
+    Held,
+    Nobody,
+}
+
+impl RxContext {
+    /// Posts a receive that takes several messages; those that wait for it are given to it first.
+    pub fn post_multi(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
+        if let Some(from) = spec.from
+            && let Some(peer) = host.leaving(from)
+            && self.matcher.peek(&spec).is_none()
+        {
+            return host.complete(op, crate::completion::Outcome::failed(crate::Error::PeerGone(peer)));
+        }
+        let key = self.matcher.queue(spec, op);
+        self.note(op, key);
+        self.multis.push(Multi { op, key, spec, state: State::Serving });
+        self.serve_one(host, self.multis.len() - 1);
+    }
+
+    /// Gives messages that wait to the receives they wait for, within a bound. Returns whether any moved.
+    #[inline]
+    pub fn serve(&mut self, host: &mut dyn Host) -> bool {
+        !self.multis.is_empty() && self.serve_all(host)
+    }
+
+    #[cold]
+    fn serve_all(&mut self, host: &mut dyn Host) -> bool {
+        let mut moved = false;
+        for at in 0..self.multis.len() {
+            let multi = &self.multis[at];
+            if multi.state == State::Serving || (multi.state == State::Held && host.has_place(multi.op)) {
+                moved |= self.serve_one(host, at);
+            }
+        }
+        let before = self.multis.len();
+        self.multis.retain(|multi| multi.state != State::Gone);
+        moved | (self.multis.len() < before)
+    }
+
+    /// Gives the receive what waits for it, within a bound.
+    fn serve_one(&mut self, host: &mut dyn Host, at: usize) -> bool {
+        let (op, key, spec) = (self.multis[at].op, self.multis[at].key, self.multis[at].spec);
+        let mut bytes = 0;
+        for served in 0..SERVED_AT_ONCE {
+            let Some((waiting, envelope)) = self.matcher.waiting_for(&spec, key) else {
+                self.multis[at].state = State::Open;
+                return served > 0;
+            };
+            bytes += envelope.len;
+            let (part, is_last) = match host.split(op, envelope) {
+                Split::Part(part) => (Some(part), false),
+                Split::Last(part) => (Some(part), true),
+                Split::Used => (None, true),
+                Split::Full => {
+                    self.multis[at].state = State::Held;
+                    return served > 0;
+                }
+            };
+            if let Some(part) = part
+                && let Some((envelope, message)) = self.matcher.take_message(waiting)
+            {
+                self.give(host, part, envelope, message);
+            }
+            if is_last {
+                self.unqueue(op);
+                self.retire(op);
+                self.rematch(host);
+                return true;
+            }
+            if bytes > COPIED_AT_ONCE {
+                break;
+            }
+        }
+        self.multis[at].state = State::Serving;
+        true
+    }
+
+    /// The receive that takes this message, where some of those that are posted take several.
+    #[cold]
+    pub(super) fn matched_among(&mut self, host: &mut dyn Host, envelope: &Envelope) -> Match {
+        while let Some((_, op)) = self.matcher.find(envelope) {
+            let Some(at) = self.multis.iter().position(|multi| multi.op == op) else {
+                self.unqueue(op);
+                return Match::Receive(op);
+            };
+            if self.multis[at].state != State::Open {
+                return Match::Held;
+            }
+            match host.split(op, envelope) {
+                Split::Part(part) => return Match::Receive(part),
+                Split::Last(part) => {
+                    self.unqueue(op);
+                    self.retire(op);
+                    return Match::Receive(part);
+                }
+                Split::Full => {
+                    self.multis[at].state = State::Held;
+                    return Match::Held;
+                }
+                Split::Used => {
+                    self.unqueue(op);
+                    self.retire(op);
+                }
+            }
+        }
+        Match::Nobody
+    }
+
+    /// Posts a receive where others take several messages, and some may be waiting for one of those.
+    #[cold]
+    pub(super) fn post_behind(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
+        let key = self.matcher.queue(spec, op);
+        let waiting = self.matcher.waiting_for(&spec, key).map(|(waiting, _)| waiting);
+        match waiting.and_then(|waiting| self.matcher.take_message(waiting)) {
+            Some((envelope, message)) => {
+                self.matcher.withdraw(key);
+                self.give(host, op, envelope, message);
+            }
+            None => self.queued(host, op, spec, key),
+        }
+    }
+
+    /// Says of a receive that has left the queue that it takes no more messages. False if it took one only.
+    pub(super) fn retire(&mut self, op: OpKey) -> bool {
+        let multi = self.multis.iter_mut().find(|multi| multi.op == op);
+        multi.is_some_and(|multi| std::mem::replace(&mut multi.state, State::Gone) != State::Gone)
+    }
+
+    /// After a receive has left the queue for which messages waited: others may take them.
+    pub(super) fn rematch(&mut self, host: &mut dyn Host) {
+        if self.matcher.waiting_len() > 0 && self.matcher.posted_len() > 0 {
+            let waiting = self.matcher.waiting_keys();
+            self.offer(host, waiting);
+        }
+    }
+
+    /// Offers messages that wait to the posted receives.
+    pub(super) fn offer(&mut self, host: &mut dyn Host, waiting: Vec<WaitKey>) {
+        for key in waiting {
+            let Some(envelope) = self.matcher.message(key).cloned() else { continue };
+            if let Match::Receive(op) = self.matched(host, &envelope)
+                && let Some((envelope, message)) = self.matcher.take_message(key)
+            {
+                self.give(host, op, envelope, message);
+            }
+        }
+    }
+
+    /// Whether there is something for [`RxContext::serve`] to do, or for the pass that it begins.
+    pub(super) fn is_serving(&self) -> bool {
+        self.multis.iter().any(|multi| matches!(multi.state, State::Serving | State::Gone))
+    }
+
+    /// Whether what arrives for this receive stays with its sender.
+    pub(super) fn is_held(&self, op: OpKey) -> bool {
+        self.multis.iter().any(|multi| multi.op == op && multi.state != State::Open)
+    }
+}
