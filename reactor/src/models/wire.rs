@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fabric_core::buf::{AnyBuf, Pool, PooledBuf};
+use fabric_core::buf::{AnyBuf, Payload, Pool, PooledBuf};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::{Envelope, RecvSpec};
@@ -72,7 +72,7 @@ impl ProviderDomain for WireDomain {
 
     fn close_endpoint(&mut self, _: &mut dyn Host, _: EpId) {}
 
-    fn send_now(&mut self, _: &mut dyn Host, _: EpId, _: &SendSpec, _: &[u8]) -> Result<SendNow> {
+    fn send_now(&mut self, _: &mut dyn Host, _: EpId, _: &SendSpec, _: Payload<'_>) -> Result<SendNow> {
         Ok(SendNow::Done)
     }
 
