@@ -66,9 +66,9 @@ pub use fabric::Fabric;
 pub use model::{Shared, ThreadModel};
 pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use op::{
-    Answer, AtomicOperation, AtomicRequest, BatchStopped, Batchable, Canceled, Fetch, LendOperation,
-    LendRequest, Message, MessageSlice, MultiRecv, MultiRecvRequest, Operation, Permit, PostedMultiRecv,
-    Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
+    Answer, AtomicOperation, AtomicRequest, BatchStopped, Batchable, Canceled, Claim, Claimed, ClaimedRecv,
+    Fetch, LendOperation, LendRequest, Message, MessageSlice, MultiRecv, MultiRecvRequest, Operation, Permit,
+    PostedMultiRecv, Probe, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
 };
 pub use window::RemoteWindow;
 

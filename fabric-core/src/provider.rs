@@ -19,6 +19,7 @@ use crate::flags::Access;
 use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
 use crate::mr::{Memory, Reached, Region};
+use crate::rx::RxContext;
 use crate::stats::ProviderStats;
 
 /// The name of an operation: position and generation of its slot.
@@ -272,6 +273,18 @@ pub trait ProviderDomain: Send {
     fn post_multi_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
         let _ = (ep, spec);
         host.complete(op, Outcome::failed(Error::NotSupported("receives of several messages")));
+    }
+
+    /// The receive side of an endpoint, for what needs nothing else of the provider: probes and claims. `None` when the
+    /// endpoint is closed, or the provider has none of that kind. [`ProviderDomain::received`] must follow.
+    fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
+        let _ = ep;
+        None
+    }
+
+    /// Something was changed at the receive side of an endpoint: what was held back may go on.
+    fn received(&mut self, host: &mut dyn Host, ep: EpId) {
+        let _ = (host, ep);
     }
 
     /// Takes an operation back that has not begun: true, and it will not complete. Otherwise it will.

@@ -6,6 +6,7 @@
 //!
 //! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
 
+mod claim;
 mod multi;
 
 use std::collections::VecDeque;
@@ -21,7 +22,10 @@ use crate::error::Error;
 use crate::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, WaitKey};
 use crate::provider::{EpId, Host, OpKey};
 
+use claim::Claims;
 use multi::{Match, Multi};
+
+pub use claim::ClaimId;
 
 /// Departed peers whose messages can still be told apart.
 const REMEMBERED: usize = 256;
@@ -40,6 +44,7 @@ pub struct RxContext {
     posted: Vec<Option<PostKey>>,
     /// Those of them that take several messages each.
     multis: Vec<Multi>,
+    asked: Claims,
     landings: Slab<Landing>,
     /// Which landing fills an operation: few at a time, so a list.
     filling: Vec<(OpKey, usize)>,
@@ -67,8 +72,15 @@ struct Landing {
 
 #[derive(Clone, Copy, Debug)]
 enum Target {
-    Receive { op: OpKey, room: usize, placed: usize },
+    Receive {
+        op: OpKey,
+        room: usize,
+        placed: usize,
+    },
     Buffer(WaitKey),
+    Claim(ClaimId),
+    /// It was claimed and discarded.
+    Nobody,
 }
 
 /// A message no receive has taken yet.
@@ -152,6 +164,7 @@ impl RxContext {
             matcher: Matcher::new(),
             posted: Vec::new(),
             multis: Vec::new(),
+            asked: Claims::default(),
             landings: Slab::new(),
             filling: Vec::new(),
             gone: VecDeque::new(),
@@ -223,7 +236,7 @@ impl RxContext {
             Match::Nobody => {}
         }
         let lent = source.lent();
-        if !self.admits(if lent.is_some() { 0 } else { envelope.len }) {
+        if !self.admits(if lent.is_some() { 0 } else { envelope.len }) && !self.is_sought(&envelope) {
             return false;
         }
         let mut bytes = PooledBuf::empty(&self.pool);
@@ -233,6 +246,7 @@ impl RxContext {
         }
         envelope.arrival = self.matcher.next_arrival();
         self.keep(envelope, Unexpected { bytes, lent, landing: None });
+        self.noticed(host);
         true
     }
 
@@ -291,7 +305,7 @@ impl RxContext {
     pub fn begin(&mut self, host: &mut dyn Host, mut envelope: Envelope) -> Option<LandingId> {
         let matched = match self.matched(host, &envelope) {
             Match::Receive(op) => Some(op),
-            Match::Nobody if self.admits(envelope.len) => None,
+            Match::Nobody if self.admits(envelope.len) || self.is_sought(&envelope) => None,
             Match::Held | Match::Nobody => return None,
         };
         envelope.arrival = self.matcher.next_arrival();
@@ -311,6 +325,9 @@ impl RxContext {
             }
         };
         slot.insert(Landing { envelope, arrived: 0, cut: false, target });
+        if matched.is_none() {
+            self.noticed(host);
+        }
         Some(LandingId(id))
     }
 
@@ -338,6 +355,12 @@ impl RxContext {
                     append(&mut message.bytes, piece);
                 }
             }
+            Target::Claim(claim) => {
+                if let Some(message) = self.asked.message(*claim) {
+                    append(&mut message.bytes, piece);
+                }
+            }
+            Target::Nobody => {}
         }
         let complete = landing.arrived == landing.envelope.len;
         if complete {
@@ -352,6 +375,12 @@ impl RxContext {
                         message.landing = None;
                     }
                 }
+                Target::Claim(claim) => {
+                    if let Some(message) = self.asked.message(claim) {
+                        message.landing = None;
+                    }
+                }
+                Target::Nobody => {}
             }
         }
         complete
@@ -371,6 +400,8 @@ impl RxContext {
                     self.used = self.used.saturating_sub(landing.envelope.len + OVERHEAD);
                 }
             }
+            Target::Claim(claim) => self.cut_claim(claim, error),
+            Target::Nobody => {}
         }
     }
 
@@ -380,7 +411,7 @@ impl RxContext {
         if queued && self.retire(op) {
             self.rematch(host);
         }
-        queued
+        queued || self.unprobe(op)
     }
 
     /// Nobody waits for this receive any more. A message that is arriving in it goes to the next receive that accepts
@@ -442,14 +473,19 @@ impl RxContext {
                 landing.envelope.source = Some(source);
             }
         }
+        for envelope in self.claimed_envelopes().filter(|envelope| envelope.peer == peer) {
+            envelope.source = Some(source);
+        }
         if !self.multis.is_empty() {
             let renamed = self.matcher.rename(peer, source);
-            return self.offer(host, renamed);
+            self.offer(host, renamed);
+            return self.noticed(host);
         }
         for (op, envelope, message) in self.matcher.resolve(peer, source) {
             self.posted[op.index as usize] = None;
             self.give(host, op, envelope, message);
         }
+        self.noticed(host);
     }
 
     /// A number is no longer valid: waiting messages that carry it become those of a stranger, and receives directed at
@@ -461,11 +497,15 @@ impl RxContext {
                 landing.envelope.source = None;
             }
         }
+        for envelope in self.claimed_envelopes().filter(|envelope| envelope.source == Some(source)) {
+            envelope.source = None;
+        }
         self.fail_directed(host, source, &Error::StaleAddress(source));
     }
 
     /// Receives directed at this peer will get nothing: it is gone.
     pub fn fail_directed(&mut self, host: &mut dyn Host, source: FiAddr, error: &Error) {
+        self.fail_probes(host, |spec| (spec.from == Some(source)).then(|| error.clone()));
         let mut retired = false;
         for op in self.matcher.take_directed(source) {
             self.posted[op.index as usize] = None;
@@ -490,13 +530,15 @@ impl RxContext {
     pub fn holds(&self, source: FiAddr) -> bool {
         // One that is being copied is not looked at yet, and may outlive its connection.
         let arriving = |landing: &Landing| landing.envelope.source == Some(source);
-        self.matcher.holds(source) || self.landings.iter().any(|(_, landing)| arriving(landing))
+        self.matcher.holds(source)
+            || self.holds_claim_of(source)
+            || self.landings.iter().any(|(_, landing)| arriving(landing))
     }
 
     /// Whether some receive would take this message now, or there is room to buffer it.
     #[must_use]
     pub fn would_take(&self, envelope: &Envelope) -> bool {
-        let room = || self.admits(envelope.len);
+        let room = || self.admits(envelope.len) || self.is_sought(envelope);
         if self.multis.is_empty() {
             return room() || self.matcher.would_match(envelope);
         }
@@ -511,6 +553,8 @@ impl RxContext {
         for (op, _) in std::mem::take(&mut self.filling) {
             host.complete(op, Outcome::failed(Error::Canceled));
         }
+        self.fail_probes(host, |_| Some(Error::Canceled));
+        self.drop_claims();
         self.multis.clear();
         self.landings.clear();
         self.copying.clear();
@@ -550,6 +594,7 @@ impl RxContext {
             if let Some(landing) = landing.and_then(|id| self.landings.get_mut(id)) {
                 landing.target = Target::Buffer(key);
             }
+            self.noticed(host);
         }
     }
 

@@ -298,6 +298,12 @@ impl Pair {
             Step::Peek(wish) => {
                 let spec = self.spec(wish);
                 assert_eq!(self.matcher.peek(&spec), self.oracle.peek(&spec));
+                let free =
+                    |envelope: &&Envelope| !self.oracle.posted.iter().any(|(spec, _)| fits(spec, envelope));
+                let wanted = |envelope: &&Envelope| fits(&spec, envelope) && free(envelope);
+                let expected = self.oracle.waiting.iter().map(|(envelope, _)| envelope).find(wanted);
+                assert_eq!(self.matcher.unclaimed(&spec).map(|(_, envelope)| envelope), expected);
+                assert!(expected.is_none_or(|envelope| spec.accepts(envelope)));
                 self.count("peeks that found", self.oracle.peek(&spec).is_some().into());
             }
             Step::Queue(wish) => {

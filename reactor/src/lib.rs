@@ -4,12 +4,13 @@
 //! |---|---|
 //! | [`domain`] | a domain as the async face sees it: objects by name, posts, polls |
 //! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
-//! | `post`, `multi`, `onesided`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
+//! | `post`, `multi`, `claim`, `onesided`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
 //! | `vectors` | address vectors and their guests |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | [`provider`] | the registry, and shared memory |
 
 mod batch;
+mod claim;
 pub mod domain;
 mod driver;
 mod engine;

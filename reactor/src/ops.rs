@@ -91,7 +91,7 @@ pub(crate) struct Op {
     pub(crate) spec: Option<SendSpec>,
     /// Holds a transmit credit, or a place among the posted receives, to be given back at the end.
     pub(crate) credit: bool,
-    /// Only asks for a credit and ends when it has one.
+    /// Only asks, for a credit or whether a message waits, and ends when there is one.
     pub(crate) permit: bool,
     pub(crate) buf: AnyBuf,
     pub(crate) waker: Option<Waker>,

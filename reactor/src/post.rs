@@ -194,22 +194,8 @@ impl Locked<'_> {
         credit: Credit,
     ) -> Result<OpKey, Failed<B>> {
         let state = &mut **self;
-        let refused = match state.hub.ep(ep) {
-            Ok(state) if credit == Credit::Now && state.posted_recvs >= state.bound.rx_size => {
-                Some(Error::Again(Scarce::ReceiveEntry))
-            }
-            Ok(_) => spec.from.and_then(|from| state.hub.check_address(ep, from).err()),
-            Err(error) => Some(error),
-        };
-        let refused = refused.or_else(|| match route.reserves() {
-            true => state.hub.reserve_entry(ep, OpKind::Recv).err(),
-            false => None,
-        });
-        if let Some(error) = refused {
+        if let Some(error) = state.hub.admit_recv(ep, spec.from, route, credit) {
             return Err(Failed::new(error, buf));
-        }
-        if let Ok(ep) = state.hub.ep(ep) {
-            ep.posted_recvs += 1;
         }
         let key = state.hub.ops.insert_recv(ep, route, buf.into_any());
         state.provider.post_recv(&mut state.hub, ep, key, spec);
@@ -282,6 +268,34 @@ impl Locked<'_> {
 }
 
 impl Hub {
+    /// Checks a receive before it is posted, counts it, and reserves what it needs. Returns why it is refused.
+    #[inline(always)] // on the way of a small message
+    pub(crate) fn admit_recv(
+        &mut self,
+        ep: EpId,
+        from: Option<FiAddr>,
+        route: Route,
+        credit: Credit,
+    ) -> Option<Error> {
+        let refused = match self.ep(ep) {
+            Ok(state) if credit == Credit::Now && state.posted_recvs >= state.bound.rx_size => {
+                Some(Error::Again(Scarce::ReceiveEntry))
+            }
+            Ok(_) => from.and_then(|from| self.check_address(ep, from).err()),
+            Err(error) => Some(error),
+        };
+        let refused = refused.or_else(|| match route.reserves() {
+            true => self.reserve_entry(ep, OpKind::Recv).err(),
+            false => None,
+        });
+        if refused.is_none()
+            && let Ok(ep) = self.ep(ep)
+        {
+            ep.posted_recvs += 1;
+        }
+        refused
+    }
+
     /// Counts an operation that has ended where it was posted.
     #[inline]
     pub(crate) fn count_at_once(&mut self, ep: EpId, kind: OpKind, len: usize) {

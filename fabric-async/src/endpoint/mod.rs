@@ -30,7 +30,7 @@ use crate::cq::CompletionQueue;
 use crate::domain::{Domain, DomainInner};
 use crate::eq::EventQueue;
 use crate::model::{Shared, ThreadModel};
-use crate::op::{LendRequest, MultiRecvRequest, Operation, RecvRequest, Reserve, SendRequest};
+use crate::op::{LendRequest, MultiRecvRequest, Operation, Probe, RecvRequest, Reserve, SendRequest};
 
 /// An endpoint (`fid_ep`): sends and receives messages.
 ///
@@ -186,6 +186,29 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "FI_MULTI_RECV")]
     pub fn recv_multi(&self, buf: BytesMut) -> MultiRecvRequest<'_, M> {
         MultiRecvRequest::new(self, buf)
+    }
+
+    /// Asks for a message before it is received: how long it is, its tag, who sent it (`FI_PEEK`). It stays where it is, or
+    /// is [claimed](Probe::claim), and then nobody else gets it (`FI_CLAIM`).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # use fabric_async::Endpoint;
+    /// # let ep = Endpoint::bind("shm://").await?;
+    /// # let me = ep.lookup(ep.name()).await?;
+    /// assert_eq!(ep.probe().tag(7).now()?, None);
+    /// ep.inject_tagged(me, 7, b"hello, fabric")?;
+    /// assert_eq!(ep.probe().tag_mask(0, !0).await?.len, 13);
+    /// let claimed = ep.probe().tag_mask(0, !0).claim().await?;
+    /// assert_eq!((claimed.len(), claimed.tag()), (13, Some(7)));
+    /// let buf = Vec::with_capacity(claimed.len());
+    /// assert_eq!(claimed.recv_into(buf).await?.into_buf(), b"hello, fabric");
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "FI_PEEK")]
+    #[doc(alias = "FI_CLAIM")]
+    pub fn probe(&self) -> Probe<'_, M> {
+        Probe::new(self)
     }
 
     /// Memory of this many bytes, zeroed or as an earlier loan left it, to be written in place and

@@ -13,6 +13,8 @@
 //! | a receive a message is arriving in, or has arrived in | the message is put back: the next receive that accepts it gets it |
 //! | a send that waits for credit | it is withdrawn; nothing is sent |
 //! | a [stream](crate::MultiRecv) of messages that share a buffer | messages that have come and were not taken, or are arriving, are put back; the rest of the buffer is dropped |
+//! | a [probe](crate::Probe), a [claim](crate::Claim) that waits | nothing was taken |
+//! | a [claimed](crate::Claimed) message | it is put back, at its old place |
 //! | a read, a write or a lend that waits | it is withdrawn if it waits for credit; else it goes on, as a send does |
 //! | an atomic operation | once posted it takes effect, whoever looks: a lock taken in the losing branch of a `select!` stays taken |
 //! | a send that was posted | it goes on; the result is not reported, a later failure becomes an [event] |

@@ -45,6 +45,8 @@
 //! | `fi_recvv`, `fi_trecvv`, `fi_readv` | the same with a [`Scatter`](crate::Scatter) |
 //! | `FI_MORE` | [`Endpoint::inject_all`](crate::Endpoint::inject_all), [`Endpoint::post_all`](crate::Endpoint::post_all) |
 //! | `FI_MULTI_RECV`, `FI_OPT_MIN_MULTI_RECV` | [`Endpoint::recv_multi`](crate::Endpoint::recv_multi), [`min_free`](crate::MultiRecvRequest::min_free); the completion with `FI_MULTI_RECV` is an entry of its own, [`OpKind::Release`](crate::OpKind::Release) |
+//! | `FI_PEEK`, `FI_PEEK \| FI_CLAIM` | [`Endpoint::probe`](crate::Endpoint::probe), [`Probe::claim`](crate::Probe::claim) |
+//! | `FI_CLAIM`, `FI_DISCARD` | [`Claimed::recv_into`](crate::Claimed::recv_into), [`Claimed::discard`](crate::Claimed::discard) |
 //! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](crate::RecvRequest::from) |
 //! | `-FI_EAGAIN` | [`Endpoint::try_send`], `.start()`, `.post()` |
 //! | `fi_cancel` | [`Operation::cancel`](crate::Operation::cancel), or drop |
@@ -108,7 +110,7 @@
 //! | several places in one operation (`rma_iov` of `fi_writemsg`) | `rma_iov_limit` above 1 refused |
 //! | default operation flags beyond `FI_TRANSMIT_COMPLETE`, such as `FI_DELIVERY_COMPLETE` | `tx_op_flags` refused |
 //! | authentication keys | `auth_key`, `ep_auth_key` refused |
-//! | `FI_PEEK`, `FI_CLAIM`, `fi_injectdata`, `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |
+//! | `fi_injectdata`, `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |
 //!
 //! [`discover`]: crate::discover()
 //! [`Hints`]: crate::Hints

@@ -143,6 +143,7 @@
 //!   Post receives for what peers are allowed to send, or agree on limits.
 //! * Posting a receive that accepts the message releases it.
 //! * Answers that came after their timeout are such messages: see [`cancellation`](super::cancellation).
+//! * A [probe](crate::Endpoint::probe) finds the message that is held back, and it alone is taken in beyond the budget.
 //!
 //! A message longer than the budget is not buffered when it arrives. It waits for its receive and goes
 //! directly into the buffer.

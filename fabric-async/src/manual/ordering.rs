@@ -57,6 +57,10 @@
 //! to no receive that was posted after it, even while it has to wait for room in its stream or queue. The message
 //! that does not fit into its buffer any more goes to the next receive.
 //!
+//! A [probe](crate::Endpoint::probe) finds what a receive that is posted at that moment would get. A
+//! [claimed](crate::Claimed) message keeps its place in the order of arrival, should it be put back; others are received past
+//! it meanwhile.
+//!
 //! # Unknown senders
 //!
 //! A message names its sender by a number of the receiver's address vector. If the sender is not in it, only

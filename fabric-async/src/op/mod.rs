@@ -20,6 +20,7 @@ mod lend;
 mod multi;
 mod onesided;
 mod permit;
+mod probe;
 mod recv;
 mod send;
 
@@ -30,6 +31,7 @@ pub use lend::{LendOperation, LendRequest};
 pub use multi::{MessageSlice, MultiRecv, MultiRecvRequest, PostedMultiRecv};
 pub use onesided::{ReadRequest, WriteRequest};
 pub use permit::{Permit, Reserve};
+pub use probe::{Claim, Claimed, ClaimedRecv, Probe};
 pub use recv::{Message, RecvRequest};
 pub use send::SendRequest;
 

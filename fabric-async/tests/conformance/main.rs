@@ -31,6 +31,7 @@ mod objects;
 mod onesided;
 mod ordering;
 mod payload;
+mod probes;
 mod selecting;
 mod selective;
 mod setup;
@@ -268,6 +269,21 @@ macro_rules! scenarios {
                 a_stranger_is_matched_once_inserted: MULTI_DIRECTED,
                 lent_messages_keep_their_place: MULTI,
                 what_cannot_be_is_refused: MULTI_DIRECTED,
+            }
+            probes {
+                they_see_and_take_nothing: DIRECTED,
+                they_wait_for_what_comes: BOTH,
+                posted_receives_come_first: MULTI,
+                claimed_ones_are_nobody_elses: DIRECTED,
+                dropped_claims_go_back_to_their_place: BOTH,
+                claims_work_while_the_message_arrives: BOTH,
+                what_is_held_back_is_found: BOTH,
+                claimants_share_nothing: BOTH,
+                claimed_ones_are_posted_too: BOTH,
+                they_end_with_their_peer_and_endpoint: DIRECTED,
+                a_claim_keeps_the_number_of_a_guest: DIRECTED,
+                strangers_are_found_once_inserted: DIRECTED,
+                lent_ones_are_claimed_where_they_lie: BOTH,
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,

@@ -7,6 +7,7 @@ mod kill;
 mod lending;
 mod multi;
 mod onesided;
+mod probes;
 mod role;
 mod runtime;
 mod select;

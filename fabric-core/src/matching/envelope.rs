@@ -84,6 +84,12 @@ impl Envelope {
 }
 
 impl RecvSpec {
+    /// Whether a receive like this takes this message.
+    #[must_use]
+    pub fn accepts(&self, envelope: &Envelope) -> bool {
+        self.tag.is_some() == envelope.tag.is_some() && self.wanted().accepts(envelope.shown())
+    }
+
     pub(super) fn kind(&self) -> Kind {
         if self.tag.is_some() { Kind::Tagged } else { Kind::Untagged }
     }

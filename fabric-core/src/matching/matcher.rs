@@ -117,6 +117,14 @@ impl<R: Copy, M> Matcher<R, M> {
         self.waiting.find(spec, |envelope| self.posted.find(envelope).is_some_and(|(first, _)| first == key))
     }
 
+    /// The earliest waiting message that this would accept and that falls to no posted receive.
+    ///
+    /// Searches the receives once for each waiting message that this would accept.
+    #[must_use]
+    pub fn unclaimed(&self, spec: &RecvSpec) -> Option<(WaitKey, &Envelope)> {
+        self.waiting.find(spec, |envelope| !self.posted.would_match(envelope))
+    }
+
     /// Takes back a posted receive. `None` when it is no longer queued: matched, withdrawn or taken. O(1).
     pub fn withdraw(&mut self, key: PostKey) -> Option<R> {
         self.posted.withdraw(key)

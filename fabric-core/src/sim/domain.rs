@@ -12,6 +12,7 @@ use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
 use crate::mr::{Reached, Region};
 use crate::provider::{EpId, Host, OpKey, ProviderDomain, SendNow, SendSpec, WaitSet};
+use crate::rx::RxContext;
 use crate::stats::ProviderStats;
 use crate::tree::Class;
 
@@ -141,6 +142,15 @@ impl ProviderDomain for SimDomain {
             Err(error) => host.complete(op, Outcome::failed(error)),
         }
         // Messages may be left to be given to it.
+        host.unsettled();
+        self.look_at_held(ep);
+    }
+
+    fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
+        self.endpoint(ep).ok().map(|endpoint| &mut endpoint.inbound.rx)
+    }
+
+    fn received(&mut self, host: &mut dyn Host, ep: EpId) {
         host.unsettled();
         self.look_at_held(ep);
     }

@@ -259,8 +259,12 @@ impl Endpoint {
         self.received(host);
     }
 
-    /// After a receive was posted.
-    fn received(&mut self, host: &mut dyn Host) {
+    pub(crate) fn receive_side(&mut self) -> &mut RxContext {
+        &mut self.rx
+    }
+
+    /// After a receive was posted, or a message was discarded.
+    pub(crate) fn received(&mut self, host: &mut dyn Host) {
         if self.rx.is_copying() {
             host.unsettled();
         }

@@ -42,6 +42,7 @@ use fabric_core::mr::{Memory, Reached};
 use fabric_core::provider::{
     EpId, Host, Lender, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
 };
+use fabric_core::rx::RxContext;
 use fabric_core::stats::ProviderStats;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -276,6 +277,16 @@ impl ProviderDomain for ShmDomain {
         match self.ep(ep) {
             Ok(endpoint) => endpoint.post_multi_recv(host, op, spec),
             Err(_) => endpoint::closed(host, op),
+        }
+    }
+
+    fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
+        self.ep(ep).ok().map(Endpoint::receive_side)
+    }
+
+    fn received(&mut self, host: &mut dyn Host, ep: EpId) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.received(host);
         }
     }
 

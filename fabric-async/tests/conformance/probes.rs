@@ -1,0 +1,344 @@
+//! Messages that are asked for before they are received, and claimed.
+
+use std::task::Poll;
+
+use bytes::BytesMut;
+use fabric_async::{Endpoint, Error, FiAddr, OpKind, Scarce};
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+
+use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern, poll_once, yields};
+use crate::setup::Setup;
+use crate::station::{Plan, fence, pair, pair_of};
+
+async fn send_numbers(a: &Endpoint, to: FiAddr, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        a.send(to, numbered(number, 30)).await.unwrap();
+    }
+}
+
+pub(crate) async fn they_see_and_take_nothing(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let from_a = b.meet(&a).await;
+    assert_eq!(b.ep.probe().now(), Ok(None));
+    a.ep.send(to_b, pattern(100, 1)).data(5).await.unwrap();
+    a.ep.send(to_b, pattern(9000, 2)).tag(0x17).await.unwrap();
+    a.ep.send(to_b, "").tag(0x27).await.unwrap();
+    fence(&a, &b, to_b).await;
+    let received = b.recvs.value();
+    for _ in 0..3 {
+        let found = b.ep.probe().now().unwrap().unwrap();
+        assert_eq!((found.len, found.tag, found.source, found.data), (100, None, Some(from_a), Some(5)));
+        assert_eq!(b.ep.probe().await, Ok(found));
+        let first = b.ep.probe().tag_mask(0x07, 0xf0).await.unwrap();
+        assert_eq!((first.len, first.tag, first.data), (9000, Some(0x17), None));
+        let exact = b.ep.probe().tag(0x27).from(from_a).await.unwrap();
+        assert_eq!((exact.len, exact.tag), (0, Some(0x27)));
+        assert_eq!(b.ep.probe().tag(0x37).now(), Ok(None));
+    }
+    assert_eq!(b.recvs.value(), received, "nothing was received");
+    assert_bytes(&b.ep.recv().await.unwrap(), pattern(100, 1));
+    assert_bytes(&b.ep.recv().tag(0x17).await.unwrap(), pattern(9000, 2));
+    b.ep.recv().tag(0x27).await.unwrap();
+    assert_eq!(b.ep.probe().tag_mask(0, !0).now(), Ok(None));
+}
+
+pub(crate) async fn they_wait_for_what_comes(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for (which, len) in [8, 3000, 300_000, LONG].into_iter().enumerate() {
+        // One that is dropped, several that are woken by one message, and some that ask for others.
+        drop(poll_once(&mut Box::pin(async { b.ep.probe().await })).await);
+        let probes: Vec<_> = (0..3).map(|_| tokio::spawn(b.ep.probe().tag(7).into_future())).collect();
+        let other = tokio::spawn(b.ep.probe().tag(8).into_future());
+        yields(5).await;
+        let long = a.ep.send(to_b, pattern(len, which)).tag(7).start().unwrap();
+        let long = tokio::spawn(long);
+        for probe in probes {
+            assert_eq!(probe.await.unwrap().unwrap().len, len);
+        }
+        let message = b.ep.recv().tag(7).await.unwrap();
+        assert_bytes(&message, pattern(len, which));
+        long.await.unwrap().unwrap();
+        a.ep.send(to_b, "eight").tag(8).await.unwrap();
+        assert_eq!(other.await.unwrap().unwrap().len, 5);
+        b.ep.recv().tag(8).await.unwrap();
+    }
+}
+
+pub(crate) async fn posted_receives_come_first(setup: Setup) {
+    let plan = Plan { rx_size: Some(2), ..Plan::default() };
+    let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
+    let receive = b.ep.recv().start().unwrap();
+    send_numbers(&a.ep, to_b, 0..2).await;
+    let found = b.ep.probe().await.unwrap();
+    assert_eq!(number_of(&receive.await.unwrap()), 0);
+    assert_eq!(b.ep.probe().now(), Ok(Some(found)), "the second");
+    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 1);
+    // What waits until there is room in a stream is not to be had.
+    send_numbers(&a.ep, to_b, 0..6).await;
+    fence(&a, &b, to_b).await;
+    let mut messages = b.ep.recv_multi(BytesMut::with_capacity(1000)).start().unwrap();
+    assert_eq!(b.ep.probe().now(), Ok(None));
+    assert!(b.ep.probe().claim().now().unwrap().is_none());
+    assert_eq!(number_of(&messages.next().await.unwrap().unwrap()), 0);
+    drop(messages);
+    let claimed = b.ep.probe().claim().await.unwrap();
+    assert_eq!(number_of(&claimed.recv().await.unwrap()), 1);
+}
+
+pub(crate) async fn claimed_ones_are_nobody_elses(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let from_a = b.meet(&a).await;
+    send_numbers(&a.ep, to_b, 0..4).await;
+    a.ep.send(to_b, pattern(500, 9)).tag(3).data(4).await.unwrap();
+    fence(&a, &b, to_b).await;
+    let first = b.ep.probe().claim().now().unwrap().unwrap();
+    let second = b.ep.probe().claim().await.unwrap();
+    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 2);
+    let tagged = b.ep.probe().tag_mask(0, !0).from(from_a).claim().await.unwrap();
+    assert_eq!((tagged.len(), tagged.tag(), tagged.data()), (500, Some(3), Some(4)));
+    assert_eq!(tagged.source(), Ok(from_a));
+    assert_eq!(b.ep.probe().tag(3).now(), Ok(None));
+    assert_eq!(number_of(&second.recv().await.unwrap()), 1);
+    assert_eq!(number_of(&first.recv_into(vec![0; 30]).await.unwrap()), 0);
+    let message = tagged.recv_into(vec![0; 100]).await.unwrap_err();
+    assert_eq!(message.error, Error::Truncated { len: 100, lost: 400 });
+    assert_bytes(&message.buf[..100], &pattern(500, 9)[..100]);
+    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 3);
+}
+
+pub(crate) async fn dropped_claims_go_back_to_their_place(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    send_numbers(&a.ep, to_b, 0..4).await;
+    fence(&a, &b, to_b).await;
+    let claims: Vec<_> = (0..3).map(|_| b.ep.probe().claim().now().unwrap().unwrap()).collect();
+    let mut claims: Vec<_> = claims.into_iter().rev().collect();
+    let last = claims.remove(0);
+    drop(claims);
+    // A probe that waits hears of what comes back, and a receive gets it.
+    let mut found = b.ep.probe().tag(1).into_future();
+    assert!(poll_once(&mut found).await.is_pending());
+    drop(found);
+    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 0);
+    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 1);
+    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 3);
+    let waiting = b.ep.recv().start().unwrap();
+    drop(last);
+    assert_eq!(number_of(&waiting.await.unwrap()), 2);
+    // So does what was claimed by a receive that is dropped, and what nobody received.
+    send_numbers(&a.ep, to_b, 10..13).await;
+    fence(&a, &b, to_b).await;
+    drop(b.ep.probe().claim().await.unwrap().recv().start().unwrap());
+    drop(b.ep.probe().claim().await.unwrap().recv_into(Vec::with_capacity(100)));
+    let probe = b.ep.probe().claim().await.unwrap();
+    let mut waiting = b.ep.probe().tag_mask(0, !0).into_future();
+    assert!(poll_once(&mut waiting).await.is_pending());
+    drop(probe);
+    for number in 10..13 {
+        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+    }
+}
+
+/// All of it, whatever is done with the claim at whatever time.
+pub(crate) async fn claims_work_while_the_message_arrives(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for (which, polls) in [0u64, 1, 2, 5, 20, 50].into_iter().enumerate() {
+        for end in 0..4 {
+            let long = a.ep.send(to_b, pattern(LONG, which)).start().unwrap();
+            let after = a.ep.send(to_b, numbered(7, 30)).start().unwrap();
+            let sending = tokio::spawn(async move { (long.await.unwrap(), after.await.unwrap()) });
+            let claimed = b.ep.probe().claim().await.unwrap();
+            assert_eq!(claimed.len(), LONG);
+            for _ in 0..polls {
+                b.domain.progress();
+                yields(1).await;
+            }
+            match end {
+                0 => assert_bytes(
+                    &claimed.recv_into(Vec::with_capacity(LONG)).await.unwrap(),
+                    pattern(LONG, which),
+                ),
+                1 => claimed.discard(),
+                2 => {
+                    drop(claimed);
+                    assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG, which));
+                }
+                _ => {
+                    let mut receive = claimed.recv().start().unwrap();
+                    if let Poll::Ready(message) = poll_once(&mut receive).await {
+                        assert_bytes(&message.unwrap(), pattern(LONG, which));
+                    } else {
+                        drop(receive);
+                        assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG, which));
+                    }
+                }
+            }
+            assert_eq!(number_of(&b.ep.recv().await.unwrap()), 7);
+            sending.await.unwrap();
+        }
+    }
+}
+
+/// What is longer than the budget is found, taken in, and the next one after it.
+pub(crate) async fn what_is_held_back_is_found(setup: Setup) {
+    const OVER: usize = 17 << 20;
+    let (a, b, to_b) = pair(&setup).await;
+    for round in 0..3u8 {
+        let sends = [round, round + 100].map(|byte| a.ep.send(to_b, vec![byte; OVER]).start().unwrap());
+        let sending = tokio::spawn(join_all(sends));
+        if round == 1 {
+            // It is held back before anybody asks.
+            for _ in 0..20 {
+                b.domain.progress();
+                yields(1).await;
+            }
+        }
+        assert_eq!(b.ep.probe().await.unwrap().len, OVER);
+        let claimed = b.ep.probe().claim().await.unwrap();
+        assert_eq!(claimed.len(), OVER);
+        let second = if round == 2 {
+            claimed.discard();
+            b.ep.probe().claim().await.unwrap()
+        } else {
+            let first = claimed.recv_into(Vec::with_capacity(OVER)).await.unwrap();
+            assert!(first.len() == OVER && first.iter().all(|byte| *byte == round));
+            b.ep.probe().claim().await.unwrap()
+        };
+        let second = second.recv().await.unwrap();
+        assert!(second.len() == OVER && second.iter().all(|byte| *byte == round + 100));
+        assert!(sending.await.unwrap().into_iter().all(|sent| sent.is_ok()));
+    }
+}
+
+pub(crate) async fn claimants_share_nothing(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    const COUNT: u64 = 200;
+    let claimants: Vec<_> = (0..4)
+        .map(|_| {
+            let ep = b.ep.clone();
+            tokio::spawn(async move {
+                let mut numbers = Vec::new();
+                loop {
+                    let claimed = ep.probe().claim().await.unwrap();
+                    yields(1).await;
+                    match claimed.len() {
+                        0 => break numbers,
+                        _ => numbers.push(number_of(&claimed.recv().await.unwrap())),
+                    }
+                }
+            })
+        })
+        .collect();
+    send_numbers(&a.ep, to_b, 0..COUNT).await;
+    // One for each: what was claimed as the end is put back.
+    for _ in 0..4 {
+        a.ep.send(to_b, "").await.unwrap();
+    }
+    let mut all = Vec::new();
+    for claimant in claimants {
+        all.extend(claimant.await.unwrap());
+    }
+    all.sort_unstable();
+    assert_eq!(all, (0..COUNT).collect::<Vec<_>>());
+}
+
+pub(crate) async fn claimed_ones_are_posted_too(setup: Setup) {
+    let plan = Plan { entries: 1, ..Plan::default() };
+    let (a, mut b, to_b) = pair_of(&setup, Plan::default(), plan).await;
+    send_numbers(&a.ep, to_b, 0..2).await;
+    fence(&a, &b, to_b).await;
+    let first = b.ep.probe().claim().await.unwrap();
+    let second = b.ep.probe().claim().await.unwrap();
+    second.recv().context(9).post().unwrap();
+    let refused = first.recv_into(vec![0; 64]).post().unwrap_err();
+    assert_eq!((refused.error, refused.buf.len()), (Error::Again(Scarce::CompletionEntry), 64));
+    let entry = b.cq.next().await.unwrap();
+    assert_eq!((entry.context, entry.kind, number_of(entry.bytes())), (9, OpKind::Recv, 1));
+    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 0, "the refused one was put back");
+    assert_eq!(b.recvs.value(), 3, "each message is counted once, the fence with them");
+}
+
+pub(crate) async fn they_end_with_their_peer_and_endpoint(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let from_a = b.meet(&a).await;
+    let mut directed = b.ep.probe().tag(1).from(from_a).into_future();
+    assert!(poll_once(&mut directed).await.is_pending());
+    a.ep.send(to_b, "kept").await.unwrap();
+    let long = a.ep.send(to_b, pattern(LONG, 1)).tag(2).start().unwrap();
+    let kept = b.ep.probe().claim().await.unwrap();
+    let half = b.ep.probe().tag(2).claim().await.unwrap();
+    let name = a.ep.name().clone();
+    a.ep.close().unwrap();
+    drop(long);
+    assert_eq!(directed.await, Err(Error::PeerGone(name.clone())));
+    let cut = half.recv().await.unwrap_err();
+    assert_eq!(cut.error, Error::PeerGone(name));
+    assert!(cut.buf.len() < LONG, "{}", cut.buf.len());
+    assert_bytes(&cut.buf, &pattern(LONG, 1)[..cut.buf.len()]);
+    let mut waiting = b.ep.probe().into_future();
+    assert!(poll_once(&mut waiting).await.is_pending());
+    b.ep.clone().close().unwrap();
+    assert_eq!(waiting.await, Err(Error::Canceled));
+    assert!(matches!(kept.recv().await.unwrap_err().error, Error::Closed(_)));
+    assert!(matches!(b.ep.probe().now(), Err(Error::Closed(_))));
+    assert!(matches!(b.ep.probe().await, Err(Error::Closed(_))));
+}
+
+/// The number of a guest lives as long as a message of it is claimed.
+pub(crate) async fn a_claim_keeps_the_number_of_a_guest(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    a.ep.send(to_b, "from a guest").await.unwrap();
+    let claimed = b.ep.probe().claim().await.unwrap();
+    let guest = claimed.source().unwrap();
+    let name = a.ep.name().clone();
+    a.ep.close().unwrap();
+    let _moving = b.keep_moving();
+    yields(100).await;
+    assert_eq!(b.av.lookup(guest), Ok(name));
+    claimed.discard();
+    while b.av.lookup(guest).is_ok() {
+        b.domain.progress();
+        yields(1).await;
+    }
+    let refused = b.ep.probe().from(guest).await;
+    assert_eq!(refused, Err(Error::StaleAddress(guest)));
+}
+
+/// A stranger that gets a number is found by it, also when its message was claimed meanwhile.
+pub(crate) async fn strangers_are_found_once_inserted(setup: Setup) {
+    let plan = Plan { welcoming: false, ..Plan::default() };
+    let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
+    send_numbers(&a.ep, to_b, 0..2).await;
+    let claimed = b.ep.probe().claim().await.unwrap();
+    assert_eq!(claimed.source(), Err(Error::UnknownSource));
+    let from_a = b.av.insert(a.ep.name().to_string().as_str()).unwrap();
+    let found = b.ep.probe().from(from_a).await.unwrap();
+    assert_eq!((found.len, found.source), (30, Some(from_a)));
+    drop(claimed);
+    assert_eq!(number_of(&b.ep.recv().from(from_a).await.unwrap()), 0);
+    b.av.remove(from_a).unwrap();
+    assert_eq!(b.ep.probe().now().unwrap().unwrap().source, None);
+    let message = b.ep.recv().await.unwrap();
+    assert_eq!((number_of(&message), message.source()), (1, Err(Error::UnknownSource)));
+}
+
+pub(crate) async fn lent_ones_are_claimed_where_they_lie(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    // What is discarded still has to be taken in.
+    let _moving = b.keep_moving();
+    for end in 0..3 {
+        let mut loan = a.ep.loan(LONG).unwrap();
+        loan.copy_from_slice(pattern(LONG, 3));
+        let lent = tokio::spawn(a.ep.lend(to_b, loan).start().unwrap());
+        let claimed = b.ep.probe().claim().await.unwrap();
+        match end {
+            0 => assert_bytes(&claimed.recv().await.unwrap(), pattern(LONG, 3)),
+            1 => {
+                drop(claimed);
+                assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG, 3));
+            }
+            _ => claimed.discard(),
+        }
+        lent.await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,74 @@
+//! Claims of what other processes send.
+
+use fabric_async::{Endpoint, Error};
+
+use crate::role::Peer;
+use crate::run;
+use crate::select::{MESSAGES, check};
+
+/// Whatever is done with a claim, each message comes once, and in order.
+#[test]
+fn claims_of_all_fates_lose_nothing() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let _sender = Peer::start("numbers", &ep.name().to_string());
+        let (mut seed, mut peer) = (7u64, None);
+        for next in 0..MESSAGES {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let fate = seed >> 62;
+            let len = if next.is_multiple_of(1000) { 100_000 } else { 8 };
+            if fate == 0 {
+                assert_eq!(ep.probe().await.unwrap().len, len);
+                check(&ep.recv().await.unwrap(), next);
+                continue;
+            }
+            let claimed = ep.probe().claim().await.unwrap();
+            assert_eq!(claimed.len(), len);
+            peer = claimed.source().ok();
+            match fate {
+                1 => check(&claimed.recv_into(Vec::with_capacity(len)).await.unwrap(), next),
+                2 => {
+                    drop(claimed);
+                    check(&ep.recv().await.unwrap(), next);
+                }
+                _ => {
+                    drop(claimed.recv().start().unwrap());
+                    check(&ep.recv().await.unwrap(), next);
+                }
+            }
+        }
+        ep.send(peer.unwrap(), "enough").await.unwrap();
+    });
+}
+
+/// A message that was claimed half is received half, with the reason; or given up.
+#[test]
+fn a_peer_that_dies_in_the_middle_of_a_claimed_message() {
+    run(async {
+        for end in 0..3 {
+            let ep = Endpoint::bind("shm://").await.unwrap();
+            let mut events = ep.events().unwrap();
+            let mut victim = Peer::start("halfway", &ep.name().to_string());
+            assert_eq!(&ep.recv().tag(1).await.unwrap()[..], b"half");
+            let whole = ep.probe().claim().await.unwrap();
+            let half = ep.probe().claim().await.unwrap();
+            assert_eq!((whole.len(), half.len()), (5, 1 << 20));
+            victim.0.kill().unwrap();
+            // Both of its endpoints go.
+            for _ in 0..2 {
+                while !matches!(events.next().await.kind, fabric_async::EventKind::PeerDown { .. }) {}
+            }
+            match end {
+                0 => {
+                    let cut = half.recv().await.unwrap_err();
+                    assert!(matches!(cut.error, Error::PeerGone(_)), "{cut}");
+                    assert!((1..1 << 20).contains(&cut.buf.len()) && cut.buf.iter().all(|byte| *byte == 7));
+                }
+                1 => half.discard(),
+                _ => drop(half),
+            }
+            assert_eq!(&whole.recv().await.unwrap()[..], b"whole");
+            assert_eq!(ep.probe().now(), Ok(None));
+        }
+    });
+}

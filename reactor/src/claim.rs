@@ -1,0 +1,157 @@
+//! Asking for messages before they are received: probes, and claims (`FI_PEEK`, `FI_CLAIM`).
+//!
+//! A probe is an operation without a buffer that only asks. A claim is a number that the receive side of the endpoint knows;
+//! receiving it is an operation like any other receive, with its message at hand.
+
+use std::task::{Context, Poll};
+
+use fabric_core::Error;
+use fabric_core::Result;
+use fabric_core::buf::{AnyBuf, IoBufMut};
+use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
+use fabric_core::matching::RecvSpec;
+use fabric_core::provider::{EpId, Host, OpKey};
+use fabric_core::rx::{ClaimId, RxContext};
+use fabric_core::tree::Class;
+
+use crate::domain::Domain;
+use crate::engine::{Locked, State};
+use crate::hub::Hub;
+use crate::ops::{Credit, Op, Route};
+
+impl Locked<'_> {
+    fn probe(&mut self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
+        let state = &mut **self;
+        state.hub.ep(ep)?;
+        if let Some(from) = spec.from {
+            state.hub.check_address(ep, from)?;
+        }
+        // Of what kind it is does not matter: it moves nothing, and is not counted.
+        let mut op = Op::new(ep, OpKind::Connect, Route::Future, AnyBuf::None);
+        op.permit = true;
+        let key = state.hub.ops.insert(op);
+        state.at_receive_side(ep, |rx, hub| rx.probe(hub, key, spec));
+        Ok(key)
+    }
+
+    /// What is there, after a look at what has come.
+    fn peek(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
+        let key = self.probe(ep, spec)?;
+        let mut ended = self.hub.take_done(key);
+        if ended.is_none() {
+            self.glance();
+            ended = self.hub.take_done(key);
+        }
+        let Some(ended) = ended else {
+            self.withdraw(key);
+            self.hub.discard(key);
+            return Ok(None);
+        };
+        ended.error.map_or(Ok(Some(ended.transfer)), |error| Err(*error))
+    }
+
+    fn claim(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
+        if self.peek(ep, spec)?.is_none() {
+            return Ok(None);
+        }
+        let rx = self.provider.receive_side(ep).ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        Ok(rx.claim(&spec))
+    }
+}
+
+impl State {
+    /// Does something at the receive side of an endpoint, unless it is closed.
+    fn at_receive_side<T>(
+        &mut self,
+        ep: EpId,
+        what: impl FnOnce(&mut RxContext, &mut Hub) -> T,
+    ) -> Option<T> {
+        let done = what(self.provider.receive_side(ep)?, &mut self.hub);
+        self.provider.received(&mut self.hub, ep);
+        Some(done)
+    }
+}
+
+impl Domain {
+    /// The message that a receive like this would take now.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`], [`Error::Closed`]; [`Error::PeerGone`] when nothing can come.
+    pub fn peek(&self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
+        let mut locked = self.engine().lock();
+        let found = locked.peek(ep, spec);
+        locked.finish();
+        found
+    }
+
+    /// Asks to be told when there is such a message: polled with [`Domain::poll_op`], taken back with
+    /// [`Domain::release_permit`].
+    ///
+    /// # Errors
+    /// As [`Domain::peek`].
+    pub fn probe(&self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
+        let mut locked = self.engine().lock();
+        let key = locked.probe(ep, spec);
+        locked.finish();
+        key
+    }
+
+    /// Drives until the probe has found a message, or has failed.
+    pub fn poll_probe(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<Transfer>> {
+        let ended = std::task::ready!(self.poll_op(key, cx));
+        Poll::Ready(ended.error.map_or(Ok(ended.transfer), |error| Err(*error)))
+    }
+
+    /// Takes the message out of matching that a receive like this would take now.
+    ///
+    /// # Errors
+    /// As [`Domain::peek`].
+    pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
+        let mut locked = self.engine().lock();
+        let claimed = locked.claim(ep, spec);
+        locked.finish();
+        claimed
+    }
+
+    /// Receives a claimed message; the claim has ended then.
+    ///
+    /// # Errors
+    /// With the buffer, and the claim goes on: as [`Domain::recv`].
+    pub fn recv_claimed<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        claim: ClaimId,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<OpKey, Failed<B>> {
+        let mut locked = self.engine().lock();
+        let state = &mut *locked;
+        if let Some(error) = state.hub.admit_recv(ep, None, route, credit) {
+            return Err(Failed::new(error, buf));
+        }
+        let key = state.hub.ops.insert_recv(ep, route, buf.into_any());
+        if state.at_receive_side(ep, |rx, hub| rx.receive_claimed(hub, key, claim)).is_none() {
+            state.hub.complete(key, Outcome::failed(Error::Closed(Class::Endpoint)));
+        }
+        locked.finish();
+        Ok(key)
+    }
+
+    /// Puts a claimed message back to its old place.
+    pub fn put_claimed_back(&self, ep: EpId, claim: ClaimId) {
+        let mut locked = self.engine().lock();
+        locked.at_receive_side(ep, |rx, hub| rx.unclaim(hub, claim));
+        locked.finish();
+    }
+
+    /// Discards a claimed message.
+    pub fn discard_claimed(&self, ep: EpId, claim: ClaimId) {
+        let mut locked = self.engine().lock();
+        locked.at_receive_side(ep, |rx, hub| {
+            let source = rx.discard_claimed(claim);
+            hub.seen(source);
+        });
+        locked.finish();
+    }
+}
