@@ -17,8 +17,12 @@ const LINES: u32 = 64;
 const SEGMENT: usize = 4096 + 64 * LINES as usize;
 
 pub(crate) fn knock(at: &Endpoint) -> OwnedFd {
+    knock_at(at.name().name())
+}
+
+pub(crate) fn knock_at(name: &str) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    let name = format!("fabric-async/shm/{}", at.name().name());
+    let name = format!("fabric-async/shm/{name}");
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
     rustix::net::connect(&socket, &address).unwrap();
     socket

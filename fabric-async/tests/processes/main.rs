@@ -2,6 +2,8 @@
 //!
 //! A test starts this program again as its peer: the variable `FABRIC_ROLE` says which part it plays.
 
+mod census;
+mod churn;
 mod hostile;
 mod kill;
 mod lending;
@@ -12,6 +14,8 @@ mod role;
 mod runtime;
 mod select;
 mod vectors;
+mod stages;
+mod stopped;
 
 use std::future::Future;
 use std::time::Duration;

@@ -175,10 +175,10 @@ pub(crate) fn grant(key: u64, len: u64, rights: u8) -> Vec<u8> {
 }
 
 /// An endpoint that says what it likes.
-struct Impostor(OwnedFd);
+pub(crate) struct Impostor(pub(crate) OwnedFd);
 
 impl Impostor {
-    fn listen(name: &str) -> Self {
+    pub(crate) fn listen(name: &str) -> Self {
         let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         let name = format!("fabric-async/shm/{name}");
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
@@ -205,7 +205,7 @@ impl Impostor {
     }
 }
 
-fn hear(socket: &OwnedFd) -> Vec<u8> {
+pub(crate) fn hear(socket: &OwnedFd) -> Vec<u8> {
     let mut bytes = vec![0; 300];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -7,7 +7,7 @@ use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 
 use crate::lending::{FRAME, SHORT_FRAME};
 use crate::onesided::{AREA, WIDE};
-use crate::run;
+use crate::{churn, run, stages};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -57,6 +57,8 @@ fn told<'a>(command: &'a mut Command, role: &str, name: &str) -> &'a mut Command
 pub(crate) fn play() {
     let (Ok(role), Ok(name)) = (std::env::var("FABRIC_ROLE"), std::env::var("FABRIC_NAME")) else { return };
     match &role[..] {
+        "dies-parked" | "dies-parked_thread" => stages::sleep(&role["dies-".len()..], &name),
+        stage if stage.starts_with("dies-") => run(stages::play(&stage["dies-".len()..], &name)),
         "chatter" => run(chatter(&name)),
         "echo" => run(echo(&name)),
         "halfway" => run(halfway(&name)),
@@ -65,6 +67,7 @@ pub(crate) fn play() {
         "wide target" => run(target(&name, WIDE)),
         "writer" => run(writer(&name)),
         "reader" => run(reader(&name)),
+        "visitor" => run(churn::visits(&name)),
         "lender" => run(lender(&name)),
         "silent" => run(silent(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),

@@ -1,0 +1,104 @@
+//! Victims that die in the middle of messages.
+
+use fabric_async::Endpoint;
+
+/// Longer than what moves before anybody looks.
+const LONG: usize = 64 << 20;
+const WORDS: u64 = 100;
+
+/// Dies with the first pieces of a long message under way.
+pub(super) async fn mid_send(name: &str) -> ! {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = ep.lookup(name).await.unwrap();
+    ep.send(peer, "here").tag(1).await.unwrap();
+    ep.recv().tag(2).from(peer).await.unwrap();
+    let _long = ep.send(peer, vec![7; LONG]).tag(3).start().unwrap();
+    super::die()
+}
+
+/// Dies with the first pieces of a long message taken.
+pub(super) async fn mid_receive(name: &str) -> ! {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = ep.lookup(name).await.unwrap();
+    ep.send(peer, "here").tag(1).await.unwrap();
+    ep.recv().tag(2).from(peer).await.unwrap();
+    let _long = ep.recv_into(vec![0; LONG]).tag(3).start().unwrap();
+    while ep.domain().stats().passes < 3 || !ep.domain().progress() {}
+    super::die()
+}
+
+/// Never reads a word; the survivor ends it.
+pub(super) async fn unread(name: &str) -> ! {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = ep.lookup(name).await.unwrap();
+    ep.send(peer, "here").tag(1).await.unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Dies behind what it had to say.
+pub(super) async fn last_words(name: &str) -> ! {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = ep.lookup(name).await.unwrap();
+    for word in 0..WORDS {
+        ep.send(peer, word.to_le_bytes().to_vec()).tag(1).await.unwrap();
+    }
+    super::die()
+}
+
+pub(super) mod survives {
+    use super::super::{Survivor, assert_gone};
+    use super::{LONG, WORDS};
+    use crate::role::Peer;
+
+    pub(crate) async fn mid_send(survivor: &mut Survivor, victim: Peer) {
+        let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
+        let waits = survivor.ep.recv().tag(3).start().unwrap();
+        let directed = survivor.ep.recv().tag(9).from(peer).start().unwrap();
+        survivor.ep.send(peer, "go").tag(2).await.unwrap();
+        let failed = waits.await.unwrap_err();
+        assert_gone(&failed.error);
+        assert!(failed.transfer.len < LONG, "{} bytes", failed.transfer.len);
+        assert_gone(&directed.await.unwrap_err().error);
+        survivor.hears_of_the_death(victim).await;
+    }
+
+    pub(crate) async fn mid_receive(survivor: &mut Survivor, victim: Peer) {
+        let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
+        survivor.ep.send(peer, "go").tag(2).await.unwrap();
+        let failed = survivor.ep.send(peer, vec![9; LONG]).tag(3).await.unwrap_err();
+        assert_gone(&failed.error);
+        assert_eq!(failed.buf.len(), LONG, "the buffer comes back");
+        survivor.hears_of_the_death(victim).await;
+    }
+
+    /// Every send that waits ends once: those of futures with their buffers, those of the queue as entries.
+    pub(crate) async fn unread(survivor: &mut Survivor, victim: Peer) {
+        let ep = survivor.ep.clone();
+        let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
+        let first = ep.send(peer, vec![1; LONG]).tag(3).start().unwrap();
+        let behind: Vec<_> = (0..50u8).map(|at| ep.send(peer, vec![at; 100]).start().unwrap()).collect();
+        let process = rustix::process::Pid::from_child(&victim.0);
+        rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+        assert_gone(&first.await.unwrap_err().error);
+        for (at, send) in behind.into_iter().enumerate() {
+            let failed = send.await.unwrap_err();
+            assert_gone(&failed.error);
+            assert_eq!(failed.buf, vec![at as u8; 100]);
+        }
+        survivor.hears_of_the_death(victim).await;
+    }
+
+    pub(crate) async fn last_words(survivor: &mut Survivor, victim: Peer) {
+        let first = survivor.ep.recv().tag(1).await.unwrap();
+        let peer = first.source().unwrap();
+        assert_eq!(first[..], 0u64.to_le_bytes());
+        // Looked at only when it is dead.
+        survivor.hears_of_the_death(victim).await;
+        for word in 1..WORDS {
+            assert_eq!(survivor.ep.recv().tag(1).await.unwrap()[..], word.to_le_bytes());
+        }
+        assert_gone(&survivor.ep.recv().tag(1).from(peer).await.unwrap_err().error);
+    }
+}
