@@ -61,6 +61,20 @@
 //! [`Error::Canceled`] and their buffers. A counter and an address vector are closed for all their clones too.
 //! A call on a closed object is [`Error::Closed`], and whoever waits for it is woken with that.
 //!
+//! # When resources run out
+//!
+//! A connection takes a descriptor and memory on both sides, a region or a loan a descriptor on every side that maps it.
+//! Whoever cannot have them is told so, and nobody else notices. Here, the operation fails with [`Os`] and the system call
+//! that was refused, and can be posted again when there is something again. There, the caller gets
+//! [`Refused`] with [`Refusal::Resources`], and the endpoint that had no room an event, [`EventKind::Rejected`].
+//!
+//! # Children of the process
+//!
+//! Every descriptor is closed by `exec`, so programs that are started neither notice endpoints nor keep them alive. A child
+//! that was forked and executes nothing has a copy of everything, of which it must use nothing: locks may be held by
+//! threads that it does not have. What it drops or closes is no news to anybody: the parent's connections, loans
+//! and regions go on. While it lives, the name of an endpoint that its parent closed stays taken.
+//!
 //! # Numbers
 //!
 //! [`Error::errno`] gives the positive number that libfabric has for the condition.
@@ -96,6 +110,8 @@
 //! [`Completion::error`]: crate::Completion::error
 //! [`CompletionQueue`]: crate::CompletionQueue
 //! [`EventKind::OperationFailed`]: crate::EventKind::OperationFailed
+//! [`EventKind::Rejected`]: crate::EventKind::Rejected
+//! [`Refusal::Resources`]: crate::Refusal::Resources
 //! [`Endpoint::close`]: crate::Endpoint::close
 //! [`Error`]: crate::Error
 //! [`Error::errno`]: crate::Error::errno

@@ -4,18 +4,20 @@
 
 mod census;
 mod churn;
+mod forks;
 mod hostile;
 mod kill;
 mod lending;
 mod multi;
+mod limits;
 mod onesided;
 mod probes;
 mod role;
 mod runtime;
 mod select;
-mod vectors;
 mod stages;
 mod stopped;
+mod vectors;
 
 use std::future::Future;
 use std::time::Duration;

@@ -7,7 +7,7 @@ use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 
 use crate::lending::{FRAME, SHORT_FRAME};
 use crate::onesided::{AREA, WIDE};
-use crate::{churn, run, stages};
+use crate::{churn, limits, run, stages};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -67,6 +67,7 @@ pub(crate) fn play() {
         "wide target" => run(target(&name, WIDE)),
         "writer" => run(writer(&name)),
         "reader" => run(reader(&name)),
+        "caller" => std::process::exit(run(limits::caller(&name))),
         "visitor" => run(churn::visits(&name)),
         "lender" => run(lender(&name)),
         "silent" => run(silent(&name)),

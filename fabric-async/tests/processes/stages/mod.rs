@@ -29,7 +29,8 @@ struct Survivor {
 
 /// A victim of its own.
 fn die() -> ! {
-    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).expect("a process may kill itself");
+    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)
+        .expect("a process may kill itself");
     unreachable!("nobody survives that")
 }
 

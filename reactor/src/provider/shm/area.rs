@@ -24,9 +24,11 @@ use fabric_core::buf::Source;
 use fabric_core::flags::Access;
 use fabric_core::mr::Memory;
 use fabric_core::{Error, Result};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::memfd;
+use super::origin::Origin;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -61,6 +63,7 @@ unsafe impl Sync for Area {}
 pub(crate) struct Lent {
     area: Area,
     fd: OwnedFd,
+    origin: Origin,
 }
 
 impl Lent {
@@ -73,11 +76,7 @@ impl Lent {
             return Err(Error::os("fallocate", ENOMEM));
         }
         let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Kernels before 6.3 do not know the flag that keeps the memory from being executed.
-        let fd = rustix::fs::memfd_create("fabric-region", flags | MemfdFlags::NOEXEC_SEAL)
-            .or_else(|_| rustix::fs::memfd_create("fabric-region", flags))
-            .map_err(failed("memfd_create"))?;
+        let fd = memfd::create("fabric-region", (BYTES_AT + len) as u64, "fallocate")?;
         // All of it now: memory that is missing later would be a SIGBUS, here and at peers.
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, (BYTES_AT + len) as u64)
             .map_err(failed("fallocate"))?;
@@ -88,7 +87,7 @@ impl Lent {
         }
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(failed("fcntl(F_ADD_SEALS)"))?;
         area.word().store(LENT, Ordering::Release);
-        Ok(Self { area, fd })
+        Ok(Self { area, fd, origin: Origin::here() })
     }
 
     pub(crate) fn area(&self) -> &Area {
@@ -126,6 +125,9 @@ impl Memory for Lent {
     }
 
     fn close(&self) {
+        if !self.origin.is_here() {
+            return;
+        }
         self.area.word().store(WITHDRAWN, Ordering::Release);
     }
 
@@ -397,7 +399,7 @@ mod tests {
         let fd = lent.fd().try_clone_to_owned().unwrap();
         assert!(Area::adopt(&fd, 101, true).unwrap_err().contains("another size"));
         assert!(Area::adopt(&fd, usize::MAX, true).unwrap_err().contains("too large"));
-        let bare = rustix::fs::memfd_create("bare", MemfdFlags::ALLOW_SEALING).unwrap();
+        let bare = memfd::create("bare", 0, "ftruncate").unwrap();
         rustix::fs::ftruncate(&bare, (BYTES_AT + 100) as u64).unwrap();
         assert!(Area::adopt(&bare, 100, true).unwrap_err().contains("not sealed"));
         assert!(Area::adopt(&std::fs::File::open("/dev/null").unwrap().into(), 0, false).is_err());

@@ -432,11 +432,12 @@ impl Endpoint {
                 Err(errno) => {
                     // Out of descriptors, most likely. The caller must not stay in the queue: it would keep the
                     // listener ready, and everybody awake.
-                    let error = Error::os("accept4", errno.raw_os_error());
-                    host.event(self.id, EventKind::Rejected { error });
                     self.spare = None;
                     if let Ok(Some(socket)) = self.listener.accept() {
+                        let error = Error::os("accept4", errno.raw_os_error());
+                        host.event(self.id, EventKind::Rejected { error });
                         handshake::say(&socket, Word::Refused(Refusal::Resources));
+                        socket.close_now();
                     }
                     self.spare = socket::spare().ok();
                     return;
@@ -554,9 +555,15 @@ impl Endpoint {
         for peer in self.callers.iter().filter_map(|(_, caller)| caller.peer()) {
             host.peer_disconnected(self.id, peer.number);
         }
+        self.say_goodbye();
         for (_, outgoing) in &mut self.outgoing {
-            outgoing.farewell(Word::Goodbye);
             outgoing.end(host, &Error::Canceled);
+        }
+    }
+
+    fn say_goodbye(&self) {
+        if self.listener.is_ours() {
+            self.outgoing.iter().for_each(|(_, outgoing)| outgoing.farewell(Word::Goodbye));
         }
     }
 
@@ -611,15 +618,16 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        if !self.listener.is_ours() {
+            return;
+        }
         self.wait.unwatch(self.listener.as_fd());
         for (_, caller) in &self.callers {
             if let Caller::Peer(peer) = caller {
                 peer.farewell();
             }
         }
-        for (_, outgoing) in &self.outgoing {
-            outgoing.farewell(Word::Goodbye);
-        }
+        self.say_goodbye();
     }
 }
 

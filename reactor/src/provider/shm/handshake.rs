@@ -92,6 +92,8 @@ pub(crate) struct Grant<T> {
 pub(crate) enum Said {
     Word(Word),
     Grant(Grant<OwnedFd>),
+    /// A grant of this key, for whose descriptor this process had no room.
+    Lost(u64),
 }
 
 /// What a read from such a socket found.
@@ -101,6 +103,8 @@ pub(crate) enum Read<T> {
     Message(T),
     Malformed(&'static str),
     OtherVersion(u16),
+    /// This process had no room for the descriptor that came with it.
+    NoRoom,
     HungUp,
 }
 
@@ -111,6 +115,7 @@ impl<T> Read<T> {
             Self::Nothing => Read::Nothing,
             Self::Malformed(what) => Read::Malformed(what),
             Self::OtherVersion(theirs) => Read::OtherVersion(theirs),
+            Self::NoRoom => Read::NoRoom,
             Self::HungUp => Read::HungUp,
         }
     }
@@ -137,7 +142,11 @@ pub(crate) fn send_hello(
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL);
     sent.map(drop).map_err(|errno| match errno {
-        Errno::PIPE | Errno::CONNRESET => Error::PeerGone(to.clone()),
+        Errno::PIPE | Errno::CONNRESET => match read_said(socket) {
+            // It did not wait for a hello.
+            Read::Message(Said::Word(Word::Refused(reason))) => Error::Refused { peer: to.clone(), reason },
+            _ => Error::PeerGone(to.clone()),
+        },
         errno => Error::os("sendmsg", errno.raw_os_error()),
     })
 }
@@ -149,6 +158,7 @@ pub(crate) fn read_hello(socket: &Socket) -> Read<Hello> {
         Received::Nothing => return Read::Nothing,
         Received::HungUp => return Read::HungUp,
         Received::TooLong => return Read::Malformed("a message that is too long"),
+        Received::Stripped(_) => return Read::NoRoom,
         Received::Message(len, fds) => (len, fds),
     };
     let (memory, others): (Vec<_>, Vec<_>) =
@@ -245,8 +255,12 @@ pub(crate) fn read_said(socket: &Socket) -> Read<Said> {
         Received::Nothing => Read::Nothing,
         Received::HungUp => Read::HungUp,
         Received::TooLong => Read::Malformed("a message that is too long"),
+        Received::Stripped(len) => match parse_grant(&bytes[..len]) {
+            Some(grant) => Read::Message(Said::Lost(grant.key)),
+            None => Read::Malformed("descriptors with what is no grant"),
+        },
         Received::Message(len, fds) if fds.is_empty() && parse_grant(&bytes[..len]).is_some() => {
-            Read::Malformed("memory whose descriptor did not arrive: out of descriptors?")
+            Read::Malformed("memory whose descriptor did not arrive")
         }
         Received::Message(len, fds) if fds.is_empty() => parse_word(&bytes[..len]).map(Said::Word),
         Received::Message(len, fds) => match <[OwnedFd; 1]>::try_from(fds) {
@@ -339,7 +353,7 @@ mod tests {
     fn read_word(socket: &Socket) -> Read<Word> {
         read_said(socket).map(|said| match said {
             Said::Word(word) => word,
-            Said::Grant(grant) => panic!("{grant:?}"),
+            other => panic!("{other:?}"),
         })
     }
 

@@ -20,7 +20,7 @@ use super::loans::{self, Adopted, Borrow, Foreign, Offer};
 use super::outgoing::LOAN_BYTES;
 use super::record::{BEGIN, HAS_READ, LOAN, Layout, NOTICE, PIECE, WHOLE};
 use super::ring::{Broken, Consumer, Record};
-use super::segment::Segment;
+use super::segment::{Segment, Unfit};
 use super::socket::{self, Socket};
 
 /// Records and bytes taken from one peer in one pass.
@@ -118,6 +118,13 @@ impl Stranger {
         let hello = match handshake::read_hello(&self.socket) {
             Read::Nothing => return Met::Later(self),
             Read::HungUp => return Met::Left,
+            Read::NoRoom => {
+                return refuse(
+                    &self.socket,
+                    Refusal::Resources,
+                    Error::os("recvmsg", Errno::MFILE.raw_os_error()),
+                );
+            }
             Read::Message(hello) => hello,
             Read::Malformed(what) => return refuse(&self.socket, Refusal::Malformed, broke(what)),
             Read::OtherVersion(theirs) => {
@@ -132,10 +139,11 @@ impl Stranger {
                 let identity = Identity { process: peer.process, incarnation: hello.incarnation };
                 Met::Peer(Box::new(Incoming::new(hello.from, identity, here, segment, self.socket, key)))
             }
-            Err(what) => {
+            Err(Unfit::Malformed(what)) => {
                 let error = Error::Protocol { peer: hello.from, what: what.into() };
                 refuse(&self.socket, Refusal::Malformed, error)
             }
+            Err(Unfit::NoRoom(error)) => refuse(&self.socket, Refusal::Resources, error),
         }
     }
 }
@@ -278,6 +286,9 @@ impl Incoming {
                     }
                 }
                 Read::Message(Said::Word(Word::Forget(key))) => self.lent.retain(|(lent, _)| *lent != key),
+                Read::Message(Said::Lost(_)) | Read::NoRoom => {
+                    return Some(DownReason::Protocol("memory to lend for which there was no descriptor"));
+                }
                 Read::HungUp if self.goodbye || self.left => return Some(DownReason::Closed),
                 Read::HungUp => return Some(DownReason::Died),
                 Read::Message(_) => return Some(DownReason::Protocol("a word only the receiver may say")),

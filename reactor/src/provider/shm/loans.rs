@@ -24,6 +24,7 @@ use fabric_core::provider::Lender;
 use fabric_core::{Error, Result, Scarce};
 
 use super::area::{Area, Lent};
+use super::origin::Origin;
 use super::segment::Segment;
 
 /// The smallest chunk. They come in powers of two.
@@ -365,12 +366,19 @@ pub(crate) struct Borrow {
     /// Where it is given back, and under which number.
     segment: Segment,
     slot: usize,
+    origin: Origin,
 }
 
 impl Borrow {
     /// `None` when the message does not lie within the memory, or there is no such slot.
     pub(crate) fn new(area: Arc<Foreign>, len: usize, segment: Segment, slot: usize) -> Option<Self> {
-        (len <= area.area.len() && slot < SLOTS).then_some(Self { area, len, segment, slot })
+        (len <= area.area.len() && slot < SLOTS).then_some(Self {
+            area,
+            len,
+            segment,
+            slot,
+            origin: Origin::here(),
+        })
     }
 }
 
@@ -405,7 +413,7 @@ impl LentMemory for Borrow {
 
 impl Drop for Borrow {
     fn drop(&mut self) {
-        if self.slot < SLOTS {
+        if self.slot < SLOTS && self.origin.is_here() {
             self.segment.give_back(self.slot);
         }
     }

@@ -9,6 +9,8 @@
 //! | `record` | what the records in a ring say |
 //! | `ring` | the ring of lines |
 //! | `segment` | the memory below the ring |
+//! | `memfd` | where memory that is passed on comes from |
+//! | `origin` | what belongs to the parent of a forked process |
 //! | `area` | memory that peers reach by themselves |
 //! | `loans` | memory that changes hands instead of being copied |
 //! | `windows` | the areas of a peer, as they are mapped here |
@@ -18,6 +20,8 @@ mod endpoint;
 mod handshake;
 mod incoming;
 mod loans;
+mod memfd;
+mod origin;
 mod outgoing;
 mod record;
 pub(crate) mod ring;

@@ -322,10 +322,16 @@ impl Outgoing {
                     broke("memory nobody has asked for")
                 }
                 Read::Message(Said::Word(Word::Denied(key))) => {
-                    if self.denied(key) {
+                    if self.answered(key, Err("is unknown")) {
                         continue;
                     }
                     broke("an answer to what nobody has asked")
+                }
+                Read::Message(Said::Lost(key)) => {
+                    if self.answered(key, Err("came without memory: out of descriptors")) {
+                        continue;
+                    }
+                    broke("memory nobody has asked for")
                 }
                 Read::Message(Said::Word(Word::Welcome(incarnation))) if !was_live => {
                     if let Link::Waiting(mut wires) = std::mem::replace(&mut self.link, Link::Gone) {
@@ -346,6 +352,7 @@ impl Outgoing {
                 }
                 Read::Malformed(what) => broke(what),
                 Read::OtherVersion(_) => broke("another version"),
+                Read::NoRoom => broke("descriptors with what is no grant"),
             };
             return Some(Ended { error, reason, identity: was_live.then_some(identity) });
         }
@@ -358,10 +365,6 @@ impl Outgoing {
         let window = Area::adopt(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::discard(vec![memory]);
         self.answered(key, window.map(|area| Window { key, area: Arc::new(area), access, heeds }))
-    }
-
-    fn denied(&mut self, key: u64) -> bool {
-        self.answered(key, Err("is unknown"))
     }
 
     fn answered(&mut self, key: u64, window: Result<Window, &'static str>) -> bool {

@@ -20,9 +20,10 @@ use std::sync::Arc;
 
 use fabric_core::buf::Source;
 use fabric_core::{Error, Result};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::memfd;
 use super::ring::{LINE, Memory};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -58,23 +59,36 @@ unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
 
+/// Why a segment was not mapped.
+#[derive(Debug)]
+pub(crate) enum Unfit {
+    /// It is not what it should be.
+    Malformed(&'static str),
+    /// This process has no room for it.
+    NoRoom(Error),
+}
+
 impl Segment {
     /// Makes a segment, and the descriptor to pass on.
     pub(crate) fn create(lines: usize) -> Result<(Self, OwnedFd)> {
         let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Kernels before 6.3 do not know the flag that keeps the memory from being executed.
-        let fd = rustix::fs::memfd_create("fabric-shm", flags | MemfdFlags::NOEXEC_SEAL)
-            .or_else(|_| rustix::fs::memfd_create("fabric-shm", flags))
-            .map_err(failed("memfd_create"))?;
+        let fd = memfd::create("fabric-shm", bytes(lines) as u64, "ftruncate")?;
         rustix::fs::ftruncate(&fd, bytes(lines) as u64).map_err(failed("ftruncate"))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(failed("fcntl(F_ADD_SEALS)"))?;
         Ok((Self::map(&fd, lines)?, fd))
     }
 
-    /// Maps the segment a peer passed. The text says what is wrong with it.
-    pub(crate) fn adopt(fd: &OwnedFd, lines: usize) -> Result<Self, &'static str> {
+    /// Maps the segment a peer passed.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that there is no room for it here.
+    pub(crate) fn adopt(fd: &OwnedFd, lines: usize) -> Result<Self, Unfit> {
+        Self::check(fd, lines).map_err(Unfit::Malformed)?;
+        Self::map(fd, lines).map_err(Unfit::NoRoom)
+    }
+
+    fn check(fd: &OwnedFd, lines: usize) -> Result<(), &'static str> {
         if !lines.is_power_of_two() || !(FEWEST_LINES..=MOST_LINES).contains(&lines) {
             return Err("the number of lines is out of bounds");
         }
@@ -86,7 +100,7 @@ impl Segment {
         if usize::try_from(size) != Ok(bytes(lines)) {
             return Err("the memory has another size than announced");
         }
-        Self::map(fd, lines).map_err(|_| "the memory cannot be mapped")
+        Ok(())
     }
 
     fn map(fd: impl AsFd, lines: usize) -> Result<Self> {
@@ -240,12 +254,13 @@ mod tests {
     fn only_sealed_memory_of_the_announced_size_is_mapped() {
         let (_segment, fd) = Segment::create(64).unwrap();
         assert!(Segment::adopt(&fd, 64).is_ok());
-        assert!(Segment::adopt(&fd, 128).unwrap_err().contains("another size"));
-        assert!(Segment::adopt(&fd, 65).unwrap_err().contains("out of bounds"));
-        assert!(Segment::adopt(&fd, 1 << 40).unwrap_err().contains("out of bounds"));
-        let bare = rustix::fs::memfd_create("bare", MemfdFlags::ALLOW_SEALING).unwrap();
+        let refused = |fd: &OwnedFd, lines, reason: &str| matches!(Segment::adopt(fd, lines), Err(Unfit::Malformed(what)) if what.contains(reason));
+        assert!(refused(&fd, 128, "another size"));
+        assert!(refused(&fd, 65, "out of bounds"));
+        assert!(refused(&fd, 1 << 40, "out of bounds"));
+        let bare = memfd::create("bare", 0, "ftruncate").unwrap();
         rustix::fs::ftruncate(&bare, bytes(64) as u64).unwrap();
-        assert!(Segment::adopt(&bare, 64).unwrap_err().contains("not sealed"));
+        assert!(refused(&bare, 64, "not sealed"));
         let null = std::fs::File::open("/dev/null").unwrap().into();
         assert!(Segment::adopt(&null, 64).is_err());
     }

@@ -20,14 +20,21 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use super::origin::Origin;
+
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
+/// Messages of a caller that are looked at before it is turned away.
+const MOST_UNREAD: usize = 32;
 /// The most descriptors a message can carry (`SCM_MAX_FD`).
 const MOST_DESCRIPTORS: usize = 253;
 
 /// A name where peers connect.
 #[derive(Debug)]
-pub(crate) struct Listener(OwnedFd);
+pub(crate) struct Listener {
+    fd: OwnedFd,
+    origin: Origin,
+}
 
 /// A connection with a peer.
 pub(crate) struct Socket {
@@ -35,6 +42,7 @@ pub(crate) struct Socket {
     fd: Option<OwnedFd>,
     /// Where it is watched.
     wait: Option<Arc<dyn WaitSet>>,
+    origin: Origin,
 }
 
 /// Who is at the other end, as the kernel says.
@@ -51,6 +59,8 @@ pub(crate) enum Received {
     Nothing,
     /// A message of this many bytes, and the descriptors that came with it.
     Message(usize, Vec<OwnedFd>),
+    /// Likewise, but there was no room for all the descriptors: this process has too many. What came is closed.
+    Stripped(usize),
     TooLong,
     HungUp,
 }
@@ -65,14 +75,19 @@ impl Listener {
             Err(errno) => return Err(Error::os("bind", errno.raw_os_error())),
         }
         rustix::net::listen(&socket, BACKLOG).map_err(|errno| Error::os("listen", errno.raw_os_error()))?;
-        Ok(Self(socket))
+        Ok(Self { fd: socket, origin: Origin::here() })
+    }
+
+    /// Whether this is the process that has it, and no child.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.origin.is_here()
     }
 
     /// Accepts a connection; `None` when there is none.
     pub(crate) fn accept(&self) -> Result<Option<Socket>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
-            return match rustix::net::accept_with(&self.0, flags) {
+            return match rustix::net::accept_with(&self.fd, flags) {
                 Ok(socket) => Ok(Some(Socket::new(socket))),
                 Err(Errno::AGAIN) => Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
@@ -84,14 +99,17 @@ impl Listener {
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if !self.is_ours() {
+            return;
+        }
         // Nobody can come any more, and who has not been accepted is a peer as well.
-        let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
         while let Ok(Some(stranger)) = self.accept() {
             drop(stranger);
         }
@@ -100,7 +118,7 @@ impl Drop for Listener {
 
 impl Socket {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self { fd: Some(fd), wait: None }
+        Self { fd: Some(fd), wait: None, origin: Origin::here() }
     }
 
     /// Connects to a name, if it is one of this user.
@@ -120,6 +138,11 @@ impl Socket {
             return Err(Error::OtherUser { peer: to.clone(), theirs: theirs.user, ours });
         }
         Ok((socket, theirs))
+    }
+
+    /// Whether this is the process that has it, and no child.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.origin.is_here()
     }
 
     /// Reports to this set from now on, until it is dropped or unwatched.
@@ -153,6 +176,23 @@ impl Socket {
         Ok(Credentials { user: peer.uid, process: (peer.pid != 0).then_some(peer.pid) })
     }
 
+    /// Closes the connection at once, if it holds nothing whose closing could take long; its descriptor is free then.
+    pub(crate) fn close_now(mut self) {
+        let _ = rustix::net::shutdown(&self, Shutdown::Both);
+        // Nothing more can come.
+        for _ in 0..MOST_UNREAD {
+            match self.receive(&mut [0]) {
+                Received::Message(_, fds) => discard(fds),
+                Received::Stripped(_) | Received::TooLong => {}
+                Received::Nothing | Received::HungUp => {
+                    self.unwatch();
+                    drop(self.fd.take());
+                    return;
+                }
+            }
+        }
+    }
+
     /// Receives a message, never blocking.
     pub(crate) fn receive(&self, bytes: &mut [u8]) -> Received {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
@@ -160,7 +200,8 @@ impl Socket {
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let message = loop {
             match rustix::net::recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
-                Err(Errno::INTR) => continue,
+                // The peer has closed without reading everything. What it had said before is still there.
+                Err(Errno::INTR | Errno::CONNRESET) => continue,
                 received => break received,
             }
         };
@@ -172,6 +213,10 @@ impl Socket {
         }
         match message {
             Ok(message) if message.bytes == 0 && fds.is_empty() => Received::HungUp,
+            Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => {
+                discard(fds);
+                Received::Stripped(message.bytes)
+            }
             Ok(message) if message.flags.contains(ReturnFlags::TRUNC) => {
                 discard(fds);
                 Received::TooLong
@@ -197,6 +242,9 @@ impl std::fmt::Debug for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
+        if !self.is_ours() || self.fd.is_none() {
+            return;
+        }
         self.unwatch();
         // The peer learns of it now, whenever the descriptor is closed.
         let _ = rustix::net::shutdown(&*self, Shutdown::Both);

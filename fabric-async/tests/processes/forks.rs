@@ -1,0 +1,152 @@
+//! Children of a process with endpoints: they neither break nor keep them.
+#![allow(unsafe_code)] // what runs between fork and exec
+
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, FiAddr};
+
+use crate::census::alone;
+use crate::hostile::still_works;
+use crate::role::Peer;
+use crate::run;
+
+/// Talks to a peer.
+async fn talks(ep: &Endpoint, peer: FiAddr) {
+    for word in 0..50u64 {
+        ep.send(peer, word.to_le_bytes().to_vec()).await.unwrap();
+        assert_eq!(ep.recv().tag(4).from(peer).await.unwrap()[..], word.to_le_bytes());
+    }
+}
+
+async fn with_friend() -> (Endpoint, Peer, FiAddr) {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let friend = Peer::start("echo", &ep.name().to_string());
+    let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
+    talks(&ep, peer).await;
+    (ep, friend, peer)
+}
+
+/// How the only peer of an endpoint ends.
+async fn end(events: &mut EventQueue) -> DownReason {
+    loop {
+        if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
+            return reason;
+        }
+    }
+}
+
+/// What the descriptors of a process lead to.
+fn descriptors(process: &str) -> Vec<String> {
+    let open = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap();
+    let links = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    links.map(|to| to.to_string_lossy().into_owned()).collect()
+}
+
+/// A program that is started inherits nothing of the fabric's, so it holds nothing back.
+#[test]
+fn a_program_that_is_started_keeps_nothing() {
+    alone("forks::a_program_that_is_started_keeps_nothing", || {
+        // Who started this test may have left it some.
+        let before = descriptors("self");
+        run(async {
+            let (ep, _friend, peer) = with_friend().await;
+            let watcher = Endpoint::bind("shm://").await.unwrap();
+            let mut events = watcher.events().unwrap();
+            let watched = watcher.lookup(ep.name()).await.unwrap();
+            watcher.send(watched, "hello").tag(5).await.unwrap();
+            let name = ep.name().to_string();
+            let mut sleep = Command::new("sleep");
+            sleep.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let child = Peer(sleep.spawn().unwrap());
+            let mut inherited = descriptors(&child.0.id().to_string());
+            // The program opens some files of its own.
+            let is_file = |to: &str| to.starts_with('/') && !to.starts_with("/memfd:");
+            inherited.retain(|to| !is_file(to) && !before.contains(to));
+            assert!(inherited.is_empty(), "{inherited:?}");
+            talks(&ep, peer).await;
+            drop(ep);
+            assert_eq!(end(&mut events).await, DownReason::Closed);
+            // The name is free.
+            let again = Endpoint::bind(&name[..]).await.unwrap();
+            still_works(&again).await;
+            drop(child);
+        });
+    });
+}
+
+/// Forks a child that does something with what it has inherited, reports, and stays until the result is dropped.
+fn fork(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
+    struct Forked(Option<std::io::PipeWriter>, Option<std::thread::JoinHandle<()>>);
+    impl Drop for Forked {
+        fn drop(&mut self) {
+            drop(self.0.take());
+            self.1.take().unwrap().join().unwrap();
+        }
+    }
+    let (mut done, tell) = std::io::pipe().unwrap();
+    let (mut hold, release) = std::io::pipe().unwrap();
+    let mut tell = Some(tell);
+    let ours = std::os::fd::AsRawFd::as_raw_fd(&release);
+    let mut program = Command::new("true");
+    program.stdin(Stdio::null()).stdout(Stdio::null());
+    let child = move || {
+        act();
+        // Of what holds the child back its own copy does not count.
+        // SAFETY: the copy is used nowhere else in this process, which ends without running anything else.
+        drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ours) });
+        tell.take().expect("once").write_all(b"!")?;
+        let _ = hold.read(&mut [0]);
+        Ok(())
+    };
+    // SAFETY: the process that forks has one other thread, which is not within the allocator or a lock of the fabric's
+    // for long; this is what the test is about.
+    unsafe { program.pre_exec(child) };
+    let starter = std::thread::spawn(move || {
+        assert!(program.status().expect("it forks").success());
+    });
+    done.read_exact(&mut [0]).unwrap();
+    Forked(Some(release), Some(starter))
+}
+
+/// A child that has not started another program shares everything, and may even close what it got: the parent goes on.
+#[test]
+fn a_child_that_closes_what_it_inherited_breaks_nothing() {
+    alone("forks::a_child_that_closes_what_it_inherited_breaks_nothing", || {
+        run(async {
+            let (ep, _friend, peer) = with_friend().await;
+            let mut inherited = Some(ep.clone());
+            let child = fork(move || drop(inherited.take().map(Endpoint::close)));
+            talks(&ep, peer).await;
+            still_works(&ep).await;
+            drop(child);
+            talks(&ep, peer).await;
+            still_works(&ep).await;
+        });
+    });
+}
+
+/// A child that lingers keeps peers from nothing: the parent's endpoint ends when the parent closes it. Only its name is
+/// taken as long as the child has it.
+#[test]
+fn a_child_that_lingers_keeps_no_connection() {
+    alone("forks::a_child_that_lingers_keeps_no_connection", || {
+        run(async {
+            let (ep, _friend, peer) = with_friend().await;
+            let watcher = Endpoint::bind("shm://").await.unwrap();
+            let mut events = watcher.events().unwrap();
+            let watched = watcher.lookup(ep.name()).await.unwrap();
+            watcher.send(watched, "hello").tag(5).await.unwrap();
+            let child = fork(|| ());
+            talks(&ep, peer).await;
+            let name = ep.name().to_string();
+            drop(ep);
+            assert_eq!(end(&mut events).await, DownReason::Closed);
+            assert!(matches!(watcher.lookup(&name[..]).await, Err(Error::NoSuchPeer(_))));
+            assert!(matches!(Endpoint::bind(&name[..]).await, Err(Error::AddressInUse(_))));
+            drop(child);
+            still_works(&Endpoint::bind(&name[..]).await.unwrap()).await;
+        });
+    });
+}
