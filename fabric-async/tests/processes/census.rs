@@ -6,18 +6,16 @@ use std::time::Duration;
 /// What this process has right now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Census {
-    descriptors: usize,
+    pub(crate) descriptors: usize,
     /// Mappings of shared memory of the fabric's.
-    mappings: usize,
-    threads: usize,
+    pub(crate) mappings: usize,
+    pub(crate) threads: usize,
 }
 
 impl Census {
     pub(crate) fn take() -> Self {
         let count = |what| std::fs::read_dir(format!("/proc/self/{what}")).expect("procfs").count();
-        let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
-        let mappings = maps.lines().filter(|line| line.contains("memfd:fabric")).count();
-        Self { descriptors: count("fd"), mappings, threads: count("task") }
+        Self { descriptors: count("fd"), mappings: mappings("memfd:fabric"), threads: count("task") }
     }
 
     /// Whether this is no more than another.
@@ -50,6 +48,12 @@ impl Census {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
+}
+
+/// Mappings of memory whose name begins like this.
+pub(crate) fn mappings(name: &str) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    maps.lines().filter(|line| line.contains(name)).count()
 }
 
 /// Bytes of memory that are this process's alone.

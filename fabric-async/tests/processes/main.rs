@@ -5,6 +5,7 @@
 mod census;
 mod churn;
 mod forks;
+mod fuzz;
 mod hostile;
 mod kill;
 mod lending;
@@ -14,6 +15,7 @@ mod onesided;
 mod probes;
 mod role;
 mod runtime;
+mod scribbler;
 mod select;
 mod stages;
 mod stopped;

@@ -7,7 +7,7 @@ use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 
 use crate::lending::{FRAME, SHORT_FRAME};
 use crate::onesided::{AREA, WIDE};
-use crate::{churn, limits, run, stages};
+use crate::{churn, limits, run, scribbler, stages};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -69,6 +69,7 @@ pub(crate) fn play() {
         "reader" => run(reader(&name)),
         "caller" => std::process::exit(run(limits::caller(&name))),
         "visitor" => run(churn::visits(&name)),
+        "scribbler" => run(scribbler::play(&name)),
         "lender" => run(lender(&name)),
         "silent" => run(silent(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),

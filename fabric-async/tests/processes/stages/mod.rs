@@ -90,8 +90,8 @@ impl Survivor {
     }
 }
 
-/// Waits until this process is no more.
-async fn ended(victim: &mut Peer) {
+/// Waits until a peer's process is no more.
+pub(crate) async fn ended(victim: &mut Peer) {
     while victim.0.try_wait().unwrap().is_none() {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
