@@ -5,13 +5,11 @@ use std::fs::File;
 use std::time::Duration;
 
 use fabric_async::{Access, Endpoint, Error, EventKind, EventQueue, FiAddr, Refusal, RemoteRegion};
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitOptions, getpid, getrlimit, kill_process, setrlimit, waitpid,
-};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::census::{Census, alone};
 use crate::hostile::still_works;
-use crate::role::Peer;
+use crate::role::{Peer, stop};
 use crate::run;
 
 const WORD: &str = "are you there?";
@@ -22,7 +20,7 @@ const EMFILE: i32 = 24;
 
 /// Calls once when it is let, and ends with what came of it.
 pub(crate) async fn caller(name: &str) -> i32 {
-    kill_process(getpid(), Signal::STOP).unwrap();
+    stop();
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = match ep.lookup(name).await {
         Ok(peer) => peer,
@@ -74,14 +72,13 @@ impl Host {
     /// A process that will call when it is let.
     fn caller(&self) -> Peer {
         let caller = Peer::start("caller", &self.ep.name().to_string());
-        let (_, status) = waitpid(Some(Pid::from_child(&caller.0)), WaitOptions::UNTRACED).unwrap().unwrap();
-        assert!(status.stopped());
+        caller.stops();
         caller
     }
 
     /// Lets a process call, and returns what it ended with. Who was served was heard as well.
     async fn is_called(&mut self, mut caller: Peer) -> i32 {
-        kill_process(Pid::from_child(&caller.0), Signal::CONT).unwrap();
+        caller.goes_on();
         while caller.0.try_wait().unwrap().is_none() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

@@ -4,6 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
 use crate::lending::{FRAME, SHORT_FRAME};
 use crate::onesided::{AREA, WIDE};
@@ -32,6 +33,25 @@ impl Peer {
     pub(crate) fn start_as(role: &str, name: &str, user: u32) -> std::io::Result<Self> {
         command(role, name).uid(user).gid(user).spawn().map(Self)
     }
+}
+
+/// A peer that stops itself before it begins.
+impl Peer {
+    /// Waits until it has stopped.
+    pub(crate) fn stops(&self) {
+        let (_, status) = waitpid(Some(Pid::from_child(&self.0)), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped());
+    }
+
+    /// Lets it go on.
+    pub(crate) fn goes_on(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::CONT).unwrap();
+    }
+}
+
+/// Stops this process, until its parent lets it go on.
+pub(crate) fn stop() {
+    kill_process(getpid(), Signal::STOP).unwrap();
 }
 
 impl Drop for Peer {
