@@ -4,6 +4,7 @@
 //! few and once with many repetitions; the difference is what the repetitions take, without start-up and preparation.
 
 mod message;
+mod peers;
 mod work;
 
 use std::hint::black_box;

@@ -1,6 +1,7 @@
 //! The parts, in nanoseconds: `cargo bench -p fabric-bench --bench time`.
 
 mod message;
+mod peers;
 mod work;
 
 use criterion::{Criterion, criterion_group, criterion_main};

@@ -18,6 +18,7 @@ pub(crate) fn all() -> Vec<Work> {
     let mut all = fabric_reactor::work::all();
     all.extend(pure());
     all.extend(crate::message::all());
+    all.extend(crate::peers::all());
     all
 }
 

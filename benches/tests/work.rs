@@ -2,6 +2,8 @@
 
 #[path = "../micro/message.rs"]
 mod message;
+#[path = "../micro/peers.rs"]
+mod peers;
 #[path = "../micro/work.rs"]
 mod work;
 

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
 use crate::lending::{FRAME, SHORT_FRAME};
 use crate::onesided::{AREA, WIDE};
-use crate::{churn, limits, run, scribbler, stages};
+use crate::{churn, limits, run, scale, scribbler, stages};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -88,6 +88,7 @@ pub(crate) fn play() {
         "writer" => run(writer(&name)),
         "reader" => run(reader(&name)),
         "caller" => std::process::exit(run(limits::caller(&name))),
+        "crowd" => run(scale::crowd(&name)),
         "visitor" => run(churn::visits(&name)),
         "scribbler" => run(scribbler::play(&name)),
         "lender" => run(lender(&name)),

@@ -62,6 +62,12 @@ impl RxContext {
         !self.multis.is_empty() && self.serve_all(host)
     }
 
+    /// Whether the host may get a place for a message that waits for a receive.
+    #[must_use]
+    pub fn waits_for_place(&self) -> bool {
+        self.multis.iter().any(|multi| multi.state == State::Held)
+    }
+
     #[cold]
     fn serve_all(&mut self, host: &mut dyn Host) -> bool {
         let mut moved = false;

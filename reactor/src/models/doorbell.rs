@@ -24,6 +24,31 @@ fn receive(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
     }
 }
 
+/// The same for a receiver that raises its flag long before it sleeps, and looks once more in between without taking it
+/// down: it leaves the sender alone, and visits it in turn.
+fn receive_left_alone(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
+    let mut alone = false;
+    loop {
+        if let Some(wake) = try_pop(ring, number, LEN) {
+            ring.disarm();
+            if wake {
+                theirs.ring();
+            }
+            return;
+        }
+        if alone {
+            own.sleep();
+            ring.disarm();
+            alone = false;
+        } else {
+            alone = ring.arm();
+            if !alone {
+                ring.disarm();
+            }
+        }
+    }
+}
+
 /// Sends message `number`, asleep while there is no room.
 fn send(ring: &mut Producer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
     while !try_push(ring, number, LEN) {
@@ -37,10 +62,14 @@ fn send(ring: &mut Producer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
     }
 }
 
+fn both_sleep(lines: usize, before: u8, total: u8) {
+    sleeps(lines, before, total, receive);
+}
+
 /// `before` messages lie in the ring; two threads send and receive up to `total`, each asleep when it can do nothing.
 ///
 /// Three preemptions: one between a look at a flag and its taking down, one on either side of it.
-fn both_sleep(lines: usize, before: u8, total: u8) {
+fn sleeps(lines: usize, before: u8, total: u8, receive: fn(&mut Consumer<Lines>, u8, &Bell, &Bell)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
@@ -101,4 +130,10 @@ fn one_sleep_costs_one_ring() {
         assert!(rung <= 1, "the flag is taken down with the ring");
         assert!(!quiet || rung == 1, "who sleeps is rung for");
     });
+}
+
+/// A sender that is left alone, with the flag raised, is heard.
+#[test]
+fn who_is_left_alone_is_heard() {
+    sleeps(8, 0, 2, receive_left_alone);
 }

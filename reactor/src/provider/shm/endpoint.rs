@@ -1,7 +1,6 @@
 //! An endpoint over shared memory: a name where peers knock, the connections in both directions, and a receive
 //! context.
 
-use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use fabric_core::stats::ProviderStats;
 use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scheme};
 use slab::Slab;
 
+use super::callers::{Callers, FEW};
 use super::handshake::{self, Word};
 use super::incoming::{Here, Incoming, Met, Stranger};
 use super::loans::{Adopted, Loans};
@@ -61,15 +61,10 @@ impl Token {
     }
 }
 
-/// A connection that came in.
-#[derive(Debug)]
-enum Caller {
-    Stranger(Stranger),
-    Peer(Box<Incoming>),
-}
-
 /// One endpoint.
 pub(crate) struct Endpoint {
+    /// Its domain makes passes over it. Others only ring.
+    pub(crate) attended: bool,
     id: EpId,
     name: Address,
     here: Here,
@@ -79,10 +74,8 @@ pub(crate) struct Endpoint {
     listener: Listener,
     wait: Arc<dyn WaitSet>,
     rx: RxContext,
-    callers: Slab<Caller>,
+    callers: Callers,
     next_key: u32,
-    /// Callers that have not said hello, oldest first.
-    strangers: VecDeque<usize>,
     /// Given up for a moment when descriptors run out, so that a caller can be told so.
     spare: Option<OwnedFd>,
     /// Some caller's oldest message waits for a receive.
@@ -108,6 +101,7 @@ impl Endpoint {
         wait.watch(listener.as_fd(), Token::Listener.pack(id))
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
         Ok(Self {
+            attended: false,
             id,
             name: at,
             here: Here {
@@ -122,9 +116,8 @@ impl Endpoint {
             listener,
             wait,
             rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
-            callers: Slab::new(),
+            callers: Callers::default(),
             next_key: 0,
-            strangers: VecDeque::new(),
             spare: socket::spare().ok(),
             held: false,
             outgoing: Slab::new(),
@@ -299,7 +292,7 @@ impl Endpoint {
 
     pub(crate) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
         // The sender may have got a number since, or lost it.
-        let mut peers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        let mut peers = self.callers.peers();
         let peer = peers.find(|peer| peer.key == envelope.peer);
         let source = peer.and_then(|peer| peer.source);
         self.rx.put_back(host, envelope, source, bytes);
@@ -310,23 +303,17 @@ impl Endpoint {
     }
 
     pub(crate) fn address_inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
-        for (_, caller) in &mut self.callers {
-            if let Caller::Peer(peer) = caller
-                && peer.peer == *address
-            {
-                peer.source = Some(addr);
-                self.rx.resolve(host, peer.key, addr);
-            }
+        for peer in self.callers.peers_mut().filter(|peer| peer.peer == *address) {
+            peer.source = Some(addr);
+            self.rx.resolve(host, peer.key, addr);
         }
         self.rx.inserted(host, addr, address);
     }
 
     pub(crate) fn address_removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
         self.rx.forget(host, addr);
-        for (_, caller) in &mut self.callers {
-            if let Caller::Peer(peer) = caller {
-                peer.source = peer.source.filter(|source| *source != addr);
-            }
+        for peer in self.callers.peers_mut() {
+            peer.source = peer.source.filter(|source| *source != addr);
         }
         if let Some(at) = self.route(addr) {
             let mut outgoing = self.outgoing.remove(at);
@@ -340,27 +327,42 @@ impl Endpoint {
 
     // ---- moving
 
-    pub(crate) fn progress(&mut self, host: &mut dyn Host) -> bool {
+    /// Moves what can be moved. In a crowd, of endpoints or of callers, who has been silent for long is left alone.
+    pub(crate) fn progress(&mut self, host: &mut dyn Host, endpoints: usize) -> bool {
         let served = self.rx.serve(host);
-        let received = served | self.pump_callers(host) | self.rx.copy_on(host);
+        let mut received = served | self.pump_callers(host) | self.rx.copy_on(host);
+        let crowd = self.callers.attended().max(endpoints);
+        if crowd > FEW {
+            received |= self.callers.leave_one(crowd);
+        }
         received | (!self.busy.is_empty() && self.pump_outgoing(host))
     }
 
+    /// Whether a pass has nothing to do here before somebody rings.
+    pub(crate) fn rests(&self) -> bool {
+        let receives = self.held || self.rx.is_copying() || self.rx.waits_for_place();
+        self.callers.attended() == 0 && self.busy.is_empty() && !receives
+    }
+
     fn pump_callers(&mut self, host: &mut dyn Host) -> bool {
-        let mut moved = false;
+        let (mut moved, mut held) = (false, false);
         let mut over = Vec::new();
-        self.held = false;
-        for (at, caller) in &mut self.callers {
-            let Caller::Peer(peer) = caller else { continue };
-            match peer.pump(&mut self.rx, host) {
-                Ok(more) => moved |= more,
-                Err(broken) => over.push((at, Some(broken.0))),
-            }
-            self.held |= peer.is_held();
+        self.callers.pass(|at, peer| {
+            let news = match peer.pump(&mut self.rx, host) {
+                Ok(more) => more,
+                Err(broken) => {
+                    over.push((at, Some(broken.0)));
+                    false
+                }
+            };
+            moved |= news;
+            held |= peer.is_held();
             if peer.down().is_some() && peer.is_drained() {
                 over.push((at, None));
             }
-        }
+            news
+        });
+        self.held = held;
         // Nothing is allocated above unless somebody ended.
         for (at, broken) in over {
             moved = true;
@@ -419,13 +421,12 @@ impl Endpoint {
         for _ in 0..ACCEPTS_PER_LOOK {
             match self.listener.accept() {
                 Ok(Some(mut socket)) => {
-                    let at = self.callers.vacant_key();
+                    let at = self.callers.vacant();
                     let token = Token::Incoming(at as u32).pack(self.id);
                     if socket.watch(&self.wait, token).is_ok() {
-                        self.callers.insert(Caller::Stranger(Stranger { socket }));
-                        self.strangers.push_back(at);
+                        self.callers.add_stranger(Stranger { socket });
                         self.caller_ready(host, at);
-                        self.limit_strangers();
+                        self.callers.limit_strangers(STRANGERS);
                     }
                 }
                 Ok(None) => return,
@@ -447,46 +448,30 @@ impl Endpoint {
     }
 
     fn caller_ready(&mut self, host: &mut dyn Host, at: usize) {
-        match self.callers.get_mut(at) {
-            Some(Caller::Peer(peer)) => {
-                if let Some(reason) = peer.readable(host) {
-                    self.caller_ended(host, at, reason);
-                    self.pump_callers(host);
-                }
-            }
-            Some(Caller::Stranger(_)) => {
-                let Caller::Stranger(stranger) = self.callers.remove(at) else { return };
-                self.strangers.retain(|stranger| *stranger != at);
-                self.next_key += 1;
-                match stranger.meet(PeerKey(self.next_key), self.here.clone()) {
-                    // A slab gives the position that was freed last to who comes next.
-                    Met::Later(stranger) => {
-                        let again = self.callers.insert(Caller::Stranger(stranger));
-                        debug_assert_eq!(again, at);
-                        self.strangers.push_back(again);
-                    }
-                    Met::Peer(mut peer) => {
-                        peer.number = host.peer_connected(self.id, &peer.peer);
-                        peer.source = peer.number;
-                        let (name, source) = (peer.peer.clone(), peer.source);
-                        let again = self.callers.insert(Caller::Peer(peer));
-                        debug_assert_eq!(again, at);
-                        host.event(self.id, EventKind::PeerConnected { peer: name, source });
-                        self.pump_callers(host);
-                    }
-                    Met::Refused(error) => host.event(self.id, EventKind::Rejected { error }),
-                    Met::Left => {}
-                }
-            }
-            None => {}
+        if let Some(stranger) = self.callers.take_stranger(at) {
+            return self.meet(host, stranger);
+        }
+        self.callers.attend(at);
+        if let Some(reason) = self.callers.get(at).and_then(|peer| peer.readable(host)) {
+            self.caller_ended(host, at, reason);
+            self.pump_callers(host);
         }
     }
 
-    fn limit_strangers(&mut self) {
-        while self.strangers.len() > STRANGERS {
-            if let Some(at) = self.strangers.pop_front() {
-                self.callers.try_remove(at);
+    fn meet(&mut self, host: &mut dyn Host, stranger: Stranger) {
+        self.next_key += 1;
+        match stranger.meet(PeerKey(self.next_key), self.here.clone()) {
+            Met::Later(stranger) => self.callers.add_stranger(stranger),
+            Met::Peer(mut peer) => {
+                peer.number = host.peer_connected(self.id, &peer.peer);
+                peer.source = peer.number;
+                let (name, source) = (peer.peer.clone(), peer.source);
+                self.callers.add(peer);
+                host.event(self.id, EventKind::PeerConnected { peer: name, source });
+                self.pump_callers(host);
             }
+            Met::Refused(error) => host.event(self.id, EventKind::Rejected { error }),
+            Met::Left => {}
         }
     }
 
@@ -496,12 +481,12 @@ impl Endpoint {
         let (name, addr, reported) = (outgoing.peer.clone(), outgoing.addr, outgoing.is_reported());
         outgoing.end(host, &ended.error);
         let Some(identity) = ended.identity else { return };
-        let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        let mut callers = self.callers.peers();
         if !reported && !callers.any(|peer| peer.peer == name && peer.identity == identity) {
             let (peer, reason) = (name.clone(), ended.reason);
             host.event(self.id, EventKind::PeerDown { peer, source: Some(addr), reason });
         }
-        let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        let mut callers = self.callers.peers();
         if !callers.any(|peer| peer.peer == name) {
             self.rx.fail_directed(host, addr, &Error::PeerGone(name));
         }
@@ -509,7 +494,7 @@ impl Endpoint {
 
     /// A connection from a peer has ended; what it left in the ring is still taken.
     fn caller_ended(&mut self, host: &mut dyn Host, at: usize, reason: DownReason) {
-        let Some(Caller::Peer(peer)) = self.callers.get_mut(at) else { return };
+        let Some(peer) = self.callers.get(at) else { return };
         // A socket that has hung up would keep everybody awake.
         peer.unwatch();
         if !peer.lost(reason) {
@@ -517,7 +502,7 @@ impl Endpoint {
         }
         let (name, identity, source) = (peer.peer.clone(), peer.identity, peer.source);
         let is_over = !peer.has_left() && !matches!(reason, DownReason::Protocol(_));
-        let mut callers = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        let mut callers = self.callers.peers();
         if callers.any(|peer| peer.peer == name && peer.identity == identity && peer.down().is_none()) {
             return;
         }
@@ -536,13 +521,13 @@ impl Endpoint {
 
     /// The connection has ended and all it left has been taken.
     fn end_caller(&mut self, host: &mut dyn Host, at: usize) {
-        let Some(Caller::Peer(mut peer)) = self.callers.try_remove(at) else { return };
+        let Some(mut peer) = self.callers.remove(at) else { return };
         let gone = Error::PeerGone(peer.peer.clone());
         peer.end(&mut self.rx, host, gone.clone());
         peer.unwatch();
         self.done.doorbells += peer.doorbells;
         // With another connection from there the number is that one's.
-        let others = self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        let others = self.callers.peers();
         if let Some(source) = peer.source.filter(|_| { others }.all(|other| other.peer != peer.peer)) {
             self.rx.fail_directed(host, source, &gone);
         }
@@ -552,7 +537,7 @@ impl Endpoint {
 
     pub(crate) fn close(mut self, host: &mut dyn Host) {
         self.rx.close(host);
-        for peer in self.callers.iter().filter_map(|(_, caller)| caller.peer()) {
+        for peer in self.callers.peers() {
             host.peer_disconnected(self.id, peer.number);
         }
         self.say_goodbye();
@@ -570,12 +555,7 @@ impl Endpoint {
     // ---- sleeping
 
     pub(crate) fn arm(&mut self) -> bool {
-        let mut quiet = !self.rx.is_copying();
-        for (_, caller) in &mut self.callers {
-            if let Caller::Peer(peer) = caller {
-                quiet &= peer.arm();
-            }
-        }
+        let mut quiet = !self.rx.is_copying() & self.callers.arm();
         for &at in &self.busy {
             quiet &= self.outgoing[at].arm();
         }
@@ -583,11 +563,7 @@ impl Endpoint {
     }
 
     pub(crate) fn disarm(&mut self) {
-        for (_, caller) in &mut self.callers {
-            if let Caller::Peer(peer) = caller {
-                peer.disarm();
-            }
-        }
+        self.callers.disarm();
         for &at in &self.busy {
             self.outgoing[at].disarm();
         }
@@ -596,7 +572,7 @@ impl Endpoint {
     pub(crate) fn stats(&self) -> ProviderStats {
         let mut done = self.done;
         self.outgoing.iter().for_each(|(_, outgoing)| done += outgoing.done());
-        let peers = || self.callers.iter().filter_map(|(_, caller)| caller.peer());
+        let peers = || self.callers.peers();
         ProviderStats {
             doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
             lent: done.lent,
@@ -608,9 +584,10 @@ impl Endpoint {
     pub(crate) fn describe(&self) -> String {
         let (messages, bytes) = self.rx.unexpected();
         format!(
-            "{} ({} callers, {} connections, {messages} unexpected messages of {bytes} bytes)",
+            "{} ({} callers, {} attended, {} connections, {messages} unexpected messages of {bytes} bytes)",
             self.name,
             self.callers.len(),
+            self.callers.attended(),
             self.outgoing.len(),
         )
     }
@@ -622,21 +599,8 @@ impl Drop for Endpoint {
             return;
         }
         self.wait.unwatch(self.listener.as_fd());
-        for (_, caller) in &self.callers {
-            if let Caller::Peer(peer) = caller {
-                peer.farewell();
-            }
-        }
+        self.callers.peers().for_each(Incoming::farewell);
         self.say_goodbye();
-    }
-}
-
-impl Caller {
-    fn peer(&self) -> Option<&Incoming> {
-        match self {
-            Self::Peer(peer) => Some(peer),
-            Self::Stranger(_) => None,
-        }
     }
 }
 

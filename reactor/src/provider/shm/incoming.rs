@@ -84,6 +84,10 @@ pub(crate) struct Incoming {
     down: Option<DownReason>,
     /// How often the peer slept and was woken.
     pub(crate) doorbells: u64,
+    /// The pass in which something of it was taken last.
+    pub(crate) heard: u32,
+    /// It is not looked at in every pass, and rings.
+    pub(crate) alone: bool,
 }
 
 /// What became of a hello.
@@ -180,6 +184,8 @@ impl Incoming {
             left: false,
             down: None,
             doorbells: 0,
+            heard: 0,
+            alone: false,
         }
     }
 
@@ -405,6 +411,11 @@ impl Incoming {
     /// The oldest record waits for a receive, or for room.
     pub(crate) fn is_held(&self) -> bool {
         self.held
+    }
+
+    /// Whether nothing stands in the way of waiting until it rings.
+    pub(crate) fn may_be_left(&self) -> bool {
+        !self.held && self.down.is_none()
     }
 
     /// Ends the connection: a message that was arriving will never be complete.

@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `endpoint` | an endpoint: its name, its connections, its receive context |
+//! | `callers` | the connections that came in, and which of them are looked at |
 //! | `outgoing`, `incoming` | a connection, seen from the sender and from the receiver |
 //! | `handshake` | how two endpoints meet, and what they say outside of the rings |
 //! | `socket` | the sockets they say it on |
@@ -16,6 +17,7 @@
 //! | `windows` | the areas of a peer, as they are mapped here |
 
 mod area;
+mod callers;
 mod endpoint;
 mod handshake;
 mod incoming;
@@ -52,6 +54,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
 use area::Lent;
+use callers::FEW;
 use endpoint::{Endpoint, Token};
 use loans::Loans;
 #[cfg(all(feature = "work", not(loom)))]
@@ -139,7 +142,14 @@ impl Provider for ShmProvider {
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
-        Ok(Box::new(ShmDomain { wait, endpoints: Vec::new(), places: Vec::new(), loans: Loans::default() }))
+        Ok(Box::new(ShmDomain {
+            wait,
+            endpoints: Vec::new(),
+            places: Vec::new(),
+            attended: Vec::new(),
+            turn: 0,
+            loans: Loans::default(),
+        }))
     }
 }
 
@@ -149,17 +159,44 @@ struct ShmDomain {
     endpoints: Vec<Endpoint>,
     /// Where each endpoint is in `endpoints`, by its number.
     places: Vec<Option<u32>>,
+    /// Where the endpoints are that passes are made over; `callers` says why a pass may leave out others.
+    attended: Vec<usize>,
+    /// Which endpoint is looked at out of turn.
+    turn: usize,
     loans: Loans,
 }
 
 impl ShmDomain {
+    /// An endpoint that something is to be done with: it is attended from now on.
     fn ep(&mut self, ep: EpId) -> Result<&mut Endpoint> {
-        let endpoint = self.place(ep).and_then(|place| self.endpoints.get_mut(place));
-        endpoint.ok_or_else(|| Error::Closed(Class::Endpoint))
+        let place = self.place(ep).filter(|place| *place < self.endpoints.len());
+        let place = place.ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        self.attend(place);
+        Ok(&mut self.endpoints[place])
+    }
+
+    #[inline]
+    fn attend(&mut self, place: usize) {
+        if !std::mem::replace(&mut self.endpoints[place].attended, true) {
+            self.attended.push(place);
+        }
     }
 
     fn place(&self, ep: EpId) -> Option<usize> {
         self.places.get(ep.0 as usize).copied().flatten().map(|place| place as usize)
+    }
+
+    /// Looks at an endpoint that is not attended, each in turn.
+    fn visit(&mut self, host: &mut dyn Host) -> bool {
+        self.turn = if self.turn + 1 < self.endpoints.len() { self.turn + 1 } else { 0 };
+        let Some(endpoint) = self.endpoints.get_mut(self.turn).filter(|endpoint| !endpoint.attended) else {
+            return false;
+        };
+        let moved = endpoint.progress(host, self.attended.len());
+        if !endpoint.rests() {
+            self.attend(self.turn);
+        }
+        moved
     }
 
     fn insert(&mut self, ep: EpId, endpoint: Endpoint) {
@@ -177,6 +214,8 @@ impl ShmDomain {
         if let Some(moved) = self.endpoints.get(place as usize) {
             self.places[moved.id().0 as usize] = Some(place);
         }
+        let attended = self.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.attended);
+        self.attended = attended.map(|(place, _)| place).collect();
         Some(endpoint)
     }
 }
@@ -311,8 +350,11 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn address_inserted(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr, address: &Address) {
-        if let Ok(endpoint) = self.ep(ep) {
-            endpoint.address_inserted(host, addr, address);
+        // Most have no message from there, and go on resting.
+        let Some(place) = self.place(ep) else { return };
+        self.endpoints[place].address_inserted(host, addr, address);
+        if !self.endpoints[place].rests() {
+            self.attend(place);
         }
     }
 
@@ -327,7 +369,22 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
-        self.endpoints.iter_mut().fold(false, |moved, endpoint| moved | endpoint.progress(host))
+        let crowd = self.attended.len();
+        let (mut moved, mut index) = (false, 0);
+        while let Some(&place) = self.attended.get(index) {
+            let endpoint = &mut self.endpoints[place];
+            moved |= endpoint.progress(host, crowd);
+            if self.attended.len() > FEW && endpoint.rests() {
+                endpoint.attended = false;
+                self.attended.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        if self.attended.len() < self.endpoints.len() {
+            moved |= self.visit(host);
+        }
+        moved
     }
 
     fn ready(&mut self, host: &mut dyn Host, token: u64) {
@@ -338,7 +395,10 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn arm(&mut self) -> bool {
-        let quiet = self.endpoints.iter_mut().fold(true, |quiet, endpoint| quiet & endpoint.arm());
+        let mut quiet = true;
+        for &place in &self.attended {
+            quiet &= self.endpoints[place].arm();
+        }
         if !quiet {
             self.disarm();
         }
@@ -346,7 +406,9 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn disarm(&mut self) {
-        self.endpoints.iter_mut().for_each(|endpoint| endpoint.disarm());
+        for &place in &self.attended {
+            self.endpoints[place].disarm();
+        }
     }
 
     fn stats(&self, ep: EpId) -> ProviderStats {
@@ -355,6 +417,6 @@ impl ProviderDomain for ShmDomain {
 
     fn describe(&self) -> String {
         let endpoints: Vec<_> = self.endpoints.iter().map(|endpoint| endpoint.describe()).collect();
-        format!("shm [{}]", endpoints.join(", "))
+        format!("shm [{}], {} endpoints attended", endpoints.join(", "), self.attended.len())
     }
 }
