@@ -383,6 +383,9 @@ pub trait Host {
     /// Something happened on the endpoint.
     fn event(&mut self, ep: EpId, event: EventKind);
 
+    /// A connection ended while the peer had so many loans of the endpoint: their memory is not used again.
+    fn gave_up(&mut self, _ep: EpId, _peer: &Address, _loans: usize) {}
+
     /// The address behind a number of the endpoint's vector.
     ///
     /// # Errors

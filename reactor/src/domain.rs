@@ -18,6 +18,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 use crate::driver::{self, TaskDriver};
 use crate::engine::Engine;
 use crate::hub::{AvId, Bindings, CounterId, CqId, FollowUp, Hub};
+use crate::notes::Note;
 use crate::ops::{Credit, Ended, Op, Phase, Posted, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::vectors::Vector;
@@ -149,6 +150,10 @@ impl Domain {
         for (addr, address) in known {
             state.provider.address_inserted(&mut state.hub, id, addr, &address);
         }
+        if let Some(ep) = locked.hub.eps.get(id.0) {
+            let note = Note::Opened(ep.bound.object, address.clone());
+            locked.hub.later.note(note);
+        }
         // Under auto progress the thread has to learn of the new descriptors' owner.
         locked.finish();
         Ok((id, address))
@@ -159,13 +164,14 @@ impl Domain {
         let mut locked = self.engine.lock();
         let state = &mut *locked;
         let Ok(ep) = state.hub.ep(id) else { return };
-        let av = ep.bound.av;
+        let (av, object) = (ep.bound.av, ep.bound.object);
         for key in ep.transmit.drain() {
             state.hub.complete(key, Outcome::failed(Error::Canceled));
         }
         state.provider.close_endpoint(&mut state.hub, id);
         state.hub.eps.remove(id.0);
         state.hub.seen_all(av);
+        state.hub.later.note(Note::Closed(object));
         locked.finish();
     }
 

@@ -16,6 +16,8 @@ use fabric_core::provider::WaitSet;
 use fabric_core::{Error, Result};
 
 use crate::engine::{Driver, Engine};
+use crate::later::Later;
+use crate::notes::Note;
 use crate::sync;
 use crate::wait::{PollSet, WaitPolicy, Window};
 
@@ -102,7 +104,8 @@ pub(crate) fn spawn(engine: &Arc<Engine>, name: String) -> Result<()> {
 
 /// Drives a domain from this thread, until it is gone.
 pub(crate) fn run(set: &PollSet, engine: &Weak<Engine>) {
-    let _leave = Leave(engine.clone());
+    let _leave = Leave(engine.clone(), "thread");
+    Later::tell(Note::Drives("thread"));
     let mut turns = Turns::new();
     loop {
         let Some(engine) = engine.upgrade() else { return };
@@ -123,7 +126,7 @@ pub(crate) fn run(set: &PollSet, engine: &Weak<Engine>) {
 }
 
 /// Whoever drove has gone, because its runtime went or because it panicked: from now on tasks keep themselves runnable.
-struct Leave(Weak<Engine>);
+struct Leave(Weak<Engine>, &'static str);
 
 impl Drop for Leave {
     fn drop(&mut self) {
@@ -132,6 +135,7 @@ impl Drop for Leave {
             locked.driver = Driver::Gone;
             locked.hub.wake_everybody();
         }
+        Later::tell(Note::DrivesNoMore(self.1));
     }
 }
 
@@ -155,7 +159,8 @@ pub struct TaskDriver {
 impl TaskDriver {
     pub(crate) fn new(engine: &Arc<Engine>) -> Self {
         let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
-        Self { set, _leave: Leave(engine.clone()), engine, turns: Turns::new() }
+        Later::tell(Note::Drives("task"));
+        Self { set, _leave: Leave(engine.clone(), "task"), engine, turns: Turns::new() }
     }
 
     /// What it sleeps on.

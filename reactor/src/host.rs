@@ -10,6 +10,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::hub::Hub;
+use crate::notes::Note;
 use crate::ops::Route;
 
 impl Host for Hub {
@@ -153,10 +154,19 @@ impl Host for Hub {
 
     fn event(&mut self, ep: EpId, kind: EventKind) {
         let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else { return };
+        if !matches!(kind, EventKind::OperationFailed { .. }) {
+            self.later.note(Note::Event(bound.object, kind.clone()));
+        }
         if let Some(eq) = bound.eq.as_ref().or(self.eq.as_ref())
             && let Some(waker) = eq.push(Event::new(bound.object, bound.context, kind))
         {
             self.later.wake(waker);
+        }
+    }
+
+    fn gave_up(&mut self, ep: EpId, peer: &Address, loans: usize) {
+        if let Some(ep) = self.eps.get(ep.0) {
+            self.later.note(Note::GaveUp(ep.bound.object, peer.clone(), loans));
         }
     }
 

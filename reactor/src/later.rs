@@ -1,9 +1,12 @@
-//! What must not happen under a lock: waking tasks and dropping what belongs to the user.
+//! What must not happen under a lock: waking tasks, dropping what belongs to the user, and
+//! telling the subscriber of `tracing`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
 use fabric_core::buf::AnyBuf;
+
+use crate::notes::Note;
 
 /// Collected under the lock, carried out after it is gone.
 #[derive(Debug, Default)]
@@ -16,6 +19,7 @@ enum Chore {
     Wake(Waker),
     DropWaker(Waker),
     DropBuffer(AnyBuf),
+    Tell(Note),
 }
 
 impl Later {
@@ -36,6 +40,18 @@ impl Later {
         }
     }
 
+    /// Tell the subscriber of this: it may be the user's, and use the domain.
+    pub(crate) fn note(&mut self, note: Note) {
+        self.chores.push(Chore::Tell(note));
+    }
+
+    /// Tells at once, where there is no lock. A panic of the subscriber is the caller's as little as one of a waker.
+    pub(crate) fn tell(note: Note) {
+        let mut later = Self::default();
+        later.note(note);
+        later.run();
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.chores.is_empty()
     }
@@ -47,9 +63,10 @@ impl Later {
                 Chore::Wake(waker) => waker.wake(),
                 Chore::DropWaker(waker) => drop(waker),
                 Chore::DropBuffer(buf) => drop(buf),
+                Chore::Tell(note) => note.tell(),
             }));
             if ran.is_err() {
-                tracing::error!(target: "fabric::progress", "a waker, or the drop of a buffer, panicked");
+                tracing::error!(target: "fabric::progress", "a waker, the drop of a buffer, or a subscriber panicked");
             }
         }
     }

@@ -20,6 +20,7 @@ mod later;
 #[cfg(all(test, loom))]
 mod models;
 mod multi;
+mod notes;
 mod onesided;
 mod ops;
 mod post;

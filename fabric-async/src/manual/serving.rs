@@ -113,6 +113,25 @@
 //! server is there: try again after a pause. The new server knows nothing of the old one's clients, and gets
 //! them as guests with their first request.
 //!
+//! # What is told to `tracing`
+//!
+//! Besides the event queue, which is for programs, there is the [`tracing`] subscriber of the process, for those who run them.
+//! It hears of the rare things, never of single messages:
+//!
+//! | target | level | what | fields |
+//! |---|---|---|---|
+//! | `fabric::endpoint` | debug | endpoint opened, endpoint closed | `endpoint`, its [`id`](crate::Endpoint::id); `name` |
+//! | `fabric::connection` | debug | peer connected, peer closed | `endpoint`, `peer` |
+//! | `fabric::connection` | info | peer died | `endpoint`, `peer` |
+//! | `fabric::connection` | info | loans given up, because the peer that had them is gone | `endpoint`, `peer`, `loans` |
+//! | `fabric::connection` | warn | peer broke the protocol | `endpoint`, `peer`, `what` |
+//! | `fabric::connection` | warn | caller refused | `endpoint`, `error` |
+//! | `fabric::progress` | debug | driver started, driver ended | `driver`: `task` or `thread` |
+//! | `fabric::progress` | error | a waker, the drop of a buffer, or the subscriber panicked | |
+//!
+//! No lock is held meanwhile: a subscriber may use the endpoint that it hears of.
+//!
+//! [`tracing`]: https://docs.rs/tracing
 //! [`Endpoint::lookup`]: crate::Endpoint::lookup
 //! [`AddressVector::insert`]: crate::AddressVector::insert
 //! [`PeerGone`]: crate::Error::PeerGone

@@ -320,7 +320,7 @@ impl Endpoint {
             self.routes[addr.index()] = None;
             self.busy.retain(|busy| *busy != at);
             outgoing.farewell(Word::Leave);
-            outgoing.end(host, &Error::StaleAddress(addr));
+            end(&mut outgoing, self.id, host, &Error::StaleAddress(addr));
             self.done += outgoing.done();
         }
     }
@@ -479,7 +479,7 @@ impl Endpoint {
     fn outgoing_ended(&mut self, host: &mut dyn Host, at: usize, ended: Ended) {
         let outgoing = &mut self.outgoing[at];
         let (name, addr, reported) = (outgoing.peer.clone(), outgoing.addr, outgoing.is_reported());
-        outgoing.end(host, &ended.error);
+        end(outgoing, self.id, host, &ended.error);
         let Some(identity) = ended.identity else { return };
         let mut callers = self.callers.peers();
         if !reported && !callers.any(|peer| peer.peer == name && peer.identity == identity) {
@@ -511,7 +511,7 @@ impl Endpoint {
                 outgoing.report();
                 if is_over {
                     // The endpoint there is gone: what is sent from now on must not seem to have arrived.
-                    outgoing.end(host, &Error::PeerGone(name.clone()));
+                    end(outgoing, self.id, host, &Error::PeerGone(name.clone()));
                 }
             }
         }
@@ -542,7 +542,7 @@ impl Endpoint {
         }
         self.say_goodbye();
         for (_, outgoing) in &mut self.outgoing {
-            outgoing.end(host, &Error::Canceled);
+            end(outgoing, self.id, host, &Error::Canceled);
         }
     }
 
@@ -602,6 +602,15 @@ impl Drop for Endpoint {
         self.callers.peers().for_each(Incoming::farewell);
         self.say_goodbye();
     }
+}
+
+/// Ends a connection of this endpoint.
+fn end(outgoing: &mut Outgoing, ep: EpId, host: &mut dyn Host, error: &Error) {
+    let lent = outgoing.out();
+    if lent > 0 {
+        host.gave_up(ep, &outgoing.peer, lent);
+    }
+    outgoing.end(host, error);
 }
 
 /// An operation on an endpoint that is closed.

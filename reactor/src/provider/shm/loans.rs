@@ -320,6 +320,13 @@ impl Borrowed {
     }
 }
 
+impl Borrowed {
+    /// How many the peer has, or has given back unnoticed.
+    pub(crate) fn out(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+}
+
 impl Drop for Borrowed {
     fn drop(&mut self) {
         for out in self.slots.iter().flatten() {

@@ -412,6 +412,11 @@ impl Outgoing {
         done
     }
 
+    /// Loans that the peer has.
+    pub(crate) fn out(&self) -> usize {
+        if let Link::Live(wires) = &self.link { wires.borrowed.out() } else { 0 }
+    }
+
     /// Takes back what the peer has given back of what was lent to it.
     pub(crate) fn collect(&mut self) {
         if let Link::Live(wires) = &mut self.link {

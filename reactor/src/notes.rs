@@ -1,0 +1,66 @@
+//! What a domain tells the subscriber of `tracing`: the rare things, none of them per message.
+//!
+//! A subscriber is user code and may use the domain it hears of, so nothing is told under the lock: notes are put off like
+//! wake-ups ([`Later`](crate::later::Later)).
+
+use fabric_core::Address;
+use fabric_core::event::{DownReason, EventKind};
+
+/// Something to be told when the lock is gone.
+#[derive(Debug)]
+pub(crate) enum Note {
+    /// An endpoint, by its number in the object tree, has this name from now on.
+    Opened(u64, Address),
+    Closed(u64),
+    /// Something happened on the endpoint of this number.
+    Event(u64, EventKind),
+    /// A peer's connection ended while it had so many loans of this endpoint: their memory is not used again.
+    GaveUp(u64, Address, usize),
+    /// A driver of this kind is there, or has ended.
+    Drives(&'static str),
+    DrivesNoMore(&'static str),
+}
+
+impl Note {
+    pub(crate) fn tell(self) {
+        match self {
+            Self::Opened(endpoint, name) => {
+                tracing::debug!(target: "fabric::endpoint", endpoint, %name, "endpoint opened");
+            }
+            Self::Closed(endpoint) => {
+                tracing::debug!(target: "fabric::endpoint", endpoint, "endpoint closed")
+            }
+            Self::Event(endpoint, kind) => tell_of(endpoint, &kind),
+            Self::GaveUp(endpoint, peer, loans) => {
+                tracing::info!(target: "fabric::connection", endpoint, %peer, loans, "loans given up");
+            }
+            Self::Drives(driver) => tracing::debug!(target: "fabric::progress", driver, "driver started"),
+            Self::DrivesNoMore(driver) => tracing::debug!(target: "fabric::progress", driver, "driver ended"),
+        }
+    }
+}
+
+fn tell_of(endpoint: u64, kind: &EventKind) {
+    match kind {
+        EventKind::PeerConnected { peer, .. } => {
+            tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer connected");
+        }
+        EventKind::PeerDown { peer, reason: DownReason::Closed, .. } => {
+            tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer closed");
+        }
+        EventKind::PeerDown { peer, reason: DownReason::Died, .. } => {
+            tracing::info!(target: "fabric::connection", endpoint, %peer, "peer died");
+        }
+        EventKind::PeerDown { peer, reason: DownReason::Protocol(what), .. } => {
+            tracing::warn!(target: "fabric::connection", endpoint, %peer, what, "peer broke the protocol");
+        }
+        EventKind::PeerDown { peer, reason, .. } => {
+            tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer gone");
+        }
+        EventKind::Rejected { error } => {
+            tracing::warn!(target: "fabric::connection", endpoint, %error, "caller refused");
+        }
+        // These are about single messages.
+        _ => {}
+    }
+}
