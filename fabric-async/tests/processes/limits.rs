@@ -9,7 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::census::{Census, alone};
 use crate::hostile::still_works;
-use crate::role::{Peer, stop};
+use crate::role::{Peer, wait_for_parent};
 use crate::run;
 
 const WORD: &str = "are you there?";
@@ -20,7 +20,7 @@ const EMFILE: i32 = 24;
 
 /// Calls once when it is let, and ends with what came of it.
 pub(crate) async fn caller(name: &str) -> i32 {
-    stop();
+    wait_for_parent();
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = match ep.lookup(name).await {
         Ok(peer) => peer,
@@ -71,9 +71,7 @@ impl Host {
 
     /// A process that will call when it is let.
     fn caller(&self) -> Peer {
-        let caller = Peer::start("caller", &self.ep.name().to_string());
-        caller.stops();
-        caller
+        Peer::start("caller", &self.ep.name().to_string())
     }
 
     /// Lets a process call, and returns what it ended with. Who was served was heard as well.

@@ -1,10 +1,10 @@
 //! The parts that peers play.
 
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid};
 
 use crate::lending::{FRAME, SHORT_FRAME};
 use crate::onesided::{AREA, WIDE};
@@ -35,23 +35,16 @@ impl Peer {
     }
 }
 
-/// A peer that stops itself before it begins.
 impl Peer {
-    /// Waits until it has stopped.
-    pub(crate) fn stops(&self) {
-        let (_, status) = waitpid(Some(Pid::from_child(&self.0)), WaitOptions::UNTRACED).unwrap().unwrap();
-        assert!(status.stopped());
-    }
-
-    /// Lets it go on.
-    pub(crate) fn goes_on(&self) {
-        kill_process(Pid::from_child(&self.0), Signal::CONT).unwrap();
+    /// Lets a peer begin that waits for it.
+    pub(crate) fn goes_on(&mut self) {
+        drop(self.0.stdin.take());
     }
 }
 
-/// Stops this process, until its parent lets it go on.
-pub(crate) fn stop() {
-    kill_process(getpid(), Signal::STOP).unwrap();
+/// Waits until the parent lets this process go on.
+pub(crate) fn wait_for_parent() {
+    std::io::stdin().read_to_end(&mut Vec::new()).expect("a pipe");
 }
 
 impl Drop for Peer {
@@ -70,7 +63,7 @@ fn command(role: &str, name: &str) -> Command {
 /// Tells this program which part to play.
 fn told<'a>(command: &'a mut Command, role: &str, name: &str) -> &'a mut Command {
     command.args(["--exact", "peer", "--nocapture"]).env("FABRIC_ROLE", role).env("FABRIC_NAME", name);
-    command.stdout(Stdio::null()).stdin(Stdio::null())
+    command.stdout(Stdio::null()).stdin(Stdio::piped())
 }
 
 /// Plays the part this process was started for, if any.

@@ -152,7 +152,7 @@ fn thousands_of_endpoints_live_in_one_process() {
                 }
                 for domain in [&first, &second] {
                     let domain = format!("{domain:?}");
-                    assert!(domain.contains(&format!("{FEW} endpoints attended")), "{domain}");
+                    assert!(domain.contains(&format!("], {FEW} endpoints attended")), "{domain}");
                 }
                 // In the opposite order, the first of them being asked last.
                 for (at, ep) in endpoints.iter().enumerate().rev() {

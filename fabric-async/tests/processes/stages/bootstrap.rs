@@ -14,7 +14,7 @@ fn bare(name: &str) -> &str {
 /// A victim that calls on the survivor.
 pub(super) fn calls(stage: &str, name: &str) -> ! {
     if stage == "spoke" {
-        crate::role::stop();
+        crate::role::wait_for_parent();
     }
     let socket = knock_at(bare(name));
     if stage != "connected" {
@@ -68,10 +68,9 @@ pub(super) mod survives {
         assert_eq!(survivor.hears_of_the_end("victim").await, DownReason::Died);
     }
 
-    pub(crate) async fn spoke(survivor: &mut Survivor, victim: Peer) {
+    pub(crate) async fn spoke(survivor: &mut Survivor, mut victim: Peer) {
         // What it said is there; of what it had begun only the end, and that only if it was received by then.
         let (whole, begun) = (survivor.ep.recv().start().unwrap(), survivor.ep.recv().start().unwrap());
-        victim.stops();
         victim.goes_on();
         assert_eq!(whole.await.unwrap()[..], 77u64.to_le_bytes());
         assert_gone(&begun.await.unwrap_err().error);
