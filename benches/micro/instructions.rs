@@ -10,8 +10,8 @@ mod work;
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
 
-const FEW: u64 = 1_000;
-const MANY: u64 = 11_000;
+const FEW: u64 = 100;
+const MANY: u64 = 1_100;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -1,8 +1,9 @@
 //! Whole messages between two endpoints of one thread, over shared memory.
 
 use std::hint::black_box;
+use std::iter::repeat_n;
 
-use fabric_async::{Endpoint, FiAddr, Message, Result, WaitPolicy};
+use fabric_async::{Endpoint, FiAddr, Result, WaitPolicy};
 use tokio::runtime::Runtime;
 
 use crate::work::Work;
@@ -13,14 +14,25 @@ const COUNT: usize = 64;
 pub(crate) fn all() -> Vec<Work> {
     vec![
         ("64 messages/sent and received in turn", in_turn()),
-        ("64 messages/injected, each by a call", injected(None)),
-        ("64 messages/injected, batches of 1", injected(Some(1))),
-        ("64 messages/injected, a batch of 64", injected(Some(COUNT))),
-        ("64 messages/posted, each by a call", posted(None)),
-        ("64 messages/posted, batches of 1", posted(Some(1))),
-        ("64 messages/posted, a batch of 64", posted(Some(COUNT))),
+        ("64 messages/injected in a batch", stream(Injected, COUNT, COUNT)),
+        ("64 messages/injected in batches of 1", stream(Injected, 1, COUNT)),
+        ("64 messages/injected one by one", stream(Injected, 0, COUNT)),
+        ("64 messages/posted in a batch", stream(Posted, COUNT, COUNT)),
+        ("64 messages/posted in batches of 1", stream(Posted, 1, COUNT)),
+        ("64 messages/posted one by one", stream(Posted, 0, COUNT)),
+        ("64 messages/receives posted one by one", stream(Injected, COUNT, 0)),
     ]
 }
+
+/// How messages are sent.
+#[derive(Clone, Copy)]
+enum Sending {
+    Injected,
+    /// With completions, which are taken out afterwards.
+    Posted,
+}
+
+use Sending::{Injected, Posted};
 
 /// Two endpoints that know each other.
 struct Ends {
@@ -37,13 +49,31 @@ impl Ends {
         Ok(Self { from, to, peer })
     }
 
-    async fn received(&self) -> Result<usize> {
-        let mut bytes = 0;
-        for _ in 0..COUNT {
-            let message: Message = self.to.recv().await?;
-            bytes += message.len();
+    /// Sends them in batches of so many, or one by one.
+    fn send(&self, how: Sending, batch: usize) -> usize {
+        let bytes = black_box(&[7u8; 8]);
+        let request = |_| self.from.send(self.peer, bytes);
+        match (how, batch) {
+            (Injected, 0) => (0..COUNT).filter(|_| self.from.inject(self.peer, bytes).is_ok()).count(),
+            (Posted, 0) => (0..COUNT).filter(|at| request(*at).post().is_ok()).count(),
+            (Injected, _) => {
+                let batches = (0..COUNT / batch).map(|_| repeat_n(&bytes[..], batch));
+                batches.map(|batch| self.from.inject_all(self.peer, batch).0).sum()
+            }
+            (Posted, _) => {
+                let batches = (0..COUNT / batch).map(|_| (0..batch).map(request));
+                batches.map(|batch| self.from.post_all(batch).unwrap_or(0)).sum()
+            }
         }
-        Ok(bytes)
+    }
+
+    /// Posts receives, together or one by one.
+    fn receive(&self, rooms: &mut Vec<Vec<u8>>, batch: usize) -> usize {
+        let requests = rooms.drain(..).map(|room| self.to.recv_into(room));
+        match batch {
+            0 => requests.filter_map(|request| request.post().ok()).count(),
+            _ => self.to.post_all(requests).unwrap_or(0),
+        }
     }
 }
 
@@ -69,41 +99,25 @@ fn in_turn() -> Box<dyn FnMut() -> usize> {
     })
 }
 
-/// One by one, or in batches of so many.
-fn injected(batch: Option<usize>) -> Box<dyn FnMut() -> usize> {
+/// Receives are posted, messages come, and completions of both sides are taken out. Batches are of so many, or none.
+fn stream(how: Sending, batch: usize, receives: usize) -> Box<dyn FnMut() -> usize> {
     let (runtime, ends) = opened();
-    let messages = [[7u8; 8]; COUNT];
-    Box::new(move || {
-        let inject = |message: &[u8]| usize::from(ends.from.inject(ends.peer, black_box(message)).is_ok());
-        let sent: usize = match batch {
-            None => messages.iter().map(|message| inject(message)).sum(),
-            Some(batch) => {
-                let together = |batch: &[[u8; 8]]| {
-                    ends.from.inject_all(ends.peer, batch.iter().map(|message| black_box(&message[..]))).0
-                };
-                messages.chunks(batch).map(together).sum()
-            }
-        };
-        assert_eq!(sent, COUNT, "the ring has room for so few");
-        runtime.block_on(ends.received()).unwrap_or(0)
-    })
-}
-
-/// Likewise, with completions, which are taken out afterwards.
-fn posted(batch: Option<usize>) -> Box<dyn FnMut() -> usize> {
-    let (runtime, ends) = opened();
-    let mut queue = ends.from.completions().expect("the endpoint has a queue of its own");
+    let queue = |ep: &Endpoint| ep.completions().expect("the endpoint has a queue of its own");
+    let (mut sent, mut received) = (queue(&ends.from), queue(&ends.to));
     let mut out = Vec::new();
+    let mut rooms = vec![vec![0u8; 8]; COUNT];
     Box::new(move || {
-        let request = |_| ends.from.send(ends.peer, black_box(&[7u8; 8]));
-        let sent: usize = match batch {
-            None => (0..COUNT).map(|at| usize::from(request(at).post().is_ok())).sum(),
-            Some(batch) => {
-                (0..COUNT / batch).map(|_| ends.from.post_all((0..batch).map(request)).unwrap_or(0)).sum()
-            }
-        };
+        let _keeps_tasks_alive = &runtime;
+        assert_eq!(ends.receive(&mut rooms, receives), COUNT, "there is room for so few");
+        assert_eq!(ends.send(how, batch), COUNT, "there is room for so few");
+        sent.try_batch(&mut out, COUNT);
         out.clear();
-        assert_eq!((sent, queue.try_batch(&mut out, COUNT)), (COUNT, COUNT), "there is room for so few");
-        runtime.block_on(ends.received()).unwrap_or(0)
+        while rooms.len() < COUNT {
+            received.try_batch(&mut out, COUNT);
+            rooms.extend(
+                out.drain(..).filter_map(|entry| Some(entry.into_result::<Vec<u8>>().ok()?.into_buf())),
+            );
+        }
+        rooms.len()
     })
 }

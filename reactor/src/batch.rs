@@ -4,9 +4,9 @@
 //! has to be followed up) is paid once for all of them. Whoever has many takes them a chunk at a time, so that the lock
 //! is not held for long, and makes no call of the user's code in between.
 
-use std::collections::VecDeque;
-
-use fabric_core::buf::IoBuf;
+use fabric_core::buf::{IoBuf, IoBufMut};
+use fabric_core::completion::Failed;
+use fabric_core::matching::RecvSpec;
 use fabric_core::provider::{EpId, SendSpec};
 use fabric_core::{Error, Result};
 
@@ -16,66 +16,100 @@ use crate::ops::{Credit, Route};
 
 /// Posts under one lock, at most.
 pub const CHUNK: usize = 32;
-/// Bytes after which a chunk ends.
+/// Bytes that are copied under one lock, about.
 pub const CHUNK_BYTES: usize = 64 * 1024;
 
-/// A post that waits for its turn.
-#[derive(Debug)]
-pub struct Post<B> {
-    /// What is to be done.
-    pub spec: SendSpec,
-    /// Who hears of its end: the transmit queue.
-    pub route: Route,
-    /// The payload.
-    pub buf: B,
+/// Posts of one endpoint, made while the domain is locked: no call of the user's code may be made while it lives.
+///
+/// Nobody is woken before its end: [`Batch::end`], or the drop.
+pub struct Batch<'a> {
+    domain: &'a Domain,
+    locked: Locked<'a>,
+    ep: EpId,
+    posts: u32,
+    ended: bool,
 }
 
 impl Domain {
-    /// Sends copies of borrowed bytes, each as a message like this one. How many were accepted, and why it stopped there
-    /// if it did.
-    pub fn inject_all(&self, ep: EpId, spec: SendSpec, messages: &[&[u8]]) -> (usize, Result<()>) {
-        let spec = SendSpec { more: true, ..spec };
-        let mut locked = self.engine.lock();
-        let mut refused = messages.iter().enumerate().map(|(at, bytes)| {
-            let sent = locked.inject(ep, spec, bytes, self.pool());
-            (at, sent)
-        });
-        let stopped = refused.find(|(_, sent)| sent.is_err());
-        let (accepted, sent) = stopped.unwrap_or((messages.len(), Ok(())));
-        let sent = locked.end_batch(ep, accepted, sent);
-        (accepted, sent)
-    }
-
-    /// Posts everything in the list, from the front; what was not posted stays there.
-    ///
-    /// # Errors
-    /// Why the first that is left was refused; or, with nothing left, [`Error::PeerGone`] when a peer closed meanwhile.
-    pub fn send_all<B: IoBuf>(&self, ep: EpId, posts: &mut VecDeque<Post<B>>) -> Result<()> {
-        let mut locked = self.engine.lock();
-        let (mut accepted, mut sent) = (0, Ok(()));
-        while let Some(Post { spec, route, buf }) = posts.pop_front() {
-            let more = SendSpec { more: true, ..spec };
-            if let Err(failed) = locked.send(ep, more, buf, route, Credit::Now) {
-                posts.push_front(Post { spec, route, buf: failed.buf });
-                sent = Err(failed.error);
-                break;
-            }
-            accepted += 1;
-        }
-        locked.end_batch(ep, accepted, sent)
+    /// Locks the domain for a chunk of posts.
+    pub fn batch(&self, ep: EpId) -> Batch<'_> {
+        Batch { domain: self, locked: self.engine.lock(), ep, posts: 0, ended: false }
     }
 }
 
-impl Locked<'_> {
-    /// Makes up for what was left out, whether all went well or not. A refusal says more than the end of a peer.
-    fn end_batch(&mut self, ep: EpId, accepted: usize, sent: Result<()>) -> Result<()> {
-        let state = &mut **self;
-        let flushed = match state.provider.flush(&mut state.hub, ep) {
+impl Batch<'_> {
+    /// Posts a send or a write that reports to the transmit queue. The spec says that more follows.
+    ///
+    /// # Errors
+    /// With the buffer, as [`Domain::send`].
+    #[inline]
+    #[allow(clippy::result_large_err)] // as of every post
+    pub fn send<B: IoBuf>(&mut self, spec: SendSpec, buf: B, route: Route) -> Result<(), Failed<B>> {
+        debug_assert!(spec.more, "somebody would be woken for each");
+        self.posts += 1;
+        self.locked.send(self.ep, spec, buf, route, Credit::Now).map(drop)
+    }
+
+    /// Sends a copy of borrowed bytes. The spec says that more follows.
+    ///
+    /// # Errors
+    /// As [`Domain::inject`].
+    #[inline]
+    pub fn inject(&mut self, spec: &SendSpec, bytes: &[u8]) -> Result<()> {
+        debug_assert!(spec.more, "somebody would be woken for each");
+        self.posts += 1;
+        self.locked.inject(self.ep, spec, bytes, self.domain.pool())
+    }
+
+    /// Posts a receive that reports to the receive queue.
+    ///
+    /// # Errors
+    /// With the buffer, as [`Domain::recv`].
+    #[inline]
+    #[allow(clippy::result_large_err)] // as of every post
+    pub fn recv<B: IoBufMut>(&mut self, spec: RecvSpec, buf: B, route: Route) -> Result<(), Failed<B>> {
+        self.posts += 1;
+        self.locked.recv(self.ep, spec, buf, route, Credit::Now).map(drop)
+    }
+
+    /// Bytes of messages that the endpoint has received.
+    pub fn received_bytes(&self) -> u64 {
+        self.locked.hub.eps.get(self.ep.0).map_or(0, |ep| ep.stats.received.bytes)
+    }
+
+    /// Gives others their turn.
+    pub fn pause(&mut self) {
+        self.locked.finish_all(std::mem::take(&mut self.posts));
+        self.locked.pause();
+    }
+
+    /// Wakes whom the posts were for, and lets go of the lock.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`] when a peer has closed meanwhile.
+    pub fn end(mut self) -> Result<()> {
+        self.flush()
+    }
+
+    /// Makes up for what was left out.
+    fn flush(&mut self) -> Result<()> {
+        self.ended = true;
+        let state = &mut *self.locked;
+        let flushed = match state.provider.flush(&mut state.hub, self.ep) {
             // Every post has said so already, if there was one.
             Err(Error::Closed(_)) => Ok(()),
             flushed => flushed,
         };
-        self.finish_all(accepted.max(1) as u32);
-        sent.and(flushed)
+        self.locked.finish_all(self.posts);
+        flushed
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            // Nobody is left to be told: a peer's end is an event as well.
+            let _ = self.flush();
+        }
     }
 }

@@ -351,7 +351,7 @@ impl Domain {
     /// As [`Domain::send`]; [`Error::TooLong`] above the inject size.
     pub fn inject(&self, ep: EpId, spec: SendSpec, bytes: &[u8]) -> Result<()> {
         let mut locked = self.engine.lock();
-        let sent = locked.inject(ep, spec, bytes, &self.pool);
+        let sent = locked.inject(ep, &spec, bytes, &self.pool);
         locked.finish();
         sent
     }

@@ -213,6 +213,14 @@ impl Drop for Locked<'_> {
 }
 
 impl Locked<'_> {
+    /// Lets go of the lock for a moment, and does what has to happen outside of it.
+    pub(crate) fn pause(&mut self) {
+        let later = std::mem::take(&mut self.hub.later);
+        self.state = None;
+        Later::run(later);
+        self.state = Some(lock(&self.engine.state));
+    }
+
     /// Peers need not ring from now on.
     pub(crate) fn disarm(&mut self) {
         if self.armed {

@@ -39,16 +39,24 @@ impl Host for Hub {
             return self.complete(key, Outcome::received(envelope, placed));
         }
         let placed = op.buf.receive(source);
-        if op.route != Route::Future || placed < envelope.len {
+        let (ep, route, credit) = (op.ep, op.route, op.credit);
+        if !matches!(route, Route::Future | Route::Queue(_)) || placed < envelope.len {
             return self.complete(key, Outcome::received(envelope, placed));
         }
-        op.outcome.transfer = Transfer::received(envelope, placed);
-        let (ep, credit) = (op.ep, std::mem::take(&mut op.credit));
+        // The short way of what is received most.
+        op.credit = false;
+        if let Route::Queue(context) = route {
+            let buf = std::mem::take(&mut op.buf);
+            self.ops.free(key);
+            self.report(ep, OpKind::Recv, context, Outcome::received(envelope, placed), buf);
+        } else {
+            op.outcome.transfer = Transfer::received(envelope, placed);
+            self.done(key);
+        }
         if credit {
             self.release(ep, OpKind::Recv, None);
         }
         self.count(ep, OpKind::Recv, placed, true);
-        self.done(key);
     }
 
     fn shares(&self, op: OpKey, len: usize) -> bool {
@@ -128,13 +136,12 @@ impl Host for Hub {
                 self.unreserve_entry(ep, kind);
             }
             Route::Queue(context) | Route::Failure(context) => {
-                if let Some(op) = self.ops.remove(key) {
-                    let buf = match &op.spec {
-                        Some(spec) if outcome.error.is_none() => self.kept(spec, op.buf),
-                        _ => op.buf,
-                    };
-                    self.report(ep, kind, context, outcome, buf);
-                }
+                let Some(op) = self.ops.get_mut(key) else { return };
+                let buf = std::mem::take(&mut op.buf);
+                let lent = op.spec.is_some_and(|spec| spec.loan.is_some());
+                self.ops.free(key);
+                let buf = if lent && outcome.error.is_none() { self.passed_on(buf) } else { buf };
+                self.report(ep, kind, context, outcome, buf);
             }
             Route::Multi(number) => self.part_ended(number, key, outcome),
             Route::Nobody => {

@@ -35,7 +35,7 @@ mod wait;
 #[doc(hidden)]
 pub mod work;
 
-pub use batch::{CHUNK, CHUNK_BYTES, Post};
+pub use batch::{Batch, CHUNK, CHUNK_BYTES};
 pub use domain::Domain;
 pub use driver::{Doorbell, TaskDriver};
 pub use hub::{AvId, Bindings, CounterId, Counters, CqId};

@@ -170,18 +170,18 @@ impl Locked<'_> {
         Ok(key)
     }
 
-    pub(crate) fn inject(&mut self, ep: EpId, spec: SendSpec, bytes: &[u8], pool: &Arc<Pool>) -> Result<()> {
+    pub(crate) fn inject(&mut self, ep: EpId, spec: &SendSpec, bytes: &[u8], pool: &Arc<Pool>) -> Result<()> {
         let state = &mut **self;
         let limit = state.hub.ep(ep)?.bound.inject_size;
         if bytes.len() > limit {
             return Err(Error::TooLong { what: "injected message", len: bytes.len(), limit });
         }
-        if self.send_now(ep, &spec, Payload::Whole(bytes))? == SendNow::Done {
+        if self.send_now(ep, spec, Payload::Whole(bytes))? == SendNow::Done {
             return Ok(());
         }
         let mut copy = pool.take(bytes.len());
         copy.extend_from_slice(bytes);
-        self.queue_send(ep, spec, copy, Route::Nobody, Credit::Now)?;
+        self.queue_send(ep, *spec, copy, Route::Nobody, Credit::Now)?;
         Ok(())
     }
 
@@ -307,10 +307,12 @@ impl Hub {
 
     /// What a completed operation has for its queue: what was lent is the peer's now.
     pub(crate) fn kept(&mut self, spec: &SendSpec, buf: AnyBuf) -> AnyBuf {
-        if spec.loan.is_none() {
-            return buf;
-        }
-        self.later.discard(buf);
+        if spec.loan.is_none() { buf } else { self.passed_on(buf) }
+    }
+
+    /// What was lent is not the sender's any more.
+    pub(crate) fn passed_on(&mut self, loan: AnyBuf) -> AnyBuf {
+        self.later.discard(loan);
         AnyBuf::None
     }
 

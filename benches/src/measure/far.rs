@@ -150,23 +150,22 @@ async fn sink(
         }
         return Ok(());
     }
-    let (mut posted, mut received) = (count.min(buffers), 0);
-    for buf in station.buffers(posted, size) {
-        station.recv(peer, buf).post()?;
-    }
-    tell(&station.ep, peer, &Answer::Ready).await?;
+    let mut free = station.buffers(count.min(buffers), size);
+    let (mut posted, mut received) = (0, 0);
     while received < count {
+        let requests = (posted..count).zip(std::iter::from_fn(|| free.pop()));
+        let (accepted, rest) = station.post_all(requests.map(|(_, buf)| station.recv(peer, buf)))?;
+        free.extend(rest);
+        if posted == 0 {
+            tell(&station.ep, peer, &Answer::Ready).await?;
+        }
+        posted += accepted;
         station.received().await?;
         while station.at_hand() > 0 {
-            let buf = station.next_buf()?;
+            free.push(station.next_buf()?);
             received += 1;
-            if posted < count {
-                station.recv(peer, buf).post()?;
-                posted += 1;
-            } else {
-                station.leave([buf]);
-            }
         }
     }
+    station.leave(free);
     Ok(())
 }

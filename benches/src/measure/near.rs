@@ -220,6 +220,16 @@ impl Near {
                 }
                 buffers
             }
+            (Op::Inject, Api::Batch) => {
+                let share = count as usize / self.peers.len();
+                for sent in (0..share).step_by(self.plan.window) {
+                    for peer in &self.peers {
+                        let batch = self.plan.window.min(share - sent);
+                        self.station.inject_all(*peer, &buffers[0], batch).await?;
+                    }
+                }
+                buffers
+            }
             (Op::Inject, _) => {
                 for at in 0..count as usize {
                     self.station.inject(self.peers[at % self.peers.len()], &buffers[0]).await?;
@@ -270,18 +280,12 @@ impl Near {
     async fn stream_queue(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<Vec<Vec<u8>>> {
         let (mut posted, mut completed) = (0, 0);
         while completed < count {
-            while posted < count
-                && let Some(buf) = free.pop()
-            {
-                match self.station.send(self.peers[posted % self.peers.len()], buf).post() {
-                    Ok(()) => posted += 1,
-                    Err(failed) if matches!(failed.error, FabricError::Again(_)) => {
-                        free.push(failed.buf);
-                        break;
-                    }
-                    Err(failed) => return Err(failed.into()),
-                }
-            }
+            let requests = (posted..count).zip(std::iter::from_fn(|| free.pop()));
+            let requests =
+                requests.map(|(at, buf)| self.station.send(self.peers[at % self.peers.len()], buf));
+            let (accepted, rest) = self.station.post_all(requests)?;
+            posted += accepted;
+            free.extend(rest);
             if posted == completed {
                 drop(self.station.ep.reserve(self.peers[posted % self.peers.len()]).await?);
                 continue;

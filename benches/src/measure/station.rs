@@ -2,8 +2,8 @@
 #![allow(unsafe_code)] // one call: receiving where the other side has lent it
 
 use fabric_async::{
-    Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, FiAddr, RecvRequest,
-    SendRequest,
+    Batchable, Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, Failed, FiAddr,
+    RecvRequest, SendRequest, Shared,
 };
 use futures_util::StreamExt;
 
@@ -26,6 +26,33 @@ pub(super) struct Station {
     done: Vec<Completion>,
     /// Buffers that rounds have left.
     free: Vec<Vec<u8>>,
+}
+
+/// What both kinds of requests that are posted have in common.
+#[allow(clippy::result_large_err)] // as of every request
+pub(super) trait Posting<'a>: Batchable<'a, Shared> {
+    fn post(self) -> Result<(), Failed<Vec<u8>>>;
+    fn into_buf(self) -> Vec<u8>;
+}
+
+impl<'a> Posting<'a> for SendRequest<'a, Vec<u8>> {
+    fn post(self) -> Result<(), Failed<Vec<u8>>> {
+        self.post()
+    }
+
+    fn into_buf(self) -> Vec<u8> {
+        self.into_buf()
+    }
+}
+
+impl<'a> Posting<'a> for RecvRequest<'a, Vec<u8>> {
+    fn post(self) -> Result<(), Failed<Vec<u8>>> {
+        self.post()
+    }
+
+    fn into_buf(self) -> Vec<u8> {
+        self.into_buf()
+    }
 }
 
 /// Opens a domain as planned, with this many endpoints.
@@ -84,6 +111,47 @@ impl Station {
                 other => return Ok(other?),
             }
         }
+    }
+
+    /// The same for so many messages to a peer, handed over together.
+    pub(super) async fn inject_all(&self, peer: FiAddr, bytes: &[u8], mut count: usize) -> Result<()> {
+        while count > 0 {
+            let (accepted, ended) = self.ep.inject_all(peer, std::iter::repeat_n(bytes, count));
+            count -= accepted;
+            match ended {
+                Err(FabricError::Again(_)) => drop(self.ep.reserve(peer).await?),
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts requests that report to a queue, each by itself or all together as planned. Returns how many there is room
+    /// for, and the buffers of the others.
+    pub(super) fn post_all<'a, R: Posting<'a>>(
+        &'a self,
+        requests: impl Iterator<Item = R>,
+    ) -> Result<(usize, Vec<Vec<u8>>)> {
+        let mut posted = 0;
+        if self.api == Api::Batch {
+            return match self.ep.post_all(requests) {
+                Ok(posted) => Ok((posted, Vec::new())),
+                Err(stopped) if matches!(stopped.error, FabricError::Again(_)) => {
+                    Ok((stopped.posted, stopped.rest.into_iter().map(R::into_buf).collect()))
+                }
+                Err(stopped) => Err(stopped.error.into()),
+            };
+        }
+        for request in requests {
+            match request.post() {
+                Ok(()) => posted += 1,
+                Err(failed) if matches!(failed.error, FabricError::Again(_)) => {
+                    return Ok((posted, vec![failed.buf]));
+                }
+                Err(failed) => return Err(failed.into()),
+            }
+        }
+        Ok((posted, Vec::new()))
     }
 
     /// Sends one message and waits until its buffer is back.

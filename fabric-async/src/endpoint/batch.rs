@@ -43,7 +43,7 @@ impl<M: ThreadModel> Endpoint<M> {
         peer: FiAddr,
         messages: impl IntoIterator<Item = &'b [u8]>,
     ) -> (usize, Result<()>) {
-        let spec = SendSpec::new(OpKind::Send, peer);
+        let spec = SendSpec { more: true, ..SendSpec::new(OpKind::Send, peer) };
         if let Err(error) = self.inner.check_send(&spec) {
             return (0, Err(error));
         }
@@ -59,16 +59,22 @@ impl<M: ThreadModel> Endpoint<M> {
             if count == 0 {
                 return (accepted, Ok(()));
             }
-            let (sent, result) = self.inner.domain.core.inject_all(self.inner.id, spec, &chunk[..count]);
-            accepted += sent;
-            if result.is_err() {
-                return (accepted, result);
+            let mut posts = self.inner.domain.core.batch(self.inner.id);
+            let stopped = chunk[..count].iter().try_for_each(|message| {
+                posts.inject(&spec, message)?;
+                accepted += 1;
+                Ok(())
+            });
+            // A refusal says more than the end of a peer.
+            let ended = stopped.and(posts.end());
+            if ended.is_err() {
+                return (accepted, ended);
             }
         }
     }
 
-    /// Posts requests together, sends or writes, to any peers; their completions go to the endpoint's transmit queue, as
-    /// with [`SendRequest::post`](crate::SendRequest::post). Returns how many there were.
+    /// Posts requests together: sends or writes, to any peers, or receives. Their completions go to the endpoint's queue of
+    /// that direction, as with [`SendRequest::post`](crate::SendRequest::post). Returns how many there were.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -82,7 +88,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ```
     ///
     /// # Errors
-    /// With the requests that were not posted: as [`SendRequest::post`](crate::SendRequest::post), and
+    /// With the requests that were not posted: as [`SendRequest::post`](crate::SendRequest::post) or
+    /// [`RecvRequest::post`](crate::RecvRequest::post), and
     /// [`Error::Invalid`](crate::Error::Invalid) for a request of another endpoint or with a permit. Of those before it nothing is taken back.
     /// [`Error::PeerGone`](crate::Error::PeerGone) when a peer closed meanwhile.
     #[doc(alias = "FI_MORE")]

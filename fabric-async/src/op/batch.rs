@@ -1,32 +1,35 @@
 //! Several requests posted together.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
 use fabric_core::buf::IoBuf;
 use fabric_core::provider::SendSpec;
 use fabric_core::{Error, Result};
-use fabric_reactor::{CHUNK, CHUNK_BYTES, Post};
+use fabric_reactor::{CHUNK, CHUNK_BYTES};
 
 use crate::endpoint::Endpoint;
 use crate::model::ThreadModel;
 
-/// A request that can be posted together with others: [`SendRequest`](crate::SendRequest) or
-/// [`WriteRequest`](crate::WriteRequest).
+/// A request that can be posted together with others of its type: [`SendRequest`](crate::SendRequest),
+/// [`WriteRequest`](crate::WriteRequest) or [`RecvRequest`](crate::RecvRequest).
 pub trait Batchable<'a, M: ThreadModel>: sealed::Batchable<'a, M> {}
 
 pub(crate) mod sealed {
-    use super::{Endpoint, IoBuf, Post, Result, ThreadModel};
+    use super::{Endpoint, Result, Stopped, ThreadModel};
 
     pub trait Batchable<'a, M: ThreadModel>: Sized {
-        type Buf: IoBuf;
-        /// Whether this endpoint can post it.
-        fn check(&self, ep: &Endpoint<M>) -> Result<()>;
-        fn into_post(self) -> Post<Self::Buf>;
-        fn from_post(ep: &'a Endpoint<M>, post: Post<Self::Buf>) -> Self;
+        /// Makes it one of several: whether this endpoint can post it.
+        fn prepare(&mut self, ep: &Endpoint<M>) -> Result<()>;
+        /// Bytes that the post copies, as far as the request tells.
+        fn len(&self) -> usize;
+        /// Posts a chunk.
+        fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut Vec<Self>) -> Stopped;
     }
 }
+
+/// How many of a chunk were posted, and why no more, or that a peer is gone. What was not posted is still there.
+pub(crate) type Stopped = (usize, Result<()>);
 
 /// A batch that stopped before its end ([`Endpoint::post_all`]).
 ///
@@ -72,48 +75,60 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
 ) -> Result<usize, BatchStopped<R>> {
     let mut requests = requests.into_iter();
     let mut posted = 0;
-    let mut chunk = VecDeque::with_capacity(CHUNK);
+    let mut chunk = Vec::with_capacity(CHUNK);
     loop {
         // The iterator is the user's code, and runs without the lock.
-        let mut refused = None;
-        let mut bytes = 0;
-        while refused.is_none() && chunk.len() < CHUNK && bytes < CHUNK_BYTES {
-            let Some(request) = requests.next() else { break };
-            match request.check(ep) {
-                Ok(()) => {
-                    let post = request.into_post();
-                    bytes += post.buf.payload().len();
-                    chunk.push_back(post);
-                }
-                Err(error) => refused = Some((request, error)),
+        let (mut refused, mut bytes) = (None, 0);
+        while chunk.len() < CHUNK && bytes < CHUNK_BYTES {
+            let Some(mut request) = requests.next() else { break };
+            if let Err(error) = request.prepare(ep) {
+                refused = Some((request, error));
+                break;
             }
+            bytes += request.len();
+            chunk.push(request);
         }
         if chunk.is_empty() && refused.is_none() {
             return Ok(posted);
         }
-        let count = chunk.len();
-        let sent = if count > 0 { ep.inner.domain.core.send_all(ep.inner.id, &mut chunk) } else { Ok(()) };
-        posted += count - chunk.len();
+        let (count, sent) = if chunk.is_empty() { (0, Ok(())) } else { R::post_chunk(ep, &mut chunk) };
+        posted += count;
         let (request, error) = match (sent, refused) {
             (Ok(()), None) => continue,
             (Ok(()), Some((request, error))) => (Some(request), error),
             (Err(error), refused) => (refused.map(|(request, _)| request), error),
         };
-        let rest = chunk.into_iter().map(|post| R::from_post(ep, post)).chain(request).collect();
-        return Err(BatchStopped { error, posted, rest });
+        chunk.extend(request);
+        return Err(BatchStopped { error, posted, rest: chunk });
     }
 }
 
-/// Whether this endpoint can post a request that was made with `of`.
+/// Posts a chunk, request by request; `post` gives one back that is refused. It stays in the chunk, with those behind it.
+pub(super) fn post_each<R>(chunk: &mut Vec<R>, mut post: impl FnMut(R) -> Option<(R, Error)>) -> Stopped {
+    let count = chunk.len();
+    let mut requests = chunk.drain(..);
+    let refused = requests.by_ref().find_map(&mut post);
+    let Some((request, error)) = refused else { return (count, Ok(())) };
+    let rest: Vec<R> = std::iter::once(request).chain(requests).collect();
+    *chunk = rest;
+    (count - chunk.len(), Err(error))
+}
+
+/// Whether this endpoint can send a request that was made with `of`.
 pub(super) fn check<M: ThreadModel>(
     ep: &Endpoint<M>,
     of: &Endpoint<M>,
     spec: &SendSpec,
     buf: &impl IoBuf,
 ) -> Result<()> {
-    if !Arc::ptr_eq(&of.inner, &ep.inner) {
-        return Err(Error::Invalid { what: "batch", why: "a request is of another endpoint".into() });
-    }
+    check_endpoint(ep, of)?;
     ep.inner.check_send(spec)?;
     ep.inner.check_gather(buf)
+}
+
+pub(super) fn check_endpoint<M: ThreadModel>(ep: &Endpoint<M>, of: &Endpoint<M>) -> Result<()> {
+    if Arc::ptr_eq(&of.inner, &ep.inner) {
+        return Ok(());
+    }
+    Err(Error::Invalid { what: "batch", why: "a request is of another endpoint".into() })
 }

@@ -63,15 +63,6 @@ impl Report {
     fn route(self, quiet: bool) -> Route {
         if quiet && !self.asked { Route::Failure(self.context) } else { Route::Queue(self.context) }
     }
-
-    /// As it was before.
-    fn of(route: Route) -> Self {
-        match route {
-            Route::Queue(context) => Self { context, asked: true },
-            Route::Failure(context) => Self { context, asked: false },
-            _ => Self::default(),
-        }
-    }
 }
 
 /// A posted operation, to be awaited: resolves to [`Done`] or [`Failed`], each with the buffer.

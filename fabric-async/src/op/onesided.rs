@@ -6,9 +6,9 @@ use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::{Done, Failed, OpKind};
 use fabric_core::provider::{Remote, SendSpec};
 use fabric_core::{FiAddr, Result};
-use fabric_reactor::{Credit, Post, Posted, Route};
+use fabric_reactor::{Credit, Posted, Route};
 
-use super::batch::{self, Batchable, sealed};
+use super::batch::{self, Batchable, Stopped, sealed};
 use super::{Operation, Report, send};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
@@ -47,6 +47,11 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
 
     asked!();
 
+    /// The buffer back, and nothing is written.
+    pub fn into_buf(self) -> B {
+        self.buf
+    }
+
     /// Posts now; the result is awaited later, or never.
     ///
     /// # Errors
@@ -78,18 +83,26 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for WriteRequest<'_, B, M> {
 impl<'a, B: IoBuf, M: ThreadModel> Batchable<'a, M> for WriteRequest<'a, B, M> {}
 
 impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for WriteRequest<'a, B, M> {
-    type Buf = B;
-
-    fn check(&self, ep: &Endpoint<M>) -> Result<()> {
+    fn prepare(&mut self, ep: &Endpoint<M>) -> Result<()> {
+        self.spec.more = true;
         batch::check(ep, self.ep, &self.spec, &self.buf)
     }
 
-    fn into_post(self) -> Post<B> {
-        Post { spec: self.spec, route: self.report.route(self.ep.inner.quiet_tx), buf: self.buf }
+    fn len(&self) -> usize {
+        self.buf.payload().len()
     }
 
-    fn from_post(ep: &'a Endpoint<M>, post: Post<B>) -> Self {
-        Self { ep, spec: post.spec, buf: post.buf, report: Report::of(post.route) }
+    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut Vec<Self>) -> Stopped {
+        let quiet = ep.inner.quiet_tx;
+        let mut posts = ep.inner.domain.core.batch(ep.inner.id);
+        let (count, stopped) = batch::post_each(chunk, |request| {
+            let Self { spec, buf, report, .. } = request;
+            let failed = posts.send(spec, buf, report.route(quiet)).err()?;
+            let spec = SendSpec { more: false, ..spec };
+            Some((Self { ep, spec, buf: failed.buf, report }, failed.error))
+        });
+        // A refusal says more than the end of a peer.
+        (count, stopped.and(posts.end()))
     }
 }
 

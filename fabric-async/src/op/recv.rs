@@ -2,12 +2,13 @@
 
 use std::future::IntoFuture;
 
-use fabric_core::FiAddr;
 use fabric_core::buf::{IoBufMut, PooledBuf};
 use fabric_core::completion::{Done, Failed};
 use fabric_core::matching::{RecvSpec, TagMatch};
-use fabric_reactor::{Credit, Route};
+use fabric_core::{FiAddr, Result};
+use fabric_reactor::{CHUNK_BYTES, Credit, Route};
 
+use super::batch::{self, Batchable, Stopped, sealed};
 use super::{Operation, Report};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
@@ -75,6 +76,11 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
 
     asked!();
 
+    /// The buffer back, and nothing is posted.
+    pub fn into_buf(self) -> B {
+        self.buf
+    }
+
     /// Posts now; the result is awaited later.
     ///
     /// # Errors
@@ -107,6 +113,38 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
         }
         let key = ep.inner.domain.core.recv(ep.inner.id, spec, buf, route, credit)?;
         Ok(Operation::posted(ep.inner.clone(), key))
+    }
+}
+
+impl<'a, B: IoBufMut, M: ThreadModel> Batchable<'a, M> for RecvRequest<'a, B, M> {}
+
+impl<'a, B: IoBufMut, M: ThreadModel> sealed::Batchable<'a, M> for RecvRequest<'a, B, M> {
+    fn prepare(&mut self, ep: &Endpoint<M>) -> Result<()> {
+        batch::check_endpoint(ep, self.ep)?;
+        ep.inner.check_recv(&self.spec)?;
+        ep.inner.check_scatter(&self.buf)
+    }
+
+    fn len(&self) -> usize {
+        // What waits for it, if anything, is not known before.
+        0
+    }
+
+    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut Vec<Self>) -> Stopped {
+        let (core, id, quiet) = (&ep.inner.domain.core, ep.inner.id, ep.inner.quiet_rx);
+        let mut posts = core.batch(id);
+        let mut began = posts.received_bytes();
+        let (count, stopped) = batch::post_each(chunk, |request| {
+            if posts.received_bytes() - began >= CHUNK_BYTES as u64 {
+                // Messages waited for these receives, and copying them took its time.
+                posts.pause();
+                began = posts.received_bytes();
+            }
+            let Self { spec, buf, report, .. } = request;
+            let failed = posts.recv(spec, buf, report.route(quiet)).err()?;
+            Some((Self { ep, spec, buf: failed.buf, report }, failed.error))
+        });
+        (count, stopped.and(posts.end()))
     }
 }
 

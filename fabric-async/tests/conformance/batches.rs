@@ -187,6 +187,50 @@ pub(crate) async fn want_of_credit_stops_a_batch(setup: Setup) {
     sent.unwrap();
 }
 
+/// Receives are posted in order: those that find messages waiting take them, long ones with a pause of the lock in between.
+pub(crate) async fn receives_go_together(setup: Setup) {
+    let (a, mut b, to_b) = pair(&setup).await;
+    let moving = b.keep_moving();
+    for (len, waiting) in [(8, 0), (8, 100), (9000, 40), (100_000, 3)] {
+        for number in 0..waiting {
+            a.ep.send(to_b, numbered(number, len)).await.unwrap();
+        }
+        let room = |number: u64| b.ep.recv_into(Vec::with_capacity(len)).context(number);
+        assert_eq!(b.ep.post_all((0..100).map(room)).unwrap(), 100);
+        let sends = async {
+            for number in waiting..100 {
+                a.ep.send(to_b, numbered(number, len)).await.unwrap();
+            }
+        };
+        let mut got = Vec::new();
+        let takes = async {
+            while got.len() < 100 {
+                b.cq.next_batch(&mut got, 100).await;
+            }
+        };
+        tokio::join!(sends, takes);
+        for (number, entry) in got.into_iter().enumerate() {
+            assert_eq!(entry.context, number as u64);
+            assert_eq!(number_of(&entry.into_result::<Vec<u8>>().unwrap()), number as u64);
+        }
+    }
+    let foreign = a.av.insert(b.ep.name()).unwrap();
+    let rooms = [b.ep.recv().tag(1), b.ep.recv().tag(2).from(foreign), b.ep.recv().tag(3)];
+    let stopped = b.ep.post_all(rooms).unwrap_err();
+    assert_eq!((stopped.posted, stopped.rest.len()), (1, 2), "{}", stopped.error);
+    let plan = Plan { entries: 10, ..Plan::default() };
+    drop(moving);
+    let (d, mut c, to_c) = pair_of(&setup, Plan::default(), plan).await;
+    let _moving = c.keep_moving();
+    let stopped = c.ep.post_all((0..50).map(|number| c.ep.recv().context(number))).unwrap_err();
+    assert_eq!(stopped.error, Error::Again(Scarce::CompletionEntry));
+    assert_eq!((stopped.posted, stopped.rest.len()), (10, 22));
+    d.ep.send(to_c, "first").await.unwrap();
+    let mut got = Vec::new();
+    c.cq.next_batch(&mut got, 1).await;
+    assert_eq!((got[0].context, got[0].bytes()), (0, &b"first"[..]));
+}
+
 /// What was posted before is on its way, and the domain goes on.
 pub(crate) async fn an_iterator_that_panics_holds_nothing_up(setup: Setup) {
     let (mut a, b, to_b) = pair(&setup).await;

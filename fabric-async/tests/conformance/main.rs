@@ -237,6 +237,7 @@ macro_rules! scenarios {
                 a_refusal_stops_there_and_gives_the_rest_back: MSG,
                 a_full_queue_stops_a_batch_and_nothing_is_lost: MSG,
                 want_of_credit_stops_a_batch: MSG,
+                receives_go_together: DIRECTED,
                 an_iterator_that_panics_holds_nothing_up: MSG,
                 writes_go_together_and_tell: RMA_SOURCE,
                 a_closed_peer_ends_a_batch: MSG,
