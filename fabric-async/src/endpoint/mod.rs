@@ -128,6 +128,36 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inject_spec(SendSpec { tag: Some(tag), ..SendSpec::new(OpKind::Send, peer) }, bytes)
     }
 
+    /// As [`Endpoint::inject`], with data for the receiver's completion (`fi_injectdata`, `FI_REMOTE_CQ_DATA`).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// # use fabric_async::Endpoint;
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let me = ep.lookup(ep.name()).await?;
+    /// ep.inject_data(me, b"a chapter", 7)?;
+    /// let got = ep.recv().await?;
+    /// assert_eq!((&got[..], got.data()), (&b"a chapter"[..], Some(7)));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject`].
+    #[doc(alias = "fi_injectdata")]
+    pub fn inject_data(&self, peer: FiAddr, bytes: &[u8], data: u64) -> Result<()> {
+        self.inject_spec(SendSpec { data: Some(data), ..SendSpec::new(OpKind::Send, peer) }, bytes)
+    }
+
+    /// As [`Endpoint::inject_tagged`], with data for the receiver's completion (`fi_tinjectdata`).
+    ///
+    /// # Errors
+    /// As [`Endpoint::inject`].
+    #[doc(alias = "fi_tinjectdata")]
+    pub fn inject_tagged_data(&self, peer: FiAddr, tag: u64, bytes: &[u8], data: u64) -> Result<()> {
+        let spec = SendSpec { tag: Some(tag), data: Some(data), ..SendSpec::new(OpKind::Send, peer) };
+        self.inject_spec(spec, bytes)
+    }
+
     fn inject_spec(&self, spec: SendSpec, bytes: &[u8]) -> Result<()> {
         self.inner.check_send(&spec)?;
         self.inner.domain.core.inject(self.inner.id, spec, bytes)

@@ -40,6 +40,7 @@
 //! | `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` | [`Endpoint::atomic`], [`Endpoint::fetch_atomic`], [`Endpoint::compare_atomic`] |
 //! | `fi_atomicvalid` and its like | [`AtomicOp::is_valid`](crate::AtomicOp::is_valid) |
 //! | `fi_inject`, `fi_tinject` | [`Endpoint::inject`], [`Endpoint::inject_tagged`] |
+//! | `fi_injectdata`, `fi_tinjectdata` | [`Endpoint::inject_data`](crate::Endpoint::inject_data), [`Endpoint::inject_tagged_data`](crate::Endpoint::inject_tagged_data) |
 //! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](crate::RecvRequest::tag) or [`tag_mask`](crate::RecvRequest::tag_mask) |
 //! | `fi_sendv`, `fi_tsendv`, `fi_writev` | the same with a [`Gather`](crate::Gather) |
 //! | `fi_recvv`, `fi_trecvv`, `fi_readv` | the same with a [`Scatter`](crate::Scatter) |
@@ -110,7 +111,7 @@
 //! | several places in one operation (`rma_iov` of `fi_writemsg`) | `rma_iov_limit` above 1 refused |
 //! | default operation flags beyond `FI_TRANSMIT_COMPLETE`, such as `FI_DELIVERY_COMPLETE` | `tx_op_flags` refused |
 //! | authentication keys | `auth_key`, `ep_auth_key` refused |
-//! | `fi_injectdata`, `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |
+//! | `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |
 //!
 //! [`discover`]: crate::discover()
 //! [`Hints`]: crate::Hints

@@ -2,7 +2,7 @@
 
 use fabric_async::{Caps, Error};
 
-use crate::payload::{assert_bytes, pattern};
+use crate::payload::{assert_bytes, number_of, numbered, pattern};
 use crate::setup::Setup;
 use crate::station::{Plan, pair, pair_of};
 
@@ -71,6 +71,25 @@ pub(crate) async fn injected_messages_arrive_and_have_a_limit(setup: Setup) {
     let long = vec![0; limit + 1];
     let refused = a.ep.inject(to_b, &long).unwrap_err();
     assert!(matches!(refused, Error::TooLong { len, limit: max, .. } if (len, max) == (limit + 1, limit)));
+}
+
+/// At once, and from a queue of this side.
+pub(crate) async fn injected_messages_bring_their_data(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let count = a.ep.info().tx.size as u64 / 16;
+    for number in 0..count {
+        a.ep.inject_data(to_b, &numbered(number, 4000), number).unwrap();
+        a.ep.inject_tagged_data(to_b, 5, &numbered(number, 9), u64::MAX - number).unwrap();
+    }
+    for number in 0..count {
+        let (plain, tagged) = (b.ep.recv().await.unwrap(), b.ep.recv().tag(5).await.unwrap());
+        assert_eq!((number_of(&plain), plain.data(), plain.tag()), (number, Some(number), None));
+        assert_eq!((number_of(&tagged), tagged.data()), (number, Some(u64::MAX - number)));
+    }
+    a.ep.inject(to_b, b"no data").unwrap();
+    assert_eq!(b.ep.recv().await.unwrap().data(), None);
+    let long = vec![0; a.ep.info().tx.inject_size + 1];
+    assert!(matches!(a.ep.inject_data(to_b, &long, 1), Err(Error::TooLong { .. })));
 }
 
 pub(crate) async fn a_message_beyond_the_limit_is_refused(setup: Setup) {

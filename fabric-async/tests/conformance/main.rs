@@ -88,6 +88,7 @@ macro_rules! scenarios {
                 what_was_not_given_is_absent: BOTH,
                 a_send_reports_its_length_and_tag: BOTH,
                 injected_messages_arrive_and_have_a_limit: BOTH,
+                injected_messages_bring_their_data: BOTH,
                 a_message_beyond_the_limit_is_refused: MSG,
                 what_was_not_asked_for_is_refused: MSG,
             }
