@@ -50,6 +50,9 @@ pub struct SendSpec {
     pub remote: Option<Remote>,
     /// The payload is a loan of this name: the receiver may have it instead of a copy.
     pub loan: Option<u64>,
+    /// It begins when everything that was posted before it for that peer has ended. Providers need not look at this: they
+    /// are not given the operation, nor those behind it, before.
+    pub fence: bool,
     /// More follows under the same lock, and then [`ProviderDomain::flush`]: nobody need be woken for this one.
     pub more: bool,
 }
@@ -71,7 +74,7 @@ impl SendSpec {
     /// Something to be done at a peer that needs no more than that.
     #[must_use]
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {
-        Self { kind, peer, tag: None, data: None, remote: None, loan: None, more: false }
+        Self { kind, peer, tag: None, data: None, remote: None, loan: None, fence: false, more: false }
     }
 
     /// A one-sided operation.

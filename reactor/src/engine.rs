@@ -371,14 +371,17 @@ impl Locked<'_> {
 impl State {
     /// Posts what waited for the credits that came back.
     fn grant(&mut self, ep: EpId) {
-        while let Some(key) = self.hub.eps.get_mut(ep.0).and_then(|ep| ep.transmit.next()) {
+        loop {
+            let Hub { eps, ops, .. } = &mut self.hub;
+            let under_way = |peer| ops.is_under_way(ep, peer);
+            let Some(key) = eps.get_mut(ep.0).and_then(|ep| ep.transmit.next(under_way)) else { return };
             self.post_granted(ep, key);
         }
     }
 
     fn post_granted(&mut self, ep: EpId, key: OpKey) {
         let Some(op) = self.hub.ops.get_mut(key) else { return };
-        op.credit = true;
+        let had_credit = std::mem::replace(&mut op.credit, true);
         op.phase = Phase::Posted;
         if op.permit {
             // A permit keeps its credit until it is used or dropped.
@@ -390,7 +393,7 @@ impl State {
             return;
         }
         let Some(spec) = op.spec else { return };
-        self.hub.sends += 1;
+        self.hub.sends += usize::from(!had_credit);
         if let Err(error) = self.provider.queue_send(&mut self.hub, ep, key, &spec) {
             self.hub.complete(key, Outcome::failed(error));
         }

@@ -77,7 +77,7 @@ impl Locked<'_> {
     fn read_now(&mut self, ep: EpId, spec: &SendSpec, into: &mut AnyBuf) -> Result<SendNow> {
         let state = &mut **self;
         let bound = state.hub.ep(ep)?;
-        if bound.transmit.is_behind(spec.peer) {
+        if bound.transmit.is_behind(spec.peer) || state.hub.is_fenced_off(ep, spec) {
             return Ok(SendNow::Queue);
         }
         let read = state.provider.read_now(&mut state.hub, ep, spec, into);
@@ -98,7 +98,7 @@ impl Locked<'_> {
     ) -> Result<SendNow> {
         let state = &mut **self;
         let bound = state.hub.ep(ep)?;
-        if bound.transmit.is_behind(spec.peer) {
+        if bound.transmit.is_behind(spec.peer) || state.hub.is_fenced_off(ep, spec) {
             return Ok(SendNow::Queue);
         }
         let done = state.provider.atomic_now(&mut state.hub, ep, spec, operands, result);

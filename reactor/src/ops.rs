@@ -190,6 +190,16 @@ impl OpTable {
         }
     }
 
+    /// Whether the provider has something to do at this peer. Looks at all operations: only for those that are fenced.
+    pub(crate) fn is_under_way(&self, ep: EpId, peer: FiAddr) -> bool {
+        self.slots.iter().any(|op| {
+            op.generation != FREE
+                && op.phase == Phase::Posted
+                && op.ep == ep
+                && op.spec.is_some_and(|spec| spec.peer == peer)
+        })
+    }
+
     /// The operations that report to queues.
     pub(crate) fn posted_to_queues(&self) -> Vec<OpKey> {
         let slots = self.slots.iter().zip(0..);

@@ -10,8 +10,9 @@ use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec};
 use fabric_core::{Error, FiAddr, Result, Scarce};
 
 use crate::engine::Locked;
-use crate::hub::Hub;
+use crate::hub::{FollowUp, Hub};
 use crate::ops::{Credit, Op, Phase, Posted, Route};
+use crate::transmit::Fence;
 
 impl Locked<'_> {
     /// After a call that may have let others go on.
@@ -107,7 +108,7 @@ impl Locked<'_> {
             let limit = bound.bound.max_msg_size;
             return Err(Error::TooLong { what: "message", len, limit });
         }
-        if bound.transmit.is_behind(spec.peer) {
+        if bound.transmit.is_behind(spec.peer) || state.hub.is_fenced_off(ep, spec) {
             return Ok(SendNow::Queue);
         }
         let sent = state.provider.send_now(&mut state.hub, ep, spec, payload);
@@ -126,6 +127,7 @@ impl Locked<'_> {
         credit: Credit,
     ) -> Result<OpKey, Failed<B>> {
         let state = &mut **self;
+        let fenced_off = state.hub.is_fenced_off(ep, &spec);
         let transmit = match state.hub.ep(ep) {
             Ok(ep) => &mut ep.transmit,
             Err(error) => return Err(Failed::new(error, buf)),
@@ -147,7 +149,19 @@ impl Locked<'_> {
         let mut op = Op::new(ep, spec.kind, route, buf.into_any());
         op.spec = Some(spec);
         op.credit = has_credit;
-        let key = if has_credit {
+        let key = if fenced_off || !has_credit {
+            op.phase = Phase::Waiting;
+            let key = state.hub.ops.insert(op);
+            state.hub.sends += usize::from(has_credit);
+            if let Ok(ep) = state.hub.ep(ep) {
+                if spec.fence {
+                    ep.transmit.wait_fenced(key, spec.peer, Fence { credit: has_credit });
+                } else {
+                    ep.transmit.wait(key, spec.peer, true);
+                }
+            }
+            key
+        } else {
             let key = state.hub.ops.insert(op);
             state.hub.sends += 1;
             if let Err(error) = state.provider.queue_send(&mut state.hub, ep, key, &spec) {
@@ -157,13 +171,6 @@ impl Locked<'_> {
                     self.hub.take_credit_back(ep, spec.peer);
                 }
                 return Err(Failed::new(error, buf));
-            }
-            key
-        } else {
-            op.phase = Phase::Waiting;
-            let key = state.hub.ops.insert(op);
-            if let Ok(ep) = state.hub.ep(ep) {
-                ep.transmit.wait(key, spec.peer, true);
             }
             key
         };
@@ -209,8 +216,12 @@ impl Locked<'_> {
         let ep = op.ep;
         match op.phase {
             Phase::Waiting => {
-                if let Ok(ep) = state.hub.ep(ep) {
-                    ep.transmit.leave(key);
+                if let Ok(bound) = state.hub.ep(ep) {
+                    bound.transmit.leave(key);
+                    if !bound.transmit.is_idle() {
+                        // It may have been a fence.
+                        state.hub.follow_ups.push(FollowUp::Grant(ep));
+                    }
                 }
                 true
             }
@@ -224,7 +235,7 @@ impl Locked<'_> {
         let Some(op) = state.hub.ops.get(key) else { return };
         let (ep, kind) = (op.ep, op.kind);
         match op.phase {
-            Phase::Waiting => {
+            Phase::Waiting if !op.credit => {
                 self.withdraw(key);
                 self.hub.discard(key);
             }
@@ -232,7 +243,8 @@ impl Locked<'_> {
                 state.provider.abandon_recv(&mut state.hub, ep, key);
                 state.hub.discard(key);
             }
-            Phase::Posted => {
+            // One that waits and has a credit is fenced, and was accepted.
+            Phase::Waiting | Phase::Posted => {
                 let Some(op) = state.hub.ops.get_mut(key) else { return };
                 op.route = Route::Nobody;
                 if let Some(waker) = op.waker.take() {
@@ -294,6 +306,12 @@ impl Hub {
             ep.posted_recvs += 1;
         }
         refused
+    }
+
+    /// Whether it is fenced, and something that was posted before it for its peer has not ended.
+    #[inline]
+    pub(crate) fn is_fenced_off(&self, ep: EpId, spec: &SendSpec) -> bool {
+        spec.fence && self.ops.is_under_way(ep, spec.peer)
     }
 
     /// Counts an operation that has ended where it was posted.

@@ -12,21 +12,37 @@ pub(crate) struct Transmit {
     per_peer: usize,
     used: HashMap<FiAddr, usize>,
     waiting: VecDeque<Waiting>,
+    /// How many of them are fenced.
+    fences: usize,
 }
 
-/// Somebody who waits for a credit.
+/// Somebody who waits for a credit, or for the end of what was posted before.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     op: OpKey,
     peer: FiAddr,
     /// It has a message to send; otherwise it only reserves.
     message: bool,
+    fence: Option<Fence>,
+}
+
+/// An operation that lets nothing overlap with what was posted before it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fence {
+    /// It has a credit already.
+    pub(crate) credit: bool,
 }
 
 impl Transmit {
     /// `size` credits in all; a quarter of them, at least one, for any single peer.
     pub(crate) fn new(size: usize) -> Self {
-        Self { free: size, per_peer: (size / 4).max(1), used: HashMap::new(), waiting: VecDeque::new() }
+        Self {
+            free: size,
+            per_peer: (size / 4).max(1),
+            used: HashMap::new(),
+            waiting: VecDeque::new(),
+            fences: 0,
+        }
     }
 
     /// Whether somebody already waits to send to this peer: whoever comes now is behind them.
@@ -63,28 +79,51 @@ impl Transmit {
 
     /// Queues for a credit.
     pub(crate) fn wait(&mut self, op: OpKey, peer: FiAddr, message: bool) {
-        self.waiting.push_back(Waiting { op, peer, message });
+        self.waiting.push_back(Waiting { op, peer, message, fence: None });
+    }
+
+    /// Queues until everything before it has ended, and for a credit if it has none.
+    pub(crate) fn wait_fenced(&mut self, op: OpKey, peer: FiAddr, fence: Fence) {
+        self.fences += 1;
+        self.waiting.push_back(Waiting { op, peer, message: true, fence: Some(fence) });
     }
 
     /// Leaves the queue.
     pub(crate) fn leave(&mut self, op: OpKey) {
         self.waiting.retain(|waiting| waiting.op != op);
+        self.fences = self.waiting.iter().filter(|waiting| waiting.fence.is_some()).count();
     }
 
-    /// The next in the queue that can have a credit, which is taken for it. Order is kept per peer.
-    pub(crate) fn next(&mut self) -> Option<OpKey> {
-        if self.free == 0 {
+    /// The next in the queue that can have a credit, which is taken for it. Order is kept per peer. One that is fenced
+    /// goes when nothing is under way to its peer.
+    pub(crate) fn next(&mut self, under_way: impl Fn(FiAddr) -> bool) -> Option<OpKey> {
+        if self.free == 0 && self.fences == 0 {
             return None;
         }
-        let at = (0..self.waiting.len())
-            .find(|&at| self.used.get(&self.waiting[at].peer).copied().unwrap_or(0) < self.per_peer)?;
+        let at = (0..self.waiting.len()).find(|&at| self.may_go(at, &under_way))?;
         let next = self.waiting.remove(at)?;
-        self.grant(next.peer);
+        self.fences -= usize::from(next.fence.is_some());
+        if !next.fence.is_some_and(|fence| fence.credit) {
+            self.grant(next.peer);
+        }
         Some(next.op)
+    }
+
+    fn may_go(&self, at: usize, under_way: &impl Fn(FiAddr) -> bool) -> bool {
+        let Waiting { peer, fence, .. } = self.waiting[at];
+        let has_credit = || self.free > 0 && self.used.get(&peer).copied().unwrap_or(0) < self.per_peer;
+        if self.fences > 0 && self.waiting.range(..at).any(|before| before.peer == peer) {
+            return false;
+        }
+        match fence {
+            None => has_credit(),
+            Some(fence) => (fence.credit || has_credit()) && !under_way(peer),
+        }
     }
 
     /// Everybody who waits, when the endpoint closes.
     pub(crate) fn drain(&mut self) -> Vec<OpKey> {
+        self.fences = 0;
         self.waiting.drain(..).map(|waiting| waiting.op).collect()
     }
 
@@ -118,14 +157,37 @@ mod tests {
         transmit.wait(op(1), slow, true);
         transmit.wait(op(2), slow, true);
         transmit.wait(op(3), other, true);
-        assert_eq!(transmit.next(), Some(op(3)), "the other peer goes ahead");
-        assert_eq!(transmit.next(), None);
+        assert_eq!(transmit.next(|_| false), Some(op(3)), "the other peer goes ahead");
+        assert_eq!(transmit.next(|_| false), None);
         transmit.give(slow);
         assert!(!transmit.take(slow), "nobody overtakes the queue");
-        assert_eq!(transmit.next(), Some(op(1)));
+        assert_eq!(transmit.next(|_| false), Some(op(1)));
         transmit.leave(op(2));
         transmit.give(slow);
-        assert_eq!(transmit.next(), None);
+        assert_eq!(transmit.next(|_| false), None);
         assert!(transmit.take(slow) && transmit.is_idle());
+    }
+
+    #[test]
+    fn a_fence_waits_for_what_was_before_and_is_not_overtaken() {
+        let mut table = AddressTable::new();
+        let [peer, other] = ["shm://a", "shm://b"].map(|text| table.insert(text.parse().unwrap()));
+        let op = |index| OpKey { index, generation: 0 };
+        let mut transmit = Transmit::new(8);
+        assert!(transmit.take(peer) && transmit.take(peer));
+        transmit.wait_fenced(op(1), peer, Fence { credit: true });
+        assert!(!transmit.take(peer), "it would overtake the fence");
+        transmit.wait(op(2), peer, true);
+        transmit.wait_fenced(op(3), other, Fence { credit: false });
+        let busy = |busy: bool| move |address| busy && address == peer;
+        assert_eq!(transmit.next(busy(true)), Some(op(3)), "nothing is under way to the other");
+        assert_eq!(transmit.next(busy(true)), None);
+        transmit.give(peer);
+        assert_eq!(transmit.next(busy(true)), None, "a credit alone does not lift a fence");
+        assert_eq!(transmit.next(busy(false)), Some(op(1)));
+        assert_eq!(transmit.next(busy(true)), Some(op(2)), "behind the fence nothing is fenced");
+        transmit.wait_fenced(op(4), peer, Fence { credit: false });
+        transmit.leave(op(4));
+        assert!(transmit.is_idle() && transmit.next(busy(false)).is_none());
     }
 }

@@ -420,6 +420,9 @@ impl Endpoint {
 impl EndpointInner {
     pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
         self.node.check_open()?;
+        if spec.fence && !self.info.caps.contains(Caps::FENCE) {
+            return Err(Error::NotSupported("fenced operations (FI_FENCE was not asked for)"));
+        }
         match spec.kind {
             OpKind::Send => self.check_caps(spec.tag.is_some(), Caps::SEND),
             kind => self.check_one_sided(kind),

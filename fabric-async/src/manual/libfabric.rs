@@ -48,6 +48,7 @@
 //! | `FI_MULTI_RECV`, `FI_OPT_MIN_MULTI_RECV` | [`Endpoint::recv_multi`](crate::Endpoint::recv_multi), [`min_free`](crate::MultiRecvRequest::min_free); the completion with `FI_MULTI_RECV` is an entry of its own, [`OpKind::Release`](crate::OpKind::Release) |
 //! | `FI_PEEK`, `FI_PEEK \| FI_CLAIM` | [`Endpoint::probe`](crate::Endpoint::probe), [`Probe::claim`](crate::Probe::claim) |
 //! | `FI_CLAIM`, `FI_DISCARD` | [`Claimed::recv_into`](crate::Claimed::recv_into), [`Claimed::discard`](crate::Claimed::discard) |
+//! | `FI_FENCE` | [`fence`](crate::SendRequest::fence) of every request but receives |
 //! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](crate::RecvRequest::from) |
 //! | `-FI_EAGAIN` | [`Endpoint::try_send`], `.start()`, `.post()` |
 //! | `fi_cancel` | [`Operation::cancel`](crate::Operation::cancel), or drop |
@@ -87,7 +88,7 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Caps, EpType, Error, Hints, discover};
 //! for (hints, attribute) in [
-//!     (Hints::new().caps(Caps::MSG | Caps::FENCE), "caps"),
+//!     (Hints::new().caps(Caps::MSG | Caps::TRIGGER), "caps"),
 //!     (Hints::new().ep_type(EpType::Msg), "ep_type"),
 //!     (Hints::new().provider("shm").tx_size(5000), "tx_size"),
 //! ] {
@@ -105,7 +106,7 @@
 //! |---|---|
 //! | `tcp`, `udp` and other providers | [`Error::UnknownProvider`]; `tcp://` as an address is [`Error::BadAddress`] |
 //! | passive and connected endpoints, datagrams | `ep_type` refused |
-//! | multicast, collectives, triggered and fenced operations, `FI_HMEM` | `caps` refused |
+//! | multicast, collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
 //! | persistent memory, counters bound to a region (`fi_mr_bind`), virtual addresses (`FI_MR_VIRT_ADDR`) | `caps` refused, or there is no hint |
 //! | several places in one operation (`rma_iov` of `fi_writemsg`) | `rma_iov_limit` above 1 refused |

@@ -83,6 +83,30 @@
 //! * Messages sent before and after a peer was restarted under the same name: they are two connections.
 //! * A message that was put back by a dropped receive, see [`cancellation`](super::cancellation).
 //!
+//! # Fences
+//!
+//! What is posted to one peer also *begins* in that order with the providers there are now, so a write is in the peer's
+//! memory before the message that tells of it can be seen. A provider that lets operations overlap need not keep to that. An
+//! operation that must not begin before everything posted earlier to its peer has *ended* says
+//! [`fence`](crate::SendRequest::fence) (`FI_FENCE`, [`Caps::FENCE`](crate::Caps::FENCE)):
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Access, Endpoint};
+//! let ep = Endpoint::bind("shm://").await?;
+//! let me = ep.lookup(ep.name()).await?;
+//! let table = ep.domain().alloc(16, Access::REMOTE_WRITE)?;
+//! ep.write(me, table.remote().at(0), vec![1; 16]).post()?;
+//! ep.send(me, "the table is written").fence().post()?;
+//! ep.recv().await?;
+//! assert_eq!(table.load::<u64>(8)?, u64::from_ne_bytes([1; 8]));
+//! # Ok(()) }
+//! ```
+//!
+//! The fence is kept on this side, whatever the provider: the operation waits with its credit, and what is posted behind it
+//! for the same peer waits too, or is refused with [`Error::Again`](crate::Error::Again) where it may not wait. Operations
+//! for other peers do not notice. Taking it back lifts it; it costs those who use it a look at the domain's operations.
+//!
 //! # What "sent" means
 //!
 //! A send has ended well when the peer's endpoint has the whole message: all of it is in the peer's ring. The

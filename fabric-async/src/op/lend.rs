@@ -49,6 +49,7 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
     }
 
     asked!();
+    fenced!();
 
     /// Posts now; the result is awaited later, or never.
     ///

@@ -14,6 +14,21 @@ macro_rules! asked {
     };
 }
 
+/// The method by which every request is fenced.
+macro_rules! fenced {
+    () => {
+        /// Begins when everything that was posted before it for that peer on this endpoint has ended, and nothing that is
+        /// posted after it overtakes it (`FI_FENCE`; needs [`Caps::FENCE`](crate::Caps::FENCE)). Messages and their pieces
+        /// keep their order anyway. While the fence waits, [`start`](Self::start) and `post` of what comes behind it are
+        /// refused with [`Error::Again`](crate::Error::Again); what is awaited waits.
+        #[doc(alias = "FI_FENCE")]
+        pub fn fence(mut self) -> Self {
+            self.spec.fence = true;
+            self
+        }
+    };
+}
+
 mod atomic;
 mod batch;
 mod lend;

@@ -46,6 +46,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
     }
 
     asked!();
+    fenced!();
 
     /// The buffer back, and nothing is written.
     pub fn into_buf(self) -> B {
@@ -129,6 +130,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
     }
 
     asked!();
+    fenced!();
 
     /// Posts now; the result is awaited later.
     ///

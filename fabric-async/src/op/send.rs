@@ -61,6 +61,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     }
 
     asked!();
+    fenced!();
 
     /// The buffer back, and nothing is sent.
     pub fn into_buf(self) -> B {

@@ -190,7 +190,7 @@ pub(crate) async fn want_of_credit_stops_a_batch(setup: Setup) {
 /// Receives are posted in order: those that find messages waiting take them, long ones with a pause of the lock in between.
 pub(crate) async fn receives_go_together(setup: Setup) {
     let (a, mut b, to_b) = pair(&setup).await;
-    let moving = b.keep_moving();
+    let _moving = b.keep_moving();
     for (len, waiting) in [(8, 0), (8, 100), (9000, 40), (100_000, 3)] {
         for number in 0..waiting {
             a.ep.send(to_b, numbered(number, len)).await.unwrap();
@@ -219,7 +219,6 @@ pub(crate) async fn receives_go_together(setup: Setup) {
     let stopped = b.ep.post_all(rooms).unwrap_err();
     assert_eq!((stopped.posted, stopped.rest.len()), (1, 2), "{}", stopped.error);
     let plan = Plan { entries: 10, ..Plan::default() };
-    drop(moving);
     let (d, mut c, to_c) = pair_of(&setup, Plan::default(), plan).await;
     let _moving = c.keep_moving();
     let stopped = c.ep.post_all((0..50).map(|number| c.ep.recv().context(number))).unwrap_err();

@@ -22,6 +22,7 @@ mod counters;
 mod credits;
 mod details;
 mod events;
+mod fences;
 mod lending;
 mod loopback;
 mod matching;
@@ -53,6 +54,8 @@ const RMA: Caps = BOTH.union(Caps::RMA);
 const RMA_SOURCE: Caps = RMA.union(Caps::SOURCE);
 const RMA_EVENT: Caps = RMA.union(Caps::RMA_EVENT);
 const ATOMIC: Caps = RMA.union(Caps::ATOMIC);
+const FENCED: Caps = BOTH.union(Caps::FENCE);
+const FENCED_ATOMIC: Caps = ATOMIC.union(Caps::FENCE);
 const DIRECTED: Caps = BOTH.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
 
 /// Makes a test of every scenario of the table, for one combination.
@@ -286,6 +289,15 @@ macro_rules! scenarios {
                 a_claim_keeps_the_number_of_a_guest: DIRECTED,
                 strangers_are_found_once_inserted: DIRECTED,
                 lent_ones_are_claimed_where_they_lie: BOTH,
+            }
+            fences {
+                a_fence_begins_when_all_before_it_has_ended: FENCED,
+                other_peers_do_not_wait_for_a_fence: FENCED,
+                every_kind_of_operation_can_be_fenced: FENCED_ATOMIC,
+                a_fence_that_is_taken_back_lets_others_go: FENCED,
+                a_dropped_fence_goes_on: FENCED,
+                fences_end_with_their_peer_and_with_their_endpoint: FENCED,
+                a_fence_needs_its_capability: FENCED,
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,

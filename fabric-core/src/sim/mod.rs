@@ -129,7 +129,7 @@ fn offer(progress: Progress) -> Info {
     info.tx.size = 256;
     info.tx.iov_limit = IOV_LIMIT;
 
-    info.rx.caps = CAPS.difference(Caps::SEND.union(Caps::READ).union(Caps::WRITE));
+    info.rx.caps = CAPS.difference(Caps::SEND.union(Caps::READ).union(Caps::WRITE).union(Caps::FENCE));
     info.rx.op_flags = OpFlags::COMPLETION;
     info.rx.msg_order = ORDER;
     info.rx.size = 1024;
@@ -157,6 +157,7 @@ const CAPS: Caps = Caps::MSG
     .union(Caps::SOURCE)
     .union(Caps::RMA)
     .union(Caps::ATOMIC)
+    .union(Caps::FENCE)
     .union(Caps::RMA_DIRECTIONS)
     .union(Caps::RMA_EVENT)
     .union(Caps::LOCAL_COMM);

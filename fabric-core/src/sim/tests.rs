@@ -84,7 +84,7 @@ fn capabilities_are_granted_whole_and_as_asked() {
     let tagged = Hints::new().caps(Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE);
     let tagged = &select(&tagged, &offers).unwrap()[0];
     assert!(tagged.caps.contains(Caps::SEND | Caps::RECV) && !tagged.caps.contains(Caps::MSG));
-    assert!(select(&Hints::new().caps(Caps::FENCE), &offers).is_err());
+    assert!(select(&Hints::new().caps(Caps::TRIGGER), &offers).is_err());
     assert!(select(&Hints::new().ep_type(EpType::Msg), &offers).is_err());
 }
 
@@ -107,5 +107,5 @@ fn a_domain_opens_only_from_what_was_offered() {
     assert_eq!(open(|_| {}).unwrap(), "sim: 0 endpoints, 0 peers, 0 sends waiting");
     assert!(open(|info| info.fabric.provider = "shm".into()).unwrap_err().to_string().contains("shm"));
     assert!(matches!(open(|info| info.ep.ep_type = EpType::Dgram), Err(Error::NotSupported(_))));
-    assert!(matches!(open(|info| info.caps |= Caps::FENCE), Err(Error::NotSupported(_))));
+    assert!(matches!(open(|info| info.caps |= Caps::TRIGGER), Err(Error::NotSupported(_))));
 }

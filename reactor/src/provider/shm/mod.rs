@@ -98,6 +98,7 @@ impl Provider for ShmProvider {
             | Caps::ATOMIC
             | Caps::RMA_DIRECTIONS
             | Caps::RMA_EVENT
+            | Caps::FENCE
             | Caps::LOCAL_COMM;
         info.domain.caps = Caps::LOCAL_COMM;
         info.domain.av_type = Some(AvType::Table);

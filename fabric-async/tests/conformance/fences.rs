@@ -1,0 +1,169 @@
+//! Operations that wait until everything before them has ended.
+
+use fabric_async::{Access, AtomicOp, Canceled, Caps, Error, OpKind, Operation, Scarce};
+
+use crate::payload::{LONG, assert_bytes, pattern, poll_once, yields};
+use crate::setup::Setup;
+use crate::station::{Plan, Station, fence as flush, pair, pair_of};
+
+/// Long messages that nobody receives: more than the peer buffers, so the last one is under way and stays so.
+const HELD: usize = 5;
+
+fn held_up(a: &Station, peer: fabric_async::FiAddr) -> Vec<Operation<&'static [u8]>> {
+    (0..HELD).map(|_| a.ep.send(peer, pattern(LONG, 1)).start().unwrap()).collect()
+}
+
+async fn received(b: &Station, expected: &[&[u8]]) {
+    for message in expected {
+        assert_bytes(&b.ep.recv().await.unwrap(), message);
+    }
+}
+
+/// Without the fence what follows is accepted at once, and queued by the provider.
+pub(crate) async fn a_fence_begins_when_all_before_it_has_ended(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    for fenced in [false, true] {
+        let before = held_up(&a, to_b);
+        let request = a.ep.send(to_b, vec![1]);
+        let request = if fenced { request.fence() } else { request };
+        let request = request.start().unwrap();
+        let behind = a.ep.send(to_b, vec![2]).start();
+        assert_eq!(behind.is_err(), fenced, "nothing overtakes a fence");
+        let mut behind = match behind {
+            Ok(operation) => operation,
+            Err(refused) => {
+                assert_eq!(refused.error, Error::Again(Scarce::TransmitCredit));
+                assert_eq!(a.ep.inject(to_b, b"x"), Err(Error::Again(Scarce::TransmitCredit)));
+                a.ep.send(to_b, refused.buf).into_future()
+            }
+        };
+        assert!(poll_once(&mut behind).await.is_pending());
+        let long = [pattern(LONG, 1); HELD];
+        let order = async {
+            for operation in before {
+                operation.await.unwrap();
+            }
+            request.await.unwrap();
+            behind.await.unwrap();
+        };
+        tokio::join!(order, async {
+            received(&b, &long).await;
+            received(&b, &[&[1], &[2]]).await;
+        });
+    }
+    // With nothing before it a fence is no different from others, and ends where it is posted.
+    a.ep.send(to_b, "free").fence().await.unwrap();
+    received(&b, &[b"free"]).await;
+}
+
+pub(crate) async fn other_peers_do_not_wait_for_a_fence(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let c = setup.station().await;
+    let to_c = a.meet(&c).await;
+    let _moving = b.keep_moving();
+    let before = held_up(&a, to_b);
+    let fenced = a.ep.send(to_b, "fenced").fence().start().unwrap();
+    let (sent, ()) = tokio::join!(a.ep.send(to_c, "to another").fence(), received(&c, &[b"to another"]));
+    sent.unwrap();
+    drop((before, fenced));
+    received(&b, &[pattern(LONG, 1); HELD]).await;
+    received(&b, &[b"fenced"]).await;
+}
+
+/// Completions come in order, and what a fenced message tells of is there when it arrives.
+pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
+    let (mut a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let at = |offset| region.remote().at(offset);
+    for round in 1..=3u64 {
+        drop(held_up(&a, to_b));
+        a.ep.write(to_b, at(0), round.to_le_bytes().to_vec()).fence().context(1).post().unwrap();
+        let behind = async {
+            a.ep.read(to_b, region.remote().slice(..8)).fence().await.unwrap();
+            a.ep.fetch_atomic(to_b, at(8), AtomicOp::Sum, 1u64).fence().await.unwrap();
+            a.ep.lend(to_b, a.ep.loan(100).unwrap()).fence().await.map_err(|failed| failed.error).unwrap();
+            a.ep.send(to_b, "there").fence().tag(1).await.unwrap();
+        };
+        let taking = async {
+            received(&b, &[pattern(LONG, 1); HELD]).await;
+            assert_eq!(b.ep.recv().await.unwrap().len(), 100);
+            b.ep.recv().tag(1).await.unwrap();
+            assert_eq!((region.load::<u64>(0), region.load::<u64>(8)), (Ok(round), Ok(round)));
+        };
+        tokio::join!(behind, taking);
+        let mut out = Vec::new();
+        a.cq.next_batch(&mut out, 2).await;
+        assert_eq!((out.len(), out[0].kind, &out[0].error), (1, OpKind::Write, &None));
+    }
+}
+
+pub(crate) async fn a_fence_that_is_taken_back_lets_others_go(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let before = held_up(&a, to_b);
+    let fenced = a.ep.send(to_b, vec![7]).fence().start().unwrap();
+    let mut behind = a.ep.send(to_b, "behind").into_future();
+    assert!(poll_once(&mut behind).await.is_pending());
+    match fenced.cancel().await {
+        Canceled::Withdrawn(buf) => assert_eq!(buf, [7]),
+        Canceled::Completed(ended) => panic!("it had begun: {ended:?}"),
+    }
+    // The next one is accepted again, because nothing waits in front of it.
+    let last = a.ep.send(to_b, "last").start().unwrap();
+    drop(before);
+    received(&b, &[pattern(LONG, 1); HELD]).await;
+    received(&b, &[b"behind", b"last"]).await;
+    behind.await.unwrap();
+    last.await.unwrap();
+    flush(&a, &b, to_b).await;
+    assert_eq!(a.ep.stats().failed, 0);
+}
+
+pub(crate) async fn a_dropped_fence_goes_on(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    drop(held_up(&a, to_b));
+    drop(a.ep.send(to_b, "dropped").fence().start().unwrap());
+    received(&b, &[pattern(LONG, 1); HELD]).await;
+    received(&b, &[b"dropped"]).await;
+}
+
+pub(crate) async fn fences_end_with_their_peer_and_with_their_endpoint(setup: Setup) {
+    let plan = Plan { tx_size: Some(64), ..Plan::default() };
+    for closing_here in [false, true] {
+        let (mut a, b, to_b) = pair_of(&setup, plan.clone(), Plan::default()).await;
+        let moving = b.keep_moving();
+        drop(held_up(&a, to_b));
+        a.ep.send(to_b, "first").fence().context(1).post().unwrap();
+        yields(10).await;
+        moving.abort();
+        if closing_here {
+            a.ep.clone().close().unwrap()
+        } else {
+            b.ep.clone().close().unwrap()
+        }
+        let mut out = Vec::new();
+        a.cq.next_batch(&mut out, 1).await;
+        assert_eq!((out.len(), out[0].context), (1, 1));
+        match out[0].error.clone() {
+            Some(Error::Canceled) if closing_here => {}
+            Some(Error::PeerGone(_) | Error::NoSuchPeer(_)) if !closing_here => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Providers grant it unasked; who leaves it out does without.
+pub(crate) async fn a_fence_needs_its_capability(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    assert!(a.info.caps.contains(Caps::FENCE));
+    let mut info = a.info.clone();
+    info.caps -= Caps::FENCE;
+    let plain = a.domain.endpoint(&info).unwrap().bind_av(&a.av).unwrap().enable().await.unwrap();
+    let refused = plain.send(to_b, "x").fence().await.unwrap_err();
+    assert_eq!(refused.error, Error::NotSupported("fenced operations (FI_FENCE was not asked for)"));
+    let (sent, ()) = tokio::join!(plain.send(to_b, "y"), received(&b, &[b"y"]));
+    sent.unwrap();
+}
