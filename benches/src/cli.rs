@@ -96,9 +96,22 @@ struct FloorArgs {
 }
 
 /// What the measuring side tells the other.
-const SAID_ELSEWHERE: [&str; 14] = [
-    "provider", "op", "size", "api", "wait", "progress", "runtime", "threads", "peers", "iters", "seconds",
-    "pin", "connect", "json",
+const SAID_ELSEWHERE: [&str; 15] = [
+    "provider",
+    "op",
+    "size",
+    "api",
+    "wait",
+    "progress",
+    "runtime",
+    "threads",
+    "peers",
+    "iters",
+    "seconds",
+    "pin",
+    "connect",
+    "json",
+    "single_copy_from",
 ];
 
 #[derive(Debug, Args)]
@@ -141,6 +154,9 @@ struct MeasureArgs {
     /// Time for each size
     #[arg(long, default_value_t = 1.5, value_parser = seconds, allow_negative_numbers = true)]
     seconds: f64,
+    /// From which size on messages are copied once instead of twice: 0, 64KiB, 1GiB
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    single_copy_from: Option<Size>,
     /// Cores, dealt out in turn to this side and the other
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B,..")]
     pin: Pin,
@@ -392,6 +408,7 @@ impl MeasureArgs {
             peers: self.peers,
             threads: self.threads,
             budget: self.iters.map_or(Budget::Seconds(self.seconds), Budget::Iters),
+            single_copy_from: self.single_copy_from.map(|size| size.0),
             sizes,
             cores: (0..self.threads).map(|lane| self.pin.lane(lane)).collect(),
         };

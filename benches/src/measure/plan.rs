@@ -33,6 +33,9 @@ pub struct Plan {
     pub threads: usize,
     /// When it is enough, for each size.
     pub budget: Budget,
+    /// From which length on messages are copied once; as the provider does unless said otherwise.
+    #[serde(default)]
+    pub single_copy_from: Option<usize>,
     /// The sizes, in bytes.
     pub sizes: Vec<usize>,
     /// The core of each thread, and that of its counterpart on the other side.

@@ -59,7 +59,11 @@ impl<'a> Posting<'a> for RecvRequest<'a, Vec<u8>> {
 pub(super) async fn open(plan: &Plan, count: usize) -> Result<Vec<Station>> {
     let info = plan.offer().await?;
     let fabric = Fabric::open(&info)?;
-    let domain = fabric.domain_builder(&info).wait_policy(plan.wait.policy()).open()?;
+    let mut domain = fabric.domain_builder(&info).wait_policy(plan.wait.policy());
+    if let Some(len) = plan.single_copy_from {
+        domain = domain.single_copy_from(len);
+    }
+    let domain = domain.open()?;
     let fresh = format!("{}://", plan.provider);
     let mut stations = Vec::with_capacity(count);
     for _ in 0..count {

@@ -34,6 +34,7 @@ impl Ours {
             progress: Drive::Manual,
             runtime: Runtime::Current,
             window: WINDOW,
+            single_copy_from: None,
             peers: 1,
             threads: 1,
             budget: Budget::Seconds(case.time.as_secs_f64()),
