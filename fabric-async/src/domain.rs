@@ -50,17 +50,40 @@ pub struct DomainBuilder<'a> {
     fabric: &'a Fabric,
     info: &'a Info,
     policy: WaitPolicy,
+    single_copy_from: Option<usize>,
     context: u64,
 }
 
 impl<'a> DomainBuilder<'a> {
     pub(crate) fn new(fabric: &'a Fabric, info: &'a Info) -> Self {
-        Self { fabric, info, policy: WaitPolicy::default(), context: 0 }
+        Self { fabric, info, policy: WaitPolicy::default(), single_copy_from: None, context: 0 }
     }
 
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
         self.policy = policy;
+        self
+    }
+
+    /// From which length on, in bytes, messages are copied once, straight from the memory of one process to that of the
+    /// other, instead of through the ring: 64 KiB unless said otherwise. 0 for all that do not fit into one record of the
+    /// ring, `usize::MAX` for none, in either direction: then this domain reads no peer's memory, and lets none read its
+    /// own.
+    ///
+    /// Where the kernel forbids it, messages go through the ring all the same, and always where the provider has no such
+    /// way. [`EndpointStats`](crate::EndpointStats) tells which way they went. See
+    /// [`manual::memory`](crate::manual::memory#one-copy).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Fabric, Hints, discover};
+    /// let info = discover(&Hints::new().provider("shm")).await?;
+    /// let fabric = Fabric::open(&info[0])?;
+    /// let domain = fabric.domain_builder(&info[0]).single_copy_from(1 << 20).open()?;
+    /// # drop(domain); Ok(()) }
+    /// ```
+    pub fn single_copy_from(mut self, len: usize) -> Self {
+        self.single_copy_from = Some(len);
         self
     }
 
@@ -88,6 +111,9 @@ impl<'a> DomainBuilder<'a> {
         let node = Node::new(Class::Domain, Some(self.fabric.inner.node.clone()));
         let name = format!("{}-{}", provider.name(), node.id());
         let core = reactor::Domain::open(provider, self.info, self.policy, &name)?;
+        if let Some(len) = self.single_copy_from {
+            core.single_copy_from(len);
+        }
         if self.info.domain.data_progress != Progress::Auto {
             driver::spawn(&core)?;
         }

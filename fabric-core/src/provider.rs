@@ -251,6 +251,13 @@ pub trait ProviderDomain: Send {
     /// Takes back what peers have given back of what was lent to them.
     fn collect_loans(&mut self) {}
 
+    /// Messages of at least this many bytes are copied once, straight from one process to the other, where that can be
+    /// done. Said before endpoints are opened; `usize::MAX` for none, in either direction. Providers that have no such
+    /// way take no notice.
+    fn single_copy_from(&mut self, len: usize) {
+        let _ = len;
+    }
+
     /// A region has a key from now on.
     fn region_opened(&mut self, key: u64, region: &Region) {
         let _ = (key, region);
@@ -337,6 +344,13 @@ pub trait Host {
     /// The bytes a send operation is to send.
     fn payload(&self, op: OpKey) -> Payload<'_>;
 
+    /// Whether the bytes of a send operation lie in ordinary memory, which another process may be let read. What is in a
+    /// buffer of the user's own kind may lie on a device.
+    fn is_ordinary(&self, op: OpKey) -> bool {
+        let _ = op;
+        true
+    }
+
     /// A message of `len` bytes is about to be placed in this receive; returns how many bytes it can take.
     fn expect(&mut self, op: OpKey, len: usize) -> usize;
 
@@ -382,6 +396,10 @@ pub trait Host {
     /// The call left something behind that waits for a peer, or that a further pass could move. If doorbells have been
     /// asked for, they must be asked for again, with this in view.
     fn unsettled(&mut self) {}
+
+    /// After this pass something is under way that further passes move: they are to be made, also if nobody here waits
+    /// for it. Said in every pass for which it is so.
+    fn under_way(&mut self) {}
 
     /// Something happened on the endpoint.
     fn event(&mut self, ep: EpId, event: EventKind);

@@ -5,12 +5,14 @@
 //! budget the context declines it, and the provider leaves it where it is and holds the sender back.
 //!
 //! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
+//!
+//! Messages in memory of the sender's are the subject of `lent`.
 
 mod claim;
+mod lent;
 mod multi;
 
 use std::collections::VecDeque;
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use slab::Slab;
@@ -23,15 +25,13 @@ use crate::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, Wai
 use crate::provider::{EpId, Host, OpKey};
 
 use claim::Claims;
+use lent::Fleeting;
 use multi::{Match, Multi};
 
 pub use claim::ClaimId;
 
 /// Departed peers whose messages can still be told apart.
 const REMEMBERED: usize = 256;
-
-/// Bytes of a lent message that are copied in one go. A longer one is copied by and by.
-const COPIED_AT_ONCE: usize = 256 << 10;
 
 /// What a buffered message costs beyond its bytes.
 const OVERHEAD: usize = 128;
@@ -52,6 +52,10 @@ pub struct RxContext {
     gone: VecDeque<(PeerKey, Address)>,
     /// Lent messages that are being copied, and the landings they are copied to.
     copying: VecDeque<(usize, Arc<dyn LentMemory>)>,
+    /// Messages that wait in memory which is not mapped here, and fit into the budget.
+    fleeting: Vec<Fleeting>,
+    /// One of those was discarded, which its sender is to be told.
+    let_go: bool,
     budget: usize,
     used: usize,
     pool: Arc<Pool>,
@@ -113,48 +117,6 @@ impl Unexpected {
     }
 }
 
-/// Part of lent memory.
-struct Piece<'a> {
-    memory: &'a dyn LentMemory,
-    from: usize,
-    len: usize,
-}
-
-impl Source for Piece<'_> {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
-        self.memory.copy_to(self.from + from, dst)
-    }
-
-    fn copy_over(&self, from: usize, dst: &mut [u8]) {
-        self.memory.copy_over(self.from + from, dst);
-    }
-}
-
-/// A lent message that waits, as bytes to be copied or held.
-struct Held<'a>(&'a Arc<dyn LentMemory>);
-
-impl Source for Held<'_> {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
-        self.0.copy_to(from, dst)
-    }
-
-    fn copy_over(&self, from: usize, dst: &mut [u8]) {
-        self.0.copy_over(from, dst);
-    }
-
-    fn lent(&self) -> Option<Arc<dyn LentMemory>> {
-        Some(self.0.clone())
-    }
-}
-
 impl RxContext {
     /// The context of an endpoint, which buffers at most `budget` bytes of unexpected messages.
     #[must_use]
@@ -169,6 +131,8 @@ impl RxContext {
             filling: Vec::new(),
             gone: VecDeque::new(),
             copying: VecDeque::new(),
+            fleeting: Vec::new(),
+            let_go: false,
             budget,
             used: 0,
             pool,
@@ -250,57 +214,6 @@ impl RxContext {
         true
     }
 
-    /// A whole message arrives in memory that can be held instead of copied. False: it must stay where it is.
-    pub fn lend(&mut self, host: &mut dyn Host, mut envelope: Envelope, source: &dyn Source) -> bool {
-        let Some(memory) = source.lent().filter(|_| envelope.len > COPIED_AT_ONCE) else {
-            return self.deliver(host, envelope, source);
-        };
-        match self.matched(host, &envelope) {
-            Match::Receive(op) => {
-                envelope.arrival = self.matcher.next_arrival();
-                self.share(host, op, envelope, memory);
-                true
-            }
-            Match::Held => false,
-            Match::Nobody => self.deliver(host, envelope, source),
-        }
-    }
-
-    /// Gives lent memory to a receive: as it is, or copied by and by.
-    fn share(&mut self, host: &mut dyn Host, op: OpKey, envelope: Envelope, memory: Arc<dyn LentMemory>) {
-        if envelope.len <= COPIED_AT_ONCE || host.shares(op, envelope.len) {
-            return host.deliver(op, &envelope, &Held(&memory));
-        }
-        let room = host.expect(op, envelope.len);
-        let target = Target::Receive { op, room, placed: 0 };
-        let id = self.landings.insert(Landing { envelope, arrived: 0, cut: false, target });
-        self.filling.push((op, id));
-        self.copying.push_back((id, memory));
-    }
-
-    /// Copies a piece of a lent message that is being copied. Returns whether there was one.
-    pub fn copy_on(&mut self, host: &mut dyn Host) -> bool {
-        let Some((id, memory)) = self.copying.front() else { return false };
-        let (id, memory) = (*id, memory.clone());
-        let arrived = self.landings.get(id).map(|landing| landing.arrived);
-        let from = arrived.unwrap_or(memory.len());
-        let piece = Piece { memory: &*memory, from, len: (memory.len() - from).min(COPIED_AT_ONCE) };
-        if arrived.is_none() || self.land(host, LandingId(id), &piece) {
-            self.copying.pop_front();
-        } else {
-            // Everybody gets a turn.
-            self.copying.rotate_left(1);
-        }
-        true
-    }
-
-    /// Whether [`RxContext::serve`] or [`RxContext::copy_on`] have something to do.
-    #[must_use]
-    #[inline]
-    pub fn is_copying(&self) -> bool {
-        !self.copying.is_empty() || self.is_serving()
-    }
-
     /// A message begins to arrive in pieces. `None`: nobody wants it and there is no room.
     pub fn begin(&mut self, host: &mut dyn Host, mut envelope: Envelope) -> Option<LandingId> {
         let matched = match self.matched(host, &envelope) {
@@ -340,27 +253,40 @@ impl RxContext {
     /// A piece arrives; at most [`RxContext::missing`] bytes of it are taken. True when the message is complete, and
     /// `id` is then no longer valid.
     pub fn land(&mut self, host: &mut dyn Host, id: LandingId, piece: &dyn Source) -> bool {
-        let Some(landing) = self.landings.get_mut(id.0) else { return true };
-        let count = piece.len().min(landing.envelope.len - landing.arrived);
-        landing.arrived += count;
-        match &mut landing.target {
-            _ if landing.cut => {}
+        let count = piece.len().min(self.missing(id));
+        self.place(host, id, piece, count);
+        self.arrived(host, id, count)
+    }
+
+    /// Puts the next bytes of a message where they belong, if there is room for them.
+    fn place(&mut self, host: &mut dyn Host, id: LandingId, piece: &dyn Source, count: usize) {
+        let Some(landing) = self.landings.get(id.0).filter(|landing| !landing.cut) else { return };
+        match landing.target {
             Target::Receive { op, room, placed } => {
-                let fits = count.min(*room - *placed);
-                host.place(*op, *placed, piece, 0, fits);
-                *placed += fits;
+                host.place(op, placed, piece, 0, count.min(room - placed))
             }
             Target::Buffer(key) => {
-                if let Some((_, message)) = self.matcher.message_mut(*key) {
+                if let Some((_, message)) = self.matcher.message_mut(key) {
                     append(&mut message.bytes, piece);
                 }
             }
             Target::Claim(claim) => {
-                if let Some(message) = self.asked.message(*claim) {
+                if let Some(message) = self.asked.message(claim) {
                     append(&mut message.bytes, piece);
                 }
             }
             Target::Nobody => {}
+        }
+    }
+
+    /// The bytes that were placed last are good. True when the message is complete.
+    fn arrived(&mut self, host: &mut dyn Host, id: LandingId, count: usize) -> bool {
+        let Some(landing) = self.landings.get_mut(id.0) else { return true };
+        landing.arrived += count;
+        if let Target::Receive { room, placed, .. } = &mut landing.target
+            && !landing.cut
+        {
+            *placed += count.min(*room - *placed);
         }
         let complete = landing.arrived == landing.envelope.len;
         if complete {
@@ -558,6 +484,7 @@ impl RxContext {
         self.multis.clear();
         self.landings.clear();
         self.copying.clear();
+        self.fleeting.clear();
         self.matcher.take_waiting();
         self.posted.clear();
         self.used = 0;
@@ -580,7 +507,12 @@ impl RxContext {
 
     fn keep(&mut self, envelope: Envelope, message: Unexpected) -> WaitKey {
         self.used += message.cost(&envelope);
-        self.matcher.wait(envelope, message)
+        let fleeting = message.is_fleeting().then_some((envelope.arrival, envelope.len));
+        let key = self.matcher.wait(envelope, message);
+        if let Some((arrival, len)) = fleeting {
+            self.note_fleeting(Fleeting { arrival, key, len });
+        }
+        key
     }
 
     /// A message that some receive already had finds a new one, or its old place in the queue.
@@ -601,6 +533,9 @@ impl RxContext {
     /// Gives a buffered message to a receive.
     fn give(&mut self, host: &mut dyn Host, op: OpKey, envelope: Envelope, message: Unexpected) {
         self.used = self.used.saturating_sub(message.cost(&envelope));
+        if message.is_fleeting() {
+            self.unnote(envelope.arrival);
+        }
         match message.landing {
             None if let Some(lent) = message.lent => self.share(host, op, envelope, lent),
             None => {

@@ -11,6 +11,24 @@ pub struct Moved {
     pub bytes: u64,
 }
 
+impl Moved {
+    /// One more operation, of this many bytes.
+    #[doc(hidden)]
+    #[inline]
+    pub fn add(&mut self, len: usize) {
+        self.count += 1;
+        // Of what peers did only they say how much it was.
+        self.bytes = self.bytes.saturating_add(len as u64);
+    }
+}
+
+impl std::ops::AddAssign for Moved {
+    fn add_assign(&mut self, other: Self) {
+        self.count += other.count;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}
+
 /// What an endpoint has done since it was enabled. Every number but the last group only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -38,6 +56,13 @@ pub struct EndpointStats {
     pub doorbells: u64,
     /// Messages that were lent instead of copied.
     pub lent: u64,
+    /// Messages sent that went through the ring in pieces: copied twice.
+    pub pieces: Moved,
+    /// Messages sent that the peer copied straight from here: copied once.
+    pub single_copy: Moved,
+    /// Messages that were copied straight from peers: those of their `single_copy`, whether or not a receive has taken
+    /// them.
+    pub fetched: Moved,
 
     /// Peers that are connected to this endpoint now.
     pub peers: usize,
@@ -54,6 +79,12 @@ pub struct ProviderStats {
     pub doorbells: u64,
     /// See [`EndpointStats::lent`].
     pub lent: u64,
+    /// See [`EndpointStats::pieces`].
+    pub pieces: Moved,
+    /// See [`EndpointStats::single_copy`].
+    pub single_copy: Moved,
+    /// See [`EndpointStats::fetched`].
+    pub fetched: Moved,
     /// See [`EndpointStats::peers`].
     pub peers: usize,
     /// See [`EndpointStats::unexpected`] and [`EndpointStats::unexpected_bytes`].
@@ -74,17 +105,16 @@ impl EndpointStats {
             OpKind::RemoteWrite => &mut self.heard,
             OpKind::Connect | OpKind::Release => return,
         };
-        moved.count += 1;
-        // Of what peers did only they say how much it was.
-        moved.bytes = moved.bytes.saturating_add(len as u64);
+        moved.add(len);
     }
 
     /// With what the provider knows.
     #[doc(hidden)]
     #[must_use]
     pub fn with(self, provider: ProviderStats) -> Self {
-        let ProviderStats { doorbells, lent, peers, unexpected: (unexpected, unexpected_bytes) } = provider;
-        Self { doorbells, lent, peers, unexpected, unexpected_bytes, ..self }
+        let ProviderStats { doorbells, lent, pieces, single_copy, fetched, peers, unexpected } = provider;
+        let (unexpected, unexpected_bytes) = unexpected;
+        Self { doorbells, lent, pieces, single_copy, fetched, peers, unexpected, unexpected_bytes, ..self }
     }
 }
 

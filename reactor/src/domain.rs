@@ -58,6 +58,12 @@ impl Domain {
         &self.engine
     }
 
+    /// Messages of at least this many bytes are copied once, where the provider can. To be said before endpoints are
+    /// opened.
+    pub fn single_copy_from(&self, len: usize) {
+        self.engine.lock().provider.single_copy_from(len);
+    }
+
     /// The pool that received messages without a buffer of their own come from.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool> {

@@ -256,6 +256,7 @@ impl Locked<'_> {
     /// Moves what can be moved, once.
     pub(crate) fn pass(&mut self) -> bool {
         let state = &mut **self;
+        state.hub.under_way = false;
         let mut moved = state.provider.progress(&mut state.hub);
         state.passes += 1;
         if state.passes.is_multiple_of(PASSES_PER_LOOK) {

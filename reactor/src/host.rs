@@ -18,6 +18,12 @@ impl Host for Hub {
         self.ops.get(op).map_or(Payload::Whole(&[]), |op| op.buf.payload())
     }
 
+    fn is_ordinary(&self, op: OpKey) -> bool {
+        self.ops
+            .get(op)
+            .is_some_and(|op| !matches!(op.buf, AnyBuf::Custom(_) | AnyBuf::Gather(_) | AnyBuf::Scatter(_)))
+    }
+
     fn expect(&mut self, op: OpKey, len: usize) -> usize {
         let Some(op) = self.ops.get_mut(op) else { return 0 };
         let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
@@ -157,6 +163,10 @@ impl Host for Hub {
 
     fn unsettled(&mut self) {
         self.unsettled = true;
+    }
+
+    fn under_way(&mut self) {
+        self.under_way = true;
     }
 
     fn event(&mut self, ep: EpId, kind: EventKind) {

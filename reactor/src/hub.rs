@@ -123,6 +123,8 @@ pub(crate) struct Hub {
     pub(crate) waiters: usize,
     /// Sends the provider has not finished.
     pub(crate) sends: usize,
+    /// The last pass left something behind that the next one moves.
+    pub(crate) under_way: bool,
     /// Something could not be taken in because a queue was full: what peers did to memory here, or a message for a
     /// receive that takes several.
     pub(crate) held_notice: bool,
@@ -165,6 +167,7 @@ impl Hub {
             later: Later::default(),
             waiters: 0,
             sends: 0,
+            under_way: false,
             held_notice: false,
             multis: Slab::new(),
             eqs: Vec::new(),
@@ -276,10 +279,10 @@ impl Hub {
     }
 
     /// Whether something of this domain has to be kept going. Under policy spin those who wait keep themselves runnable;
-    /// sends go on by themselves all the same.
+    /// sends, and messages that peers wait to see fetched, go on by themselves all the same.
     pub(crate) fn is_awaited(&self, policy: WaitPolicy) -> bool {
         let waits = || self.waiters > 0 || self.eqs.iter().any(|eq| eq.is_awaited());
-        self.sends > 0 || (policy != WaitPolicy::Spin && waits())
+        self.sends > 0 || self.under_way || (policy != WaitPolicy::Spin && waits())
     }
 
     /// Gives back a credit, or a place among the posted receives.

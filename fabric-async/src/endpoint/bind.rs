@@ -28,6 +28,7 @@ const EVENTS: usize = 256;
 pub struct BindOptions {
     policy: WaitPolicy,
     progress: Progress,
+    single_copy_from: Option<usize>,
 }
 
 impl Endpoint {
@@ -64,7 +65,7 @@ impl Endpoint {
 
     /// Options to bind with.
     pub fn options() -> BindOptions {
-        BindOptions { policy: WaitPolicy::default(), progress: Progress::Manual }
+        BindOptions { policy: WaitPolicy::default(), progress: Progress::Manual, single_copy_from: None }
     }
 }
 
@@ -78,6 +79,13 @@ impl BindOptions {
     /// Who makes progress: [`Progress::Manual`] unless said otherwise.
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
+        self
+    }
+
+    /// From which length on messages are copied once instead of twice: as
+    /// [`DomainBuilder::single_copy_from`](crate::DomainBuilder::single_copy_from).
+    pub fn single_copy_from(mut self, len: usize) -> Self {
+        self.single_copy_from = Some(len);
         self
     }
 
@@ -95,7 +103,11 @@ impl BindOptions {
             .or_else(|_| search(&hints.caps(messages)))?
             .swap_remove(0);
         let fabric = Fabric::open(&info)?;
-        let domain = fabric.domain_builder(&info).wait_policy(self.policy).open()?;
+        let mut domain = fabric.domain_builder(&info).wait_policy(self.policy);
+        if let Some(len) = self.single_copy_from {
+            domain = domain.single_copy_from(len);
+        }
+        let domain = domain.open()?;
         let (completions, events) = (domain.completion_queue(COMPLETIONS)?, fabric.event_queue(EVENTS)?);
         domain.bind_eq(&events)?;
         domain

@@ -72,10 +72,10 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// A message to this peer, to be awaited, started or posted.
     ///
-    /// It has been sent when the peer's endpoint has it, in its ring; the buffer comes back then. Only an answer proves
-    /// that somebody has received it. A message of up to about the ring's 128 KiB needs no receive to be sent; of a
-    /// longer one the rest waits until the peer receives, or buffers it within its budget. A message above
-    /// [`Info::ep`]`.max_msg_size` is [`Error::TooLong`].
+    /// It has been sent when the peer's endpoint has it, in its ring or copied from here; the buffer comes back then.
+    /// Only an answer proves that somebody has received it. A message below 64 KiB needs nobody's help to be sent, as
+    /// long as the ring has room; a [longer one](crate::manual::memory#one-copy) waits until the peer receives, or
+    /// buffers it within its budget. A message above [`Info::ep`]`.max_msg_size` is [`Error::TooLong`].
     ///
     /// The first message to a peer also waits for the connection, and so for the peer to make progress and welcome it.
     /// After [`lookup`](Self::lookup) that is done.

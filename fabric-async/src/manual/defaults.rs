@@ -5,6 +5,7 @@
 //! | what | value | why | to change it |
 //! |---|---|---|---|
 //! | progress | manual | no thread nobody asked for; tasks that wait drive anyway | [`BindOptions::progress`] |
+//! | copied once | from 64 KiB on | the length from which one copy, and an answer to wait for, are faster than two copies that overlap in the caches | [`BindOptions::single_copy_from`] |
 //! | waiting | adaptive | fast while there is traffic, asleep when there is none | [`BindOptions::wait_policy`] |
 //! | capabilities | untagged and tagged messages, receives of several, directed ones, sources; one-sided and atomic operations | what a service needs to answer, and what costs nothing until it is used | the object model |
 //! | completion queue | 1024 entries, for both directions | as many as there are credits to send; costs its memory once | [`Domain::completion_queue`] |
@@ -59,6 +60,7 @@
 //! |---|---|---|
 //! | ring | 2048 lines of 64 bytes, 128 KiB per direction and peer | room for bursts, and small enough for the caches; a peer costs twice that |
 //! | line | 64 bytes, of which 8 are the header | a message up to 56 bytes costs one cache line, without tag and data |
+//! | slots | 256 messages with one peer, lent or to be copied by it | what is more goes through the ring |
 //! | piece | 8 KiB of a longer message | the receiver copies one piece while the sender writes the next |
 //! | given back | every eighth of the ring | the sender is told of room in batches |
 //! | unexpected messages | 16 MiB per endpoint, each with 128 bytes on top | bounds what peers can make an endpoint hold |
@@ -96,6 +98,7 @@
 //! code says is what runs.
 //!
 //! [`BindOptions::progress`]: crate::BindOptions::progress
+//! [`BindOptions::single_copy_from`]: crate::BindOptions::single_copy_from
 //! [`BindOptions::wait_policy`]: crate::BindOptions::wait_policy
 //! [`Domain::completion_queue`]: crate::Domain::completion_queue
 //! [`Domain::address_vector`]: crate::Domain::address_vector

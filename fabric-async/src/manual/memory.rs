@@ -130,6 +130,45 @@
 //! sender's death. A peer keeps the memory mapped that it was lent once, and can see what is written there later, also for
 //! others of the same user.
 //!
+//! # One copy
+//!
+//! A message of 64 KiB or more from an ordinary buffer is copied once. It stays in the sender's buffer; the receiver
+//! copies it straight from there, from process to process (`process_vm_readv`), up to 256 KiB in a pass, and the send
+//! ends when it has all of it. Shorter messages, and all of them where this cannot be done, go through the ring in
+//! pieces and are copied twice: in, and out.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::Endpoint;
+//! let ep = Endpoint::options().single_copy_from(1 << 20).bind("shm://").await?;
+//! let me = ep.lookup(ep.name()).await?;
+//! for len in [100_000, 2_000_000] {
+//!     let (sent, got) = tokio::join!(ep.send(me, vec![7; len]), ep.recv());
+//!     assert_eq!((sent?.transfer.len, got?.len()), (len, len));
+//! }
+//! let stats = ep.stats();
+//! assert_eq!(stats.pieces.count + stats.single_copy.count, 2);   // which way they went
+//! # Ok(()) }
+//! ```
+//!
+//! * The length from which on this is done is said with
+//!   [`BindOptions::single_copy_from`](crate::BindOptions::single_copy_from) or
+//!   [`DomainBuilder::single_copy_from`](crate::DomainBuilder::single_copy_from). `usize::MAX` turns it off: the domain
+//!   then reads nobody's memory, and lets nobody read its own.
+//! * Whether the kernel allows it is tried for each connection and direction when it is made: the receiver reads a number
+//!   of the sender's. Process namespaces, Yama's `ptrace_scope`, filters of system calls and processes that cannot be
+//!   dumped forbid it.
+//! * [`EndpointStats`](crate::EndpointStats) counts what went which way, and the `Debug` text of a domain tells how many
+//!   peers are read.
+//! * A message nobody has asked for is copied into the budget of [unexpected messages](#messages-nobody-has-asked-for-yet)
+//!   if it fits there. If not, it waits in the sender's buffer, costs 128 bytes of the budget, and holds up nothing behind
+//!   it.
+//! * A dropped send is delivered all the same: the operation keeps the buffer until the receiver has it. If the sender's
+//!   endpoint closes or its process ends before, the message is lost and, where it was being received, the receive fails
+//!   with [`Error::PeerGone`]; bytes that can be those of another are never seen.
+//! * Buffers of your [own kind][`CustomBuf`] go through the ring: they may lie where no other process can read. So do
+//!   several buffers that are [gathered](crate::Gather).
+//!
 //! # Messages nobody has asked for yet
 //!
 //! A message that no posted receive accepts is *unexpected*. It is copied out of the ring and kept, so that
@@ -162,7 +201,7 @@
 //! The ring of a direction is made by its sender and mapped by both. Each side keeps its mapping until it is
 //! done with it, so the death of the other cannot take it away. The survivor
 //!
-//! * still receives the messages that lie whole in the ring;
+//! * still receives the messages that lie whole in the ring; those it had still to [copy](#one-copy) are gone;
 //! * fails the receive a message was arriving in with [`Error::PeerGone`], or discards the part if nobody had
 //!   it;
 //! * fails the sends to the peer that had not ended, with their buffers, and receives directed at it;
@@ -197,6 +236,8 @@
 //!
 //! What a hostile process of the same user *can* do:
 //!
+//! * name memory of its own that answers slowly (of a file system it serves) as a long message, and so hold up a domain
+//!   that copies it, unless that is [turned off](#one-copy);
 //! * change the bytes of its own messages while they are copied;
 //! * use up the budget for unexpected messages, and descriptors, one connection after another;
 //! * give a false name when it connects. A source is what the peer says, not a proof of who it is. What ends

@@ -18,6 +18,7 @@ mod backpressure;
 mod batches;
 mod cancellation;
 mod completions;
+mod copies;
 mod counters;
 mod credits;
 mod details;
@@ -299,6 +300,14 @@ macro_rules! scenarios {
                 fences_end_with_their_peer_and_with_their_endpoint: FENCED,
                 a_fence_needs_its_capability: FENCED,
             }
+            copies {
+                the_threshold_says_which_way: MSG,
+                two_may_send_before_they_receive: MSG,
+                what_waits_with_its_sender_holds_up_nothing: BOTH,
+                receives_come_and_go: MSG,
+                closing_takes_back_what_was_not_received: BOTH,
+                own_kinds_of_buffers_are_not_read_by_others: MSG,
+            }
             statistics {
                 messages_are_counted_on_both_sides: MSG,
                 one_sided_operations_are_counted: ATOMIC,
@@ -410,3 +419,11 @@ macro_rules! policies {
 }
 
 policies! { spin: Spin, park: Park, }
+
+/// Both ways that long messages go, each forced: copied once from the first byte that fits no record, and never.
+mod once {
+    scenarios!(crate::setup::Setup::new("shm").single_copy_from(0).auto().multi_thread());
+}
+mod twice {
+    scenarios!(crate::setup::Setup::new("shm").single_copy_from(usize::MAX));
+}

@@ -78,6 +78,8 @@ pub(crate) async fn messages_share_one_buffer(setup: Setup) {
 
 pub(crate) async fn what_does_not_fit_goes_to_the_next(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
+    // A long message may need the receiver to be sent.
+    let _moving = b.keep_moving();
     for unexpected in [false, true] {
         let lengths = [400, 500, 200, 30_000, 90_000, 10];
         let send = async || {

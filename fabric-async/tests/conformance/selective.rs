@@ -69,14 +69,25 @@ pub(crate) async fn a_silent_operation_holds_an_entry(setup: Setup) {
     let plan = Plan { entries: 3, ..quiet() };
     let (mut a, mut b, to_b) = pair_of(&setup, plan.clone(), plan).await;
     let full = Error::Again(Scarce::CompletionEntry);
-    for _ in 0..3 {
-        for _ in 0..3 {
-            b.ep.recv().tag(2).post().unwrap();
-            a.ep.send(to_b, pattern(LONG, 1)).tag(2).post().unwrap();
+    for round in 0..4 {
+        let receive = || b.ep.recv().tag(2).post().map_err(|failed| failed.error);
+        // Longer than what is buffered: without a receive it stays under way.
+        let long = || vec![7u8; 17 << 20];
+        let send = || a.ep.send(to_b, long()).tag(2).post().map_err(|failed| failed.error);
+        if round % 2 == 0 {
+            (0..3).for_each(|_| receive().unwrap());
+            assert_eq!(receive().unwrap_err(), full);
+            (0..3).for_each(|_| send().unwrap());
+        } else {
+            (0..3).for_each(|_| send().unwrap());
+            assert_eq!(send().unwrap_err(), full);
+            (0..3).for_each(|_| receive().unwrap());
         }
-        assert_eq!(b.ep.recv().tag(2).post().unwrap_err().error, full);
-        assert_eq!(a.ep.send(to_b, "no entry").tag(2).post().unwrap_err().error, full);
         fence(&a, &b, to_b).await;
+        // A long one may end after those behind it.
+        let ended = 14 * round + 4;
+        let (sent, received) = tokio::join!(a.sends.wait(ended), b.recvs.wait(ended));
+        assert!(sent.is_ok() && received.is_ok());
         // What ends at once needs its entry for a moment only.
         for _ in 0..10 {
             a.ep.send(to_b, "short").tag(3).post().unwrap();

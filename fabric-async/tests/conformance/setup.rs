@@ -22,6 +22,8 @@ pub(crate) struct Setup {
     pub(crate) policy: WaitPolicy,
     /// What endpoints are asked to do: what the scenario needs.
     pub(crate) caps: Caps,
+    /// From which length on messages are copied once, if the scenario does not say.
+    pub(crate) single_copy_from: Option<usize>,
     workers: Option<usize>,
 }
 
@@ -58,7 +60,7 @@ impl Setup {
     /// This provider under manual progress, on a runtime of one thread.
     pub(crate) fn new(provider: &'static str) -> Self {
         let (progress, policy) = (Progress::Manual, WaitPolicy::default());
-        Self { provider, progress, policy, caps: Caps::empty(), workers: None }
+        Self { provider, progress, policy, caps: Caps::empty(), single_copy_from: None, workers: None }
     }
 
     pub(crate) fn auto(self) -> Self {
@@ -67,6 +69,10 @@ impl Setup {
 
     pub(crate) fn policy(self, policy: WaitPolicy) -> Self {
         Self { policy, ..self }
+    }
+
+    pub(crate) fn single_copy_from(self, len: usize) -> Self {
+        Self { single_copy_from: Some(len), ..self }
     }
 
     pub(crate) fn multi_thread(self) -> Self {

@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) selective: bool,
     /// What operations do unless they say otherwise.
     pub(crate) op_flags: OpFlags,
+    /// From which length on messages are copied once.
+    pub(crate) single_copy_from: Option<usize>,
 }
 
 impl Default for Plan {
@@ -41,6 +43,7 @@ impl Default for Plan {
             welcoming: true,
             selective: false,
             op_flags: OpFlags::empty(),
+            single_copy_from: None,
         }
     }
 }
@@ -66,7 +69,11 @@ impl Station {
         info.rx.size = plan.rx_size.unwrap_or(info.rx.size);
         info.ep.max_msg_size = plan.max_msg_size.unwrap_or(info.ep.max_msg_size);
         (info.tx.op_flags, info.rx.op_flags) = (plan.op_flags, plan.op_flags);
-        let domain = fabric.domain_builder(&info).wait_policy(setup.policy).open().unwrap();
+        let mut domain = fabric.domain_builder(&info).wait_policy(setup.policy);
+        if let Some(len) = plan.single_copy_from.or(setup.single_copy_from) {
+            domain = domain.single_copy_from(len);
+        }
+        let domain = domain.open().unwrap();
         let eq = fabric.event_queue(plan.events).unwrap();
         domain.bind_eq(&eq).unwrap();
         let cq = domain.completion_queue(plan.entries).unwrap();

@@ -4,6 +4,7 @@
 
 mod census;
 mod churn;
+mod copying;
 mod forks;
 mod fuzz;
 mod hostile;

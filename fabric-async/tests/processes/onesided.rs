@@ -7,8 +7,8 @@ use std::time::Duration;
 use fabric_async::{Access, AtomicOp, DownReason, Endpoint, Error, EventKind, RemoteAddr, RemoteRegion};
 use rustix::fs::SealFlags;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    SocketAddrUnix, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
 };
 
 use crate::hostile::{hello, knock, memory, say, still_works};
@@ -206,13 +206,22 @@ impl Impostor {
 }
 
 pub(crate) fn hear(socket: &OwnedFd) -> Vec<u8> {
+    hear_with(socket).0
+}
+
+/// What is said, and the descriptors that come with it.
+pub(crate) fn hear_with(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     let mut bytes = vec![0; 300];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
     let got = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::empty()).unwrap().bytes;
     bytes.truncate(got);
-    bytes
+    let fds = control.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+        _ => Vec::new(),
+    });
+    (bytes, fds.collect())
 }
 
 /// Whatever a target answers to the question for a key: the operation fails, and the next peer is none the worse.

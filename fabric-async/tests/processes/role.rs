@@ -87,7 +87,7 @@ pub(crate) fn play() {
         "lender" => run(lender(&name)),
         "silent" => run(silent(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),
-        other => panic!("unknown role {other}"),
+        other => assert!(run(crate::copying::play(other, &name)), "unknown role {other}"),
     }
 }
 
@@ -200,8 +200,9 @@ async fn numbers(name: &str) {
 
 /// Sends a short message and half of a long one, says so, and is silent.
 async fn halfway(name: &str) {
-    let (ep, other) =
-        (Endpoint::bind("shm://").await.expect("bind"), Endpoint::bind("shm://").await.expect("bind"));
+    // In pieces, not from here at once.
+    let ep = Endpoint::options().single_copy_from(usize::MAX).bind("shm://").await.expect("bind");
+    let other = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.lookup(name).await.expect("the survivor is there");
     ep.send(peer, "whole").await.expect("a peer");
     // More than a ring holds: what is in it now is all there will ever be, because nobody drives after this.

@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::{Pool, PooledBuf, Source};
+use crate::error::Result;
 
 /// Memory to be written in place and lent to a peer, by which it is read where it lies.
 ///
@@ -90,8 +91,23 @@ pub struct Lent {
 
 /// Memory of a peer, held until the last owner drops it.
 pub trait LentMemory: Source + Send + Sync + 'static {
-    /// The bytes. Whoever receives into a [`Lent`] has promised that they do not change.
+    /// The bytes, if they are mapped here. Whoever receives into a [`Lent`] has promised that they do not change.
     fn bytes(&self) -> &[u8];
+
+    /// Whether the memory is mapped here: then it stays, and can be read where it lies. Otherwise it can only be copied,
+    /// and goes with its owner.
+    fn is_mapped(&self) -> bool {
+        true
+    }
+
+    /// Whether everything that was copied out so far is the message. To be asked after each copy of memory that is not
+    /// mapped, before the bytes are used.
+    ///
+    /// # Errors
+    /// Why the message is lost.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl Lent {
@@ -122,7 +138,8 @@ impl Lent {
     /// Takes a whole message where it lies, if its memory is lent.
     pub(super) fn take(&mut self, source: &dyn Source) -> bool {
         let promised = std::mem::take(&mut self.promised);
-        self.shared = if promised { source.lent().map(|memory| (memory, source.len())) } else { None };
+        self.shared = if promised { source.lent().filter(|memory| memory.is_mapped()) } else { None }
+            .map(|memory| (memory, source.len()));
         self.shared.is_some()
     }
 

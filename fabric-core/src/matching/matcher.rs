@@ -152,6 +152,11 @@ impl<R: Copy, M> Matcher<R, M> {
         self.waiting.take(key)
     }
 
+    /// Takes every waiting message out of which this is true, tagged and untagged together. Reads all that waits.
+    pub fn take_where(&mut self, which: impl FnMut(&Envelope, &M) -> bool) -> Vec<(Envelope, M)> {
+        self.waiting.take_where(which)
+    }
+
     /// The message that [`post`](Self::post) would take for this receive; it keeps waiting. Same cost.
     #[doc(alias = "FI_PEEK")]
     #[must_use]

@@ -148,6 +148,20 @@ impl<M> WaitingQueue<M> {
         taken
     }
 
+    pub(super) fn take_where(&mut self, mut which: impl FnMut(&Envelope, &M) -> bool) -> Vec<(Envelope, M)> {
+        let mut taken = Vec::new();
+        for kind in Kind::BOTH {
+            let mut at = self.chains.first(kind);
+            while let Some(index) = at {
+                at = self.chains.next(index);
+                if self.bodies[index].as_ref().is_some_and(|(envelope, message)| which(envelope, message)) {
+                    taken.extend(self.remove(index));
+                }
+            }
+        }
+        taken
+    }
+
     fn search(&self, spec: &RecvSpec) -> Option<usize> {
         let wanted = spec.wanted();
         self.chains.search(spec.kind(), |entry| wanted.accepts(entry.shown))

@@ -9,7 +9,7 @@
 use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
-use crate::matching::{Envelope, RecvSpec};
+use crate::matching::{Envelope, PeerKey, RecvSpec};
 use crate::provider::{Host, OpKey};
 
 use super::{RxContext, Target, Unexpected};
@@ -99,6 +99,9 @@ impl RxContext {
         if let Some(landing) = message.landing.and_then(|landing| self.landings.get_mut(landing)) {
             landing.target = Target::Claim(id);
         }
+        if message.is_fleeting() {
+            self.unnote(envelope.arrival);
+        }
         let found = Transfer::received(&envelope, envelope.len);
         self.asked.claims.push(Claim { id, envelope, message, error: None });
         Some((id, found))
@@ -132,6 +135,7 @@ impl RxContext {
         if let Some(landing) = message.landing.and_then(|landing| self.landings.get_mut(landing)) {
             landing.target = Target::Nobody;
         }
+        self.let_go |= message.is_fleeting();
         envelope.source
     }
 
@@ -145,6 +149,15 @@ impl RxContext {
         if let Some(claim) = self.asked.claim(id) {
             claim.message.landing = None;
             claim.error = Some(error);
+        }
+    }
+
+    /// Claimed messages that lie with this peer, and not here, are lost.
+    pub(super) fn lose_claims(&mut self, peer: PeerKey, error: &Error) {
+        for claim in &mut self.asked.claims {
+            if claim.envelope.peer == peer && claim.message.is_fleeting() {
+                claim.error = Some(error.clone());
+            }
         }
     }
 

@@ -7,7 +7,8 @@
 use crate::matching::{Envelope, PostKey, RecvSpec, WaitKey};
 use crate::provider::{Host, OpKey, Split};
 
-use super::{COPIED_AT_ONCE, RxContext};
+use super::RxContext;
+use super::lent::COPIED_AT_ONCE;
 
 /// Waiting messages that are given to a receive in one go.
 const SERVED_AT_ONCE: usize = 64;

@@ -52,7 +52,7 @@ fn receive_left_alone(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs
 /// Sends message `number`, asleep while there is no room.
 fn send(ring: &mut Producer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
     while !try_push(ring, number, LEN) {
-        if ring.arm(HEADER + LEN) {
+        if ring.arm(|ring| ring.fits(HEADER + LEN)) {
             own.sleep();
         }
         ring.disarm();

@@ -130,6 +130,15 @@ impl Callers {
         self.all.iter_mut().filter_map(|(_, caller)| caller.peer_mut())
     }
 
+    /// Shows all that have said hello.
+    pub(crate) fn each(&mut self, mut act: impl FnMut(usize, &mut Incoming)) {
+        for (at, caller) in &mut self.all {
+            if let Caller::Peer(peer) = caller {
+                act(at, peer);
+            }
+        }
+    }
+
     // ---- passes
 
     /// Shows every attended caller, and one of those left alone, which is attended from now on if it `moves`.

@@ -17,10 +17,11 @@ use fabric_core::stats::ProviderStats;
 use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scheme};
 use slab::Slab;
 
+use super::Means;
 use super::callers::{Callers, FEW};
 use super::handshake::{self, Word};
 use super::incoming::{Here, Incoming, Met, Stranger};
-use super::loans::{Adopted, Loans};
+use super::loans::Adopted;
 use super::outgoing::{Doings, Ended, Outgoing, Pumped, Push};
 use super::socket::{self, Listener};
 
@@ -68,7 +69,7 @@ pub(crate) struct Endpoint {
     id: EpId,
     name: Address,
     here: Here,
-    loans: Loans,
+    means: Means,
     /// What was done for peers that are gone.
     done: Doings,
     listener: Listener,
@@ -93,7 +94,7 @@ impl Endpoint {
     pub(crate) fn open(
         id: EpId,
         at: Address,
-        (caps, loans): (Caps, Loans),
+        (caps, means): (Caps, Means),
         wait: Arc<dyn WaitSet>,
         pool: &Arc<Pool>,
     ) -> Result<Self> {
@@ -109,9 +110,10 @@ impl Endpoint {
                 incarnation: RandomState::new().hash_one(id.0),
                 is_target: caps.is_rma_target(),
                 heeds: caps.contains(Caps::RMA_EVENT),
+                fetches: means.single_copy_from != usize::MAX,
                 adopted: Adopted::default(),
             },
-            loans,
+            means,
             done: Doings::default(),
             listener,
             wait,
@@ -182,7 +184,7 @@ impl Endpoint {
                 if peer.scheme() != Scheme::Shm {
                     return Err(Error::WrongScheme { provider: "shm", address: peer });
                 }
-                let at = self.outgoing.insert(Outgoing::new(peer, spec.peer, self.loans.clone()));
+                let at = self.outgoing.insert(Outgoing::new(peer, spec.peer, self.means.clone()));
                 let index = spec.peer.index();
                 if index >= self.routes.len() {
                     self.routes.resize(index + 1, None);
@@ -308,6 +310,9 @@ impl Endpoint {
             self.rx.resolve(host, peer.key, addr);
         }
         self.rx.inserted(host, addr, address);
+        if self.rx.is_copying() {
+            host.unsettled();
+        }
     }
 
     pub(crate) fn address_removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
@@ -330,7 +335,8 @@ impl Endpoint {
     /// Moves what can be moved. In a crowd, of endpoints or of callers, who has been silent for long is left alone.
     pub(crate) fn progress(&mut self, host: &mut dyn Host, endpoints: usize) -> bool {
         let served = self.rx.serve(host);
-        let mut received = served | self.pump_callers(host) | self.rx.copy_on(host);
+        let copied = self.rx.is_copying() && self.copy_on(host);
+        let mut received = served | self.pump_callers(host) | copied;
         let crowd = self.callers.attended().max(endpoints);
         if crowd > FEW {
             received |= self.callers.leave_one(crowd);
@@ -342,6 +348,27 @@ impl Endpoint {
     pub(crate) fn rests(&self) -> bool {
         let receives = self.held || self.rx.is_copying() || self.rx.waits_for_place();
         self.callers.attended() == 0 && self.busy.is_empty() && !receives
+    }
+
+    /// Copies a piece of what lies with its sender, who is told when that was the last.
+    #[cold]
+    fn copy_on(&mut self, host: &mut dyn Host) -> bool {
+        let copied = self.rx.copy_on(host);
+        let mut broken = Vec::new();
+        self.callers.each(|at, peer| {
+            if let Err(what) = peer.acknowledge() {
+                broken.push((at, what.0));
+            }
+        });
+        for (at, what) in broken {
+            self.caller_ended(host, at, DownReason::Protocol(what));
+            self.end_caller(host, at);
+        }
+        if self.rx.is_copying() {
+            // Its sender waits, whoever waits here.
+            host.under_way();
+        }
+        copied
     }
 
     fn pump_callers(&mut self, host: &mut dyn Host) -> bool {
@@ -501,6 +528,10 @@ impl Endpoint {
             return;
         }
         let (name, identity, source) = (peer.peer.clone(), peer.identity, peer.source);
+        // What has not been copied of its own memory by now has gone with it, or will not be waited for.
+        peer.stop_fetching();
+        self.rx.lose(host, peer.key, &Error::PeerGone(name.clone()));
+        let Some(peer) = self.callers.get(at) else { return };
         let is_over = !peer.has_left() && !matches!(reason, DownReason::Protocol(_));
         let mut callers = self.callers.peers();
         if callers.any(|peer| peer.peer == name && peer.identity == identity && peer.down().is_none()) {
@@ -526,6 +557,7 @@ impl Endpoint {
         peer.end(&mut self.rx, host, gone.clone());
         peer.unwatch();
         self.done.doorbells += peer.doorbells;
+        self.done.fetched += peer.fetched().unwrap_or_default();
         // With another connection from there the number is that one's.
         let others = self.callers.peers();
         if let Some(source) = peer.source.filter(|_| { others }.all(|other| other.peer != peer.peer)) {
@@ -536,6 +568,8 @@ impl Endpoint {
     }
 
     pub(crate) fn close(mut self, host: &mut dyn Host) {
+        // What is dropped now was not received.
+        self.callers.peers().for_each(Incoming::stop_fetching);
         self.rx.close(host);
         for peer in self.callers.peers() {
             host.peer_disconnected(self.id, peer.number);
@@ -576,6 +610,12 @@ impl Endpoint {
         ProviderStats {
             doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
             lent: done.lent,
+            pieces: done.pieces,
+            single_copy: done.single_copy,
+            fetched: peers().filter_map(Incoming::fetched).fold(done.fetched, |mut sum, fetched| {
+                sum += fetched;
+                sum
+            }),
             peers: peers().count(),
             unexpected: self.rx.unexpected(),
         }
@@ -583,8 +623,11 @@ impl Endpoint {
 
     pub(crate) fn describe(&self) -> String {
         let (messages, bytes) = self.rx.unexpected();
+        let read = self.callers.peers().filter(|peer| peer.fetched().is_some()).count();
+        let reading = self.outgoing.iter().filter(|(_, outgoing)| outgoing.is_reached()).count();
         format!(
-            "{} ({} callers, {} attended, {} connections, {messages} unexpected messages of {bytes} bytes)",
+            "{} ({} callers, {} attended, {} connections, {messages} unexpected messages of {bytes} bytes, \
+             single copy from {read} and to {reading} of them)",
             self.name,
             self.callers.len(),
             self.callers.attended(),

@@ -4,21 +4,22 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use fabric_core::buf::Source;
+use fabric_core::buf::{LentMemory, Source};
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::provider::{Deed, EpId, Host};
 use fabric_core::rx::{LandingId, RxContext};
+use fabric_core::stats::Moved;
 use fabric_core::{Address, Error, FiAddr, Refusal, Scheme};
 use rustix::io::Errno;
 
 use super::area::{Area, Lent};
+use super::fetch::{Fetch, Reach};
 use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, VERSION, Word};
-use super::loans::{self, Adopted, Borrow, Foreign, Offer};
-use super::outgoing::LOAN_BYTES;
-use super::record::{BEGIN, HAS_READ, LOAN, Layout, NOTICE, PIECE, WHOLE};
+use super::loans::{self, Adopted, Borrow, Foreign, Keep, Offer};
+use super::record::{BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, WHOLE};
 use super::ring::{Broken, Consumer, Record};
 use super::segment::{Segment, Unfit};
 use super::socket::{self, Socket};
@@ -49,6 +50,8 @@ pub(crate) struct Here {
     /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
     pub(crate) is_target: bool,
     pub(crate) heeds: bool,
+    /// It copies long messages straight from its peers, where it can.
+    pub(crate) fetches: bool,
     /// What peers lend to it.
     pub(crate) adopted: Adopted,
 }
@@ -73,6 +76,8 @@ pub(crate) struct Incoming {
     ring: Consumer<Segment>,
     /// Memory that the peer lends, by its name.
     lent: Vec<(u64, Arc<Foreign>)>,
+    /// Its own memory, if that can be read from here.
+    reach: Option<Arc<Reach>>,
     /// The message that is arriving in pieces.
     landing: Option<LandingId>,
     /// The oldest record waits for a receive, or for room.
@@ -139,9 +144,16 @@ impl Stranger {
         };
         match Segment::adopt(&hello.segment, hello.lines) {
             Ok(segment) => {
+                let process = peer.process.filter(|_| here.fetches);
+                let reach = process.and_then(|id| Reach::new(&hello.from, id, &self.socket, &segment));
+                if reach.is_some() {
+                    segment.set_reached();
+                }
                 handshake::say(&self.socket, Word::Welcome(here.incarnation));
                 let identity = Identity { process: peer.process, incarnation: hello.incarnation };
-                Met::Peer(Box::new(Incoming::new(hello.from, identity, here, segment, self.socket, key)))
+                let mut peer = Incoming::new(hello.from, identity, here, segment, self.socket, key);
+                peer.reach = reach.map(Arc::new);
+                Met::Peer(Box::new(peer))
             }
             Err(Unfit::Malformed(what)) => {
                 let error = Error::Protocol { peer: hello.from, what: what.into() };
@@ -150,6 +162,22 @@ impl Stranger {
             Err(Unfit::NoRoom(error)) => refuse(&self.socket, Refusal::Resources, error),
         }
     }
+}
+
+/// Offers a message that lies with its sender; false when nobody wants it now.
+fn offer<M: Keep + LentMemory>(
+    rx: &mut RxContext,
+    host: &mut dyn Host,
+    envelope: Envelope,
+    message: M,
+) -> bool {
+    let offer = Offer(Arc::new(message));
+    let taken = rx.lend(host, envelope, &offer);
+    if !taken {
+        // It stays where it is: the record is looked at again.
+        Arc::into_inner(offer.0).into_iter().for_each(Keep::keep);
+    }
+    taken
 }
 
 /// Something to call a process by that has not told its name.
@@ -178,6 +206,7 @@ impl Incoming {
             socket,
             ring: Consumer::new(segment),
             lent: Vec::new(),
+            reach: None,
             landing: None,
             held: false,
             goodbye: false,
@@ -246,9 +275,6 @@ impl Incoming {
             let transfer = Transfer::written(len, layout.data.map(word), self.source);
             return Ok(host.done_to_us(self.here.ep, deed, transfer));
         }
-        if kind == LOAN {
-            return self.borrow(record, &layout, rx, host);
-        }
         let envelope = |len| Envelope {
             peer: self.key,
             source: self.source,
@@ -257,6 +283,18 @@ impl Incoming {
             data: layout.data.map(word),
             arrival: 0,
         };
+        if kind == LOAN || kind == FETCH {
+            if payload.len() != PLACE_BYTES {
+                return Err(Broken("a loan of another length"));
+            }
+            let len = layout.total.and_then(|at| usize::try_from(word(at)).ok()).unwrap_or(usize::MAX);
+            let slot = usize::try_from(word(layout.payload + 8)).unwrap_or(usize::MAX);
+            let (envelope, place) = (envelope(len), (word(layout.payload), slot));
+            return match kind {
+                LOAN => self.borrow(envelope, place, rx, host),
+                _ => self.fetch(envelope, place, rx, host),
+            };
+        }
         match (kind, layout.total) {
             (WHOLE, _) => Ok(rx.deliver(host, envelope(payload.len()), &payload)),
             (BEGIN, Some(at)) => {
@@ -324,20 +362,14 @@ impl Incoming {
         Ok(())
     }
 
-    /// Takes a message that lies in memory of the peer's; false when it has to stay.
+    /// Takes a message that lies in memory which the peer has lent; false when it has to stay.
     fn borrow(
         &mut self,
-        record: Record,
-        layout: &Layout,
+        envelope: Envelope,
+        (key, slot): (u64, usize),
         rx: &mut RxContext,
         host: &mut dyn Host,
     ) -> Result<bool, Broken> {
-        let segment = self.ring.memory().clone();
-        let word = |at: usize| segment.word(record.start + at);
-        if record.header.len as usize != layout.payload + LOAN_BYTES {
-            return Err(Broken("a loan of another length"));
-        }
-        let (key, slot) = (word(layout.payload), word(layout.payload + 8));
         let find = |lent: &[(u64, Arc<Foreign>)]| {
             lent.binary_search_by_key(&key, |(key, _)| *key).ok().map(|at| lent[at].1.clone())
         };
@@ -355,24 +387,48 @@ impl Incoming {
                 find(&self.lent).ok_or(Broken("a loan of unknown memory"))?
             }
         };
-        let len = layout.total.and_then(|at| usize::try_from(word(at)).ok()).unwrap_or(usize::MAX);
-        let slot = usize::try_from(slot).unwrap_or(usize::MAX);
-        let envelope = Envelope {
-            peer: self.key,
-            source: self.source,
-            tag: layout.tag.map(word),
-            len,
-            data: layout.data.map(word),
-            arrival: 0,
-        };
-        let borrow = Borrow::new(area, len, segment.clone(), slot).ok_or(Broken("a loan out of bounds"))?;
-        let offer = Offer(Arc::new(borrow));
-        let taken = rx.lend(host, envelope, &offer);
-        if !taken {
-            // It stays lent: the record is looked at again.
-            Arc::into_inner(offer.0).into_iter().for_each(Borrow::keep);
+        let segment = self.ring.memory().clone();
+        let borrow = Borrow::new(area, envelope.len, segment, slot).ok_or(Broken("a loan out of bounds"))?;
+        Ok(offer(rx, host, envelope, borrow))
+    }
+
+    /// Takes a message that lies in the peer's own memory; false when it has to stay.
+    fn fetch(
+        &mut self,
+        envelope: Envelope,
+        (at, slot): (u64, usize),
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+    ) -> Result<bool, Broken> {
+        let reach = self.reach.clone().ok_or(Broken("a message in memory that cannot be read"))?;
+        if self.down.is_some() {
+            // It went with its sender, who was not told that it arrived.
+            return Ok(true);
         }
-        Ok(taken)
+        let fetch = Fetch::new(reach, at, envelope.len, slot).ok_or(Broken("a message out of bounds"))?;
+        Ok(offer(rx, host, envelope, fetch))
+    }
+
+    /// Tells the peer of the messages that were fetched, if it waits for that.
+    pub(crate) fn acknowledge(&mut self) -> Result<(), Broken> {
+        let Some(reach) = &self.reach else { return Ok(()) };
+        if reach.has_given().map_err(Broken)? && self.ring.starves() {
+            handshake::say(&self.socket, Word::Ring);
+            self.doorbells += 1;
+        }
+        Ok(())
+    }
+
+    /// What was fetched from there; nothing when that cannot be done.
+    pub(crate) fn fetched(&self) -> Option<Moved> {
+        self.reach.as_ref().map(|reach| reach.fetched())
+    }
+
+    /// Nothing is fetched any more, and what was not has not arrived.
+    pub(crate) fn stop_fetching(&self) {
+        if let Some(reach) = &self.reach {
+            reach.end();
+        }
     }
 
     /// Says what a key stands for; false when the peer leaves no room for answers.
@@ -439,6 +495,7 @@ impl Incoming {
 
     /// The endpoint closes: nothing is read any more.
     pub(crate) fn farewell(&self) {
+        self.stop_fetching();
         self.ring.close();
         handshake::say(&self.socket, Word::Goodbye);
     }

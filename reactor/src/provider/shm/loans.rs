@@ -14,13 +14,14 @@
 //! loan does not hand out its bytes again. So no reference to a byte exists while another party writes it.
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fabric_core::buf::{LentMemory, Loan, LoanMemory, Source};
 use fabric_core::flags::Access;
-use fabric_core::provider::Lender;
+use fabric_core::provider::{Lender, OpKey};
 use fabric_core::{Error, Result, Scarce};
 
 use super::area::{Area, Lent};
@@ -215,11 +216,21 @@ impl Drop for ShmLoan {
     }
 }
 
-/// A chunk that a peer has, and its state then.
+/// What a peer has.
 #[derive(Debug)]
-struct Out {
-    chunk: Arc<Chunk>,
-    state: u64,
+enum Out {
+    /// A chunk, and its state then.
+    Chunk(Arc<Chunk>, u64),
+    /// A message to be fetched.
+    Message(Offered),
+}
+
+/// A message that a peer is to fetch: it is not sent before the peer has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offered {
+    pub(crate) op: OpKey,
+    pub(crate) len: usize,
+    pub(crate) tag: Option<u64>,
 }
 
 /// A chunk that is about to be lent.
@@ -234,6 +245,9 @@ pub(crate) struct Prepared {
 pub(crate) struct Borrowed {
     loans: Loans,
     slots: Vec<Option<Out>>,
+    /// How many of them are messages to be fetched, and those that were fetched since this was asked last.
+    offered: usize,
+    fetched: VecDeque<Offered>,
     /// Chunks whose memory the peer has been given, by name.
     given: Vec<u64>,
     /// How often chunks had been given up when this was looked at last.
@@ -242,26 +256,65 @@ pub(crate) struct Borrowed {
 
 impl Borrowed {
     pub(crate) fn new(loans: Loans) -> Self {
-        Self { loans, slots: Vec::new(), given: Vec::new(), given_up: 0 }
+        Self {
+            loans,
+            slots: Vec::new(),
+            offered: 0,
+            fetched: VecDeque::new(),
+            given: Vec::new(),
+            given_up: 0,
+        }
     }
 
     /// The chunk that this payload is of, and a slot for it; nothing when it is of somewhere else, or the peer has too
     /// many.
     pub(crate) fn prepare(&mut self, key: u64, payload: &[u8], segment: &Segment) -> Option<Prepared> {
         let (chunk, state) = self.loans.held(key, payload)?;
-        let free = |slots: &[Option<Out>]| slots.iter().position(Option::is_none);
-        let slot = match free(&self.slots) {
-            Some(slot) => slot,
-            None if self.slots.len() < SLOTS => {
-                self.slots.push(None);
-                self.slots.len() - 1
-            }
-            None => {
-                self.collect(segment);
-                free(&self.slots)?
-            }
-        };
+        let slot = self.vacant(segment)?;
         Some(Prepared { chunk, state, slot })
+    }
+
+    /// A slot that is free; nothing when the peer has too much.
+    pub(crate) fn vacant(&mut self, segment: &Segment) -> Option<usize> {
+        let free = |slots: &[Option<Out>]| slots.iter().position(Option::is_none);
+        if let Some(slot) = free(&self.slots) {
+            return Some(slot);
+        }
+        if self.slots.len() < SLOTS {
+            self.slots.push(None);
+            return Some(self.slots.len() - 1);
+        }
+        self.collect(segment);
+        free(&self.slots)
+    }
+
+    /// This message is the peer's to fetch now.
+    pub(crate) fn offer(&mut self, slot: usize, offered: Offered) {
+        self.slots[slot] = Some(Out::Message(offered));
+        self.offered += 1;
+    }
+
+    /// Whether the peer has messages to fetch, or has fetched some of which nobody knows.
+    pub(crate) fn is_fetching(&self) -> bool {
+        self.offered > 0 || !self.fetched.is_empty()
+    }
+
+    /// The next message that the peer has fetched, of those that were collected.
+    pub(crate) fn next_fetched(&mut self) -> Option<Offered> {
+        self.fetched.pop_front()
+    }
+
+    /// The messages that the peer has not fetched, when it will not any more.
+    pub(crate) fn unfetched(&mut self) -> impl Iterator<Item = Offered> {
+        self.offered = 0;
+        self.slots.iter_mut().filter_map(|slot| match slot {
+            Some(Out::Message(offered)) => {
+                let offered = *offered;
+                *slot = None;
+                Some(offered)
+            }
+            _ => None,
+        })
     }
 
     /// Whether the peer has this memory already.
@@ -277,7 +330,8 @@ impl Borrowed {
 
     /// Names of memory that the peer need not keep: it has too much of it that it does not read.
     pub(crate) fn surplus(&mut self) -> Vec<u64> {
-        let out = |key: u64| self.slots.iter().flatten().any(|out| out.chunk.key == key);
+        let is = |out: &Out, key| matches!(out, Out::Chunk(chunk, _) if chunk.key == key);
+        let out = |key: u64| self.slots.iter().flatten().any(|out| is(out, key));
         let idle = self.given.iter().copied().filter(|key| !out(*key));
         if self.given.len() >= MOST_GIVEN {
             return idle.collect();
@@ -302,7 +356,7 @@ impl Borrowed {
         let Prepared { chunk, state, slot } = prepared;
         let lent = state - HELD + LENT;
         chunk.change(state, lent);
-        self.slots[slot] = Some(Out { chunk, state: lent });
+        self.slots[slot] = Some(Out::Chunk(chunk, lent));
     }
 
     /// Takes back what the peer has given back.
@@ -312,8 +366,16 @@ impl Borrowed {
             while bits != 0 {
                 let slot = bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                if let Some(Out { chunk, state }) = slots.get_mut(slot).and_then(Option::take) {
-                    chunk.change(state, state - LENT + FREE);
+                match slots.get_mut(slot).and_then(Option::take) {
+                    Some(Out::Chunk(chunk, state)) => {
+                        chunk.change(state, state - LENT + FREE);
+                    }
+                    Some(Out::Message(offered)) => {
+                        self.offered -= 1;
+                        self.fetched.push_back(offered);
+                    }
+                    // Given back twice, or never had.
+                    None => {}
                 }
             }
         }
@@ -330,7 +392,9 @@ impl Borrowed {
 impl Drop for Borrowed {
     fn drop(&mut self) {
         for out in self.slots.iter().flatten() {
-            self.loans.forget(out.chunk.key);
+            if let Out::Chunk(chunk, _) = out {
+                self.loans.forget(chunk.key);
+            }
         }
     }
 }
@@ -389,9 +453,14 @@ impl Borrow {
     }
 }
 
-impl Borrow {
+/// What is given back when it is dropped.
+pub(crate) trait Keep {
     /// Ends this without giving anything back.
-    pub(crate) fn keep(mut self) {
+    fn keep(self);
+}
+
+impl Keep for Borrow {
+    fn keep(mut self) {
         self.slot = SLOTS;
     }
 }
@@ -426,12 +495,12 @@ impl Drop for Borrow {
     }
 }
 
-/// A borrow that may be copied from, or held.
-pub(crate) struct Offer(pub(crate) Arc<Borrow>);
+/// A message that lies with its sender: it may be copied from, or held.
+pub(crate) struct Offer<M>(pub(crate) Arc<M>);
 
-impl Source for Offer {
+impl<M: LentMemory> Source for Offer<M> {
     fn len(&self) -> usize {
-        self.0.len
+        self.0.len()
     }
 
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {

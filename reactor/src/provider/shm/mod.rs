@@ -14,11 +14,13 @@
 //! | `origin` | what belongs to the parent of a forked process |
 //! | `area` | memory that peers reach by themselves |
 //! | `loans` | memory that changes hands instead of being copied |
+//! | `fetch` | messages that are copied straight out of their sender's memory |
 //! | `windows` | the areas of a peer, as they are mapped here |
 
 mod area;
 mod callers;
 mod endpoint;
+mod fetch;
 mod handshake;
 mod incoming;
 mod loans;
@@ -149,7 +151,7 @@ impl Provider for ShmProvider {
             places: Vec::new(),
             attended: Vec::new(),
             turn: 0,
-            loans: Loans::default(),
+            means: Means { loans: Loans::default(), single_copy_from: fetch::FROM },
         }))
     }
 }
@@ -164,7 +166,15 @@ struct ShmDomain {
     attended: Vec<usize>,
     /// Which endpoint is looked at out of turn.
     turn: usize,
+    means: Means,
+}
+
+/// By what means the endpoints of a domain send what is long.
+#[derive(Clone, Debug)]
+struct Means {
     loans: Loans,
+    /// Messages of so many bytes are fetched by their receiver, where it can.
+    single_copy_from: usize,
 }
 
 impl ShmDomain {
@@ -231,8 +241,8 @@ impl ProviderDomain for ShmDomain {
     ) -> Result<Address> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let caps = info.caps;
-        let loans = &self.loans;
-        let open = |at, wait| Endpoint::open(ep, at, (caps, loans.clone()), wait, pool);
+        let means = &self.means;
+        let open = |at, wait| Endpoint::open(ep, at, (caps, means.clone()), wait, pool);
         let opened = match at {
             Some(at) if at.scheme() != Scheme::Shm => {
                 return Err(Error::WrongScheme { provider: "shm", address: at.clone() });
@@ -299,11 +309,15 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn lender(&self) -> Option<Arc<dyn Lender>> {
-        Some(Arc::new(self.loans.clone()))
+        Some(Arc::new(self.means.loans.clone()))
     }
 
     fn collect_loans(&mut self) {
         self.endpoints.iter_mut().for_each(Endpoint::collect);
+    }
+
+    fn single_copy_from(&mut self, len: usize) {
+        self.means.single_copy_from = len;
     }
 
     fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {

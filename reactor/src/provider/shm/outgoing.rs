@@ -3,6 +3,9 @@
 //! It is made with the first operation for the peer. Until the peer has answered, and whenever its ring is full,
 //! operations wait in the queue; otherwise messages go into the ring at once.
 
+mod lent;
+mod onesided;
+
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -11,20 +14,21 @@ use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
-use fabric_core::mr::{Memory, Reached};
-use fabric_core::provider::{Host, OpKey, Remote, SendSpec, WaitSet};
+use fabric_core::mr::Reached;
+use fabric_core::provider::{Host, OpKey, SendSpec, WaitSet};
+use fabric_core::stats::Moved;
 use fabric_core::{Address, Error, FiAddr, Result};
-use rustix::io::Errno;
 
 use super::area::Area;
 use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, Word};
 use super::incoming::Identity;
-use super::loans::{Borrowed, Loans};
-use super::record::{BEGIN, DATA, HAS_READ, LOAN, Layout, NOTICE, PIECE, TAGGED, WHOLE};
+use super::loans::Borrowed;
+use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE};
 use super::ring::{Producer, Reader};
 use super::segment::Segment;
 use super::socket::{self, Socket};
 use super::windows::{Window, Windows};
+use super::{Means, fetch};
 
 /// Lines of a new segment: 128 KiB of them.
 const LINES: usize = 2048;
@@ -32,8 +36,6 @@ const LINES: usize = 2048;
 const BYTES_PER_PASS: usize = 64 * 1024;
 /// Bytes of a peer's memory accessed in one go. Longer accesses go on with every pass.
 const ACCESS_AT_ONCE: usize = 256 * 1024;
-/// The payload of a loan: which memory, and which slot.
-pub(crate) const LOAN_BYTES: usize = 16;
 /// The longest record of a notice.
 const NOTICE_BYTES: usize = 64;
 /// Payload of one record of a longer message.
@@ -49,7 +51,7 @@ pub(crate) struct Outgoing {
     /// The end of this connection will be no news.
     reported: bool,
     queue: VecDeque<Queued>,
-    loans: Loans,
+    means: Means,
     /// What was done over connections that have ended.
     done: Doings,
 }
@@ -72,6 +74,8 @@ struct Wires {
     windows: Windows,
     /// What the peer has of ours.
     borrowed: Borrowed,
+    /// Messages of so many bytes are the peer's to fetch.
+    fetched_from: usize,
     done: Doings,
 }
 
@@ -80,12 +84,18 @@ struct Wires {
 pub(crate) struct Doings {
     pub(crate) doorbells: u64,
     pub(crate) lent: u64,
+    pub(crate) pieces: Moved,
+    pub(crate) single_copy: Moved,
+    pub(crate) fetched: Moved,
 }
 
 impl std::ops::AddAssign for Doings {
     fn add_assign(&mut self, other: Self) {
         self.doorbells += other.doorbells;
         self.lent += other.lent;
+        self.pieces += other.pieces;
+        self.single_copy += other.single_copy;
+        self.fetched += other.fetched;
     }
 }
 
@@ -97,6 +107,8 @@ struct Queued {
     /// Its length, once it was looked at.
     total: Option<usize>,
     begun: bool,
+    /// The peer is to fetch it.
+    offered: bool,
 }
 
 /// What became of a record.
@@ -140,14 +152,14 @@ pub(crate) struct Ended {
 }
 
 impl Outgoing {
-    pub(crate) fn new(peer: Address, addr: FiAddr, loans: Loans) -> Self {
+    pub(crate) fn new(peer: Address, addr: FiAddr, means: Means) -> Self {
         Self {
             peer,
             addr,
             link: Link::Gone,
             reported: false,
             queue: VecDeque::new(),
-            loans,
+            means,
             done: Doings::default(),
         }
     }
@@ -218,7 +230,7 @@ impl Outgoing {
     pub(crate) fn queue(&mut self, op: OpKey, spec: SendSpec) {
         // Nobody knows when it will move, so it wakes the peer by itself.
         let spec = SendSpec { more: false, ..spec };
-        self.queue.push_back(Queued { op, spec, sent: 0, total: None, begun: false });
+        self.queue.push_back(Queued { op, spec, sent: 0, total: None, begun: false, offered: false });
     }
 
     /// Takes an operation back of which nothing was sent.
@@ -233,8 +245,13 @@ impl Outgoing {
         cancelled
     }
 
+    /// Nothing is queued, and nothing waits until the peer has fetched it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.queue.is_empty()
+        self.queue.is_empty() && !self.is_fetching()
+    }
+
+    fn is_fetching(&self) -> bool {
+        matches!(&self.link, Link::Live(wires) if wires.borrowed.is_fetching())
     }
 
     /// Makes the connection if there is none.
@@ -250,6 +267,10 @@ impl Outgoing {
         }
         let (mut socket, peer) = Socket::connect(&self.peer)?;
         let (segment, memory) = Segment::create(LINES)?;
+        if self.means.single_copy_from != usize::MAX {
+            let (at, value) = fetch::probe();
+            segment.set_probe(at, value);
+        }
         handshake::send_hello(&socket, &self.peer, from, incarnation, LINES, memory.as_fd())?;
         socket.watch(wait, token)?;
         let ring = Producer::new(segment);
@@ -260,7 +281,8 @@ impl Outgoing {
             identity,
             ring,
             windows: Windows::default(),
-            borrowed: Borrowed::new(self.loans.clone()),
+            borrowed: Borrowed::new(self.means.loans.clone()),
+            fetched_from: usize::MAX,
             done: Doings::default(),
         });
         Ok(())
@@ -270,7 +292,7 @@ impl Outgoing {
     pub(crate) fn pump(&mut self, host: &mut dyn Host) -> Pumped {
         let Link::Live(wires) = &mut self.link else { return Pumped::Idle };
         let mut bytes = 0;
-        let mut moved = false;
+        let mut moved = wires.borrowed.is_fetching() && wires.end_fetched(host);
         while bytes < BYTES_PER_PASS
             && let Some(front) = self.queue.front_mut()
         {
@@ -287,9 +309,15 @@ impl Outgoing {
             };
             moved |= pushed == Push::Done;
             bytes += front.sent - before;
-            if pushed == Push::Done && front.is_done() {
+            if pushed == Push::Done && front.offered {
+                // It ends when the peer has fetched it.
+                self.queue.pop_front();
+            } else if pushed == Push::Done && front.is_done() {
                 let transfer = Transfer::sent(front.sent, front.spec.tag);
                 let op = front.op;
+                if front.spec.remote.is_none() && front.sent > PIECE_BYTES && front.begun {
+                    wires.done.pieces.add(front.sent);
+                }
                 self.queue.pop_front();
                 host.complete(op, Outcome::ok(transfer));
             } else if pushed == Push::Closed {
@@ -336,6 +364,9 @@ impl Outgoing {
                 Read::Message(Said::Word(Word::Welcome(incarnation))) if !was_live => {
                     if let Link::Waiting(mut wires) = std::mem::replace(&mut self.link, Link::Gone) {
                         wires.identity.incarnation = incarnation;
+                        if wires.ring.memory().is_reached() {
+                            wires.fetched_from = self.means.single_copy_from.max(PIECE_BYTES + 1);
+                        }
                         self.link = Link::Live(wires);
                     }
                     continue;
@@ -393,8 +424,16 @@ impl Outgoing {
         }
     }
 
+    /// Whether the peer copies long messages straight from here.
+    pub(crate) fn is_reached(&self) -> bool {
+        matches!(&self.link, Link::Live(wires) if wires.fetched_from != usize::MAX)
+    }
+
     /// Ends the connection; queued operations fail.
     pub(crate) fn end(&mut self, host: &mut dyn Host, error: &Error) {
+        if let Link::Live(wires) = &mut self.link {
+            wires.end_offered(host, error);
+        }
         self.done = self.done();
         self.link = Link::Gone;
         for queued in std::mem::take(&mut self.queue) {
@@ -434,17 +473,14 @@ impl Outgoing {
     /// Before sleeping: false when something could move now.
     pub(crate) fn arm(&mut self) -> bool {
         match &mut self.link {
-            Link::Live(wires) => match self.queue.front() {
-                None => true,
-                Some(front) => wires.arm(front),
-            },
+            Link::Live(wires) => wires.arm(self.queue.front()),
             Link::Waiting(_) | Link::Gone => true,
         }
     }
 
     pub(crate) fn disarm(&mut self) {
         if let Link::Live(wires) = &self.link
-            && !self.queue.is_empty()
+            && !self.is_idle()
         {
             wires.ring.disarm();
         }
@@ -452,18 +488,31 @@ impl Outgoing {
 }
 
 impl Wires {
-    /// Before sleeping with this operation in front: false when it could move now.
-    fn arm(&mut self, front: &Queued) -> bool {
-        let Some(remote) = &front.spec.remote else {
-            let longest = self.ring.shape().longest();
-            return self.ring.arm(longest);
+    /// Before sleeping with this operation in front: false when something could move now.
+    fn arm(&mut self, front: Option<&Queued>) -> bool {
+        let room = match front.map(|front| self.room_for(front)) {
+            Some(Some(0)) => return false,
+            Some(room) => room,
+            None => None,
         };
-        // An answer comes over the socket, which is watched.
-        if self.windows.awaits(remote.key) {
+        let is_fetching = self.borrowed.is_fetching();
+        if room.is_none() && !is_fetching {
             return true;
         }
+        self.ring.arm(|ring| {
+            room.is_some_and(|len| ring.fits(len)) || (is_fetching && ring.memory().has_returned())
+        })
+    }
+
+    /// How many bytes of the ring this operation waits for, if it does; 0 when it could move now.
+    fn room_for(&mut self, front: &Queued) -> Option<usize> {
+        let Some(remote) = &front.spec.remote else { return Some(self.ring.shape().longest()) };
+        // An answer comes over the socket, which is watched.
+        if self.windows.awaits(remote.key) {
+            return None;
+        }
         let told = self.windows.get(remote.key).is_some_and(|window| window.tells(&front.spec));
-        told && self.ring.arm(NOTICE_BYTES)
+        Some(if told { NOTICE_BYTES } else { 0 })
     }
 
     /// Sends a message in one record, unless it is too long for one.
@@ -485,8 +534,16 @@ impl Wires {
         front.total = Some(payload.len());
         let loan = front.spec.loan.filter(|_| !front.begun);
         let lent = loan.and_then(|key| self.lend(&front.spec, key, payload.whole()?));
+        let may_fetch = lent.is_none()
+            && payload.len() >= self.fetched_from
+            && !front.begun
+            && host.is_ordinary(front.op);
+        let offered = payload.whole().filter(|_| may_fetch).and_then(|bytes| self.offer(front, bytes));
         let (pushed, count) = if let Some(pushed) = lent {
             (pushed, payload.len())
+        } else if let Some(pushed) = offered {
+            front.offered = pushed == Push::Done;
+            (pushed, 0)
         } else if !front.begun && payload.len() <= PIECE_BYTES {
             (self.whole(&front.spec, payload), payload.len())
         } else {
@@ -499,104 +556,6 @@ impl Wires {
             front.sent += count;
         }
         Ok(pushed)
-    }
-
-    /// Lends a message to the peer: gives it the memory, if it has not got it before, and tells it where the message is.
-    /// Nothing when it has to be copied: the peer has too much already, or the memory is not ours.
-    #[cold]
-    fn lend(&mut self, spec: &SendSpec, key: u64, payload: &[u8]) -> Option<Push> {
-        if !self.ring.fits(NOTICE_BYTES + LOAN_BYTES) {
-            return Some(Push::NoRoom);
-        }
-        let prepared = self.borrowed.prepare(key, payload, self.ring.memory())?;
-        if !self.borrowed.was_given(key) {
-            for surplus in self.borrowed.surplus() {
-                if !handshake::try_say(&self.socket, Word::Forget(surplus)) {
-                    return None;
-                }
-                self.borrowed.forget(surplus);
-            }
-            let memory = prepared.chunk.memory();
-            let (size, access) = (Memory::len(memory), Access::REMOTE_READ);
-            let grant = Grant { key, len: size, access, heeds: false, memory: memory.fd() };
-            match handshake::send_grant(&self.socket, &grant) {
-                // A peer that has ended is noticed otherwise.
-                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.borrowed.give(key),
-                Err(_) => return None,
-            }
-        }
-        let mut place = [0; LOAN_BYTES];
-        place[..8].copy_from_slice(&key.to_le_bytes());
-        place[8..].copy_from_slice(&(prepared.slot as u64).to_le_bytes());
-        let pushed = self.record(LOAN, flags_of(spec), spec, payload.len() as u64, Payload::Whole(&place));
-        if pushed == Push::Done {
-            self.borrowed.lend(prepared);
-            self.done.lent += 1;
-        }
-        Some(pushed)
-    }
-
-    /// Accesses the peer's memory if it is mapped, the access is short, and the peer can be told of it.
-    #[inline]
-    fn access_now(
-        &mut self,
-        spec: &SendSpec,
-        len: usize,
-        access: impl FnOnce(&Window, usize, &Remote),
-    ) -> Result<Push> {
-        let Some(remote) = &spec.remote else { return Ok(Push::NoRoom) };
-        if len > ACCESS_AT_ONCE {
-            return Ok(Push::NoRoom);
-        }
-        let Some(window) = self.windows.get(remote.key) else { return Ok(Push::NoRoom) };
-        let at = window.check(spec.kind, remote, len)?;
-        let tells = window.tells(spec);
-        if tells && !self.ring.fits(NOTICE_BYTES) {
-            return Ok(Push::NoRoom);
-        }
-        access(window, at, remote);
-        Ok(if tells { self.tell(spec, len) } else { Push::Done })
-    }
-
-    /// Moves the front operation on, a one-sided one: asks for the memory, or accesses a piece of it.
-    fn access_on(&mut self, front: &mut Queued, remote: &Remote, host: &mut dyn Host) -> Result<Push> {
-        let Some(window) = self.windows.get(remote.key) else {
-            if front.begun {
-                return Err(Error::Key { key: remote.key, why: "was closed meanwhile" });
-            }
-            if self.windows.ask(remote.key)? && handshake::try_say(&self.socket, Word::Map(remote.key)) {
-                self.windows.said(remote.key);
-            }
-            return Ok(Push::NoRoom);
-        };
-        let (op, spec, sent) = (front.op, front.spec, front.sent);
-        let total = if spec.kind == OpKind::Write { host.payload(op).len() } else { remote.len };
-        let start = window.check(spec.kind, remote, total)?;
-        let piece = if remote.atomic.is_some() { total } else { (total - sent).min(ACCESS_AT_ONCE) };
-        let tells = window.tells(&spec) && sent + piece == total;
-        if tells && !self.ring.fits(NOTICE_BYTES) {
-            return Ok(Push::NoRoom);
-        }
-        match spec.kind {
-            OpKind::Write => window.write(start + sent, host.payload(op).part(sent, piece)),
-            OpKind::Read => host.place(op, sent, &window.part(start + sent, piece), 0, piece),
-            kind => {
-                let mut result = vec![0; if kind.fills() { total } else { 0 }];
-                let operands = host.payload(op).whole().unwrap_or_default();
-                window.execute(start, remote, operands, &mut result);
-                host.place(op, 0, &&result[..], 0, result.len());
-            }
-        }
-        front.begun = true;
-        front.sent += piece;
-        front.total = Some(total);
-        Ok(if tells { self.tell(&spec, total) } else { Push::Done })
-    }
-
-    /// Tells the peer of an access, for which the ring has room.
-    fn tell(&mut self, spec: &SendSpec, len: usize) -> Push {
-        let read = if spec.kind.fills() { HAS_READ } else { 0 };
-        self.record(NOTICE, flags_of(spec) | read, spec, len as u64, Payload::Whole(&[]))
     }
 
     /// Publishes a record of this kind; `total` is the length of the whole message, for its beginning.

@@ -1,9 +1,10 @@
 //! What the records of a ring say: whole messages, beginnings, and pieces.
 //!
 //! A message that fits into one record is [`WHOLE`]. A longer one is a [`BEGIN`], which tells the full length, and
-//! [`PIECE`]s. A [`LOAN`] is a message that is not copied. A [`NOTICE`] tells of a
-//! one-sided operation, and how many bytes it was about. Behind the header come, each only where its flag or kind asks for it: the tag, the data for the
-//! receiver's completion, and the full length, eight bytes each; then the payload, at the next line if it is long.
+//! [`PIECE`]s. A [`LOAN`] is a message that is not copied, a [`FETCH`] one that its receiver copies. A [`NOTICE`] tells of
+//! a one-sided operation, and how many bytes it was about. Behind the header come, each only where its flag or kind asks
+//! for it: the tag, the data for the receiver's completion, and the full length, eight bytes each; then the payload, at
+//! the next line if it is long.
 
 use super::ring::HEADER;
 
@@ -20,6 +21,13 @@ pub(crate) const NOTICE: u8 = 4;
 /// A message that lies in memory which the sender lends: the full length, and as payload the name of the memory and the
 /// number under which it is given back.
 pub(crate) const LOAN: u8 = 5;
+
+/// A message that the receiver copies out of the sender's own memory: the full length, and as payload where it lies and
+/// the number under which it is given back.
+pub(crate) const FETCH: u8 = 6;
+
+/// The payload of a loan, or of a message to be fetched: which memory, and which slot.
+pub(crate) const PLACE_BYTES: usize = 16;
 
 /// The record has a tag.
 pub(crate) const TAGGED: u8 = 1;
@@ -52,7 +60,7 @@ impl Layout {
         };
         let tag = next(flags & TAGGED != 0);
         let data = next(flags & DATA != 0);
-        let total = next(matches!(kind, BEGIN | NOTICE | LOAN));
+        let total = next(matches!(kind, BEGIN | NOTICE | LOAN | FETCH));
         Self { tag, data, total, payload: if long { super::ring::LINE } else { at } }
     }
 
@@ -76,7 +84,7 @@ mod tests {
 
     #[test]
     fn writer_and_reader_agree_on_every_length() {
-        for kind in [WHOLE, BEGIN, PIECE, NOTICE, LOAN] {
+        for kind in [WHOLE, BEGIN, PIECE, NOTICE, LOAN, FETCH] {
             for flags in 0..8 {
                 for payload in 0..2000 {
                     let written = Layout::for_payload(kind, flags, payload);

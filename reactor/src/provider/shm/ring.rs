@@ -17,11 +17,11 @@
 //!
 //! # Sleeping
 //!
-//! Both ends may sleep. The consumer raises `armed`, the producer `starved`; each then makes a full fence and looks
-//! once more. The other end publishes, makes a full fence and looks at the flag. So either the sleeper sees the news,
-//! or the other end sees the flag and rings (the classic store-fence-load on both sides). Whoever rings takes the flag
-//! down with a swap, so that one sleep costs one ring. All writes of a flag are swaps: their order is then one that a
-//! model can see, and they are rare.
+//! Both ends may sleep. The consumer raises `armed`, the producer `starved` (of room, or of what else it waits for); each
+//! then makes a full fence and looks once more. The other end publishes, makes a full fence and looks at the flag. So
+//! either the sleeper sees the news, or the other end sees the flag and rings (the classic store-fence-load on both
+//! sides). Whoever rings takes the flag down with a swap, so that one sleep costs one ring. All writes of a flag are
+//! swaps: their order is then one that a model can see, and they are rare.
 //!
 //! # Trust
 //!
@@ -217,16 +217,17 @@ impl<M: Memory> Producer<M> {
         if taken { Reader::Awake } else { Reader::Closed }
     }
 
-    /// Before sleeping for room for a record of this many bytes: true when it is safe to sleep.
-    pub(crate) fn arm(&mut self, len: usize) -> bool {
+    /// Before sleeping for this to become true (room for a record, say), by what the consumer does before it asks
+    /// [`Consumer::starves`]: true when it is safe to sleep.
+    pub(crate) fn arm(&mut self, news: impl FnOnce(&mut Self) -> bool) -> bool {
         self.memory.starved().swap(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `Consumer::give_back`.
+        // SYNC: pairs with the fence in `Consumer::starves`.
         full_fence();
-        let room = self.fits(len);
-        if room {
+        let news = news(self);
+        if news {
             self.disarm();
         }
-        !room
+        !news
     }
 
     /// No longer waits for room.
@@ -366,6 +367,11 @@ impl<M: Memory> Consumer<M> {
         self.returned = self.position;
         // SYNC: pairs with the acquire in `Producer::has_room`.
         self.memory.returned().store(self.position, Ordering::Release);
+        self.starves()
+    }
+
+    /// Whether the producer sleeps, and must be woken for what was done before.
+    pub(crate) fn starves(&self) -> bool {
         // SYNC: pairs with the fence in `Producer::arm`.
         full_fence();
         self.memory.starved().load(Ordering::Relaxed) != 0

@@ -42,7 +42,7 @@ fn two_threads_lose_nothing() {
             let len = len_of(number, longest);
             bytes[..len - HEADER].iter_mut().enumerate().for_each(|(at, byte)| *byte = byte_of(number, at));
             while !producer.push(1, number as u8, len, |record| record.put(HEADER, &bytes[..len - HEADER])) {
-                if producer.arm(len) {
+                if producer.arm(|ring| ring.fits(len)) {
                     sleep("sender");
                 }
                 producer.disarm();

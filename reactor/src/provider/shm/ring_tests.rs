@@ -227,7 +227,11 @@ impl Pair {
             Call::ArmProducer(len) => {
                 let len = self.cut(len);
                 self.oracle.starved = !self.oracle.has_room(len);
-                assert_eq!(self.producer.arm(len), self.oracle.starved, "sleeps only without room");
+                assert_eq!(
+                    self.producer.arm(|ring| ring.fits(len)),
+                    self.oracle.starved,
+                    "sleeps only without room"
+                );
             }
             Call::DisarmProducer => {
                 self.producer.disarm();
@@ -280,7 +284,10 @@ fn suffer(pair: &mut Pair, call: Call) -> Result<(), Broken> {
         Call::GiveBack => drop(pair.consumer.give_back()),
         Call::ArmConsumer => drop(pair.consumer.arm()),
         Call::DisarmConsumer => pair.consumer.disarm(),
-        Call::ArmProducer(len) => drop(pair.producer.arm(pair.cut(len))),
+        Call::ArmProducer(len) => {
+            let len = pair.cut(len);
+            pair.producer.arm(|ring| ring.fits(len));
+        }
         Call::DisarmProducer => pair.producer.disarm(),
     }
     Ok(())

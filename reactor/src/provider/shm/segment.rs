@@ -25,7 +25,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::memfd;
 use super::ring::{LINE, Memory};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
 /// Control words are this far apart, so that writers of different words do not share a pair of cache lines.
 const STRIDE: usize = 128;
@@ -35,6 +35,11 @@ const STARVED_AT: usize = 2 * STRIDE;
 /// Bits of the loans that the receiver gives back, in words of 64.
 const RETURNS_AT: usize = 4 * STRIDE;
 const RETURN_WORDS: usize = 4;
+/// What the sender lets the receiver read of its own memory, as a probe: where, and what is there. Then the word of the
+/// receiver that it could, and that of the sender that nothing of its memory is the receiver's to read any more.
+const PROBE_AT: usize = 5 * STRIDE;
+const REACHED_AT: usize = 6 * STRIDE;
+const WITHDRAWN_AT: usize = 7 * STRIDE;
 /// Where the lines begin.
 const LINES_AT: usize = 4096;
 
@@ -148,9 +153,53 @@ impl Segment {
         }
     }
 
+    /// Whether something was given back since the last call of `take_returned`.
+    pub(crate) fn has_returned(&self) -> bool {
+        (0..RETURN_WORDS).any(|word| self.returns(word).load(Ordering::Relaxed) != 0)
+    }
+
     fn returns(&self, word: usize) -> &AtomicU64 {
-        let offset = RETURNS_AT + 8 * (word % RETURN_WORDS);
-        // SAFETY: within the first page, and aligned; the word is only ever accessed as an atomic.
+        self.wide(RETURNS_AT + 8 * (word % RETURN_WORDS))
+    }
+
+    /// The sender's probe, before the hello: where it is and what is there.
+    pub(crate) fn set_probe(&self, at: u64, value: u64) {
+        self.wide(PROBE_AT).store(at, Ordering::Relaxed);
+        self.wide(PROBE_AT + 8).store(value, Ordering::Relaxed);
+    }
+
+    /// The sender's probe; zeros when it lets nobody read.
+    pub(crate) fn probe(&self) -> (u64, u64) {
+        (self.wide(PROBE_AT).load(Ordering::Relaxed), self.wide(PROBE_AT + 8).load(Ordering::Relaxed))
+    }
+
+    /// The receiver has read the probe; said before the welcome.
+    pub(crate) fn set_reached(&self) {
+        self.control(REACHED_AT).store(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_reached(&self) -> bool {
+        self.control(REACHED_AT).load(Ordering::Relaxed) != 0
+    }
+
+    /// The sender is about to free what it has offered.
+    pub(crate) fn withdraw(&self) {
+        self.control(WITHDRAWN_AT).store(1, Ordering::Relaxed);
+        // SYNC: pairs with the fence in `is_withdrawn`. Whoever sees what is written to that memory from now on sees the
+        // word as well.
+        full_fence();
+    }
+
+    /// Asked after something was read of the sender's memory.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        // SYNC: pairs with the fence in `withdraw`.
+        full_fence();
+        self.control(WITHDRAWN_AT).load(Ordering::Relaxed) != 0
+    }
+
+    fn wide(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: callers pass offsets within the first page, multiples of eight; the word is only ever accessed as an
+        // atomic.
         unsafe { self.at(offset).cast().as_ref() }
     }
 

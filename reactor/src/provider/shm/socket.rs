@@ -4,11 +4,11 @@
 //! a file in user space), and with a socket the kernel closes those that were never received. So every message is
 //! received with room for all the descriptors it can carry, and what comes from a peer, its connection included, is
 //! closed on a thread that holds up nobody.
-#![allow(unsafe_code)] // the credentials of a peer, which the kernel writes
+#![allow(unsafe_code)] // the credentials of a peer, and its descriptor, which the kernel writes
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 
@@ -28,6 +28,9 @@ const BACKLOG: i32 = 1024;
 const MOST_UNREAD: usize = 32;
 /// The most descriptors a message can carry (`SCM_MAX_FD`).
 const MOST_DESCRIPTORS: usize = 253;
+
+/// The socket option of that name, which the library does not know yet.
+const SO_PEERPIDFD: libc::c_int = 77;
 
 /// A name where peers connect.
 #[derive(Debug)]
@@ -191,6 +194,23 @@ impl Socket {
                 }
             }
         }
+    }
+
+    /// A descriptor of the process at the other end, which has this number; readable once it has ended.
+    pub(crate) fn process(&self, number: i32) -> Option<OwnedFd> {
+        let (mut fd, mut len) = (-1, size_of::<i32>() as libc::socklen_t);
+        // SAFETY: the kernel writes at most `len` bytes to `fd`.
+        let failed = unsafe {
+            let to = (&raw mut fd).cast();
+            libc::getsockopt(self.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, to, &raw mut len)
+        };
+        if failed == 0 && fd >= 0 {
+            // SAFETY: the kernel has just made this descriptor, for this call.
+            return Some(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        // Kernels before 6.5. The number may be another's by now, whom the probe finds out.
+        let number = rustix::process::Pid::from_raw(number)?;
+        rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty()).ok()
     }
 
     /// Receives a message, never blocking.

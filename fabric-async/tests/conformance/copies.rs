@@ -1,0 +1,178 @@
+//! Long messages, copied once straight from their sender or twice by way of the ring: which way they go is seen in the
+//! statistics, and nowhere else.
+
+use std::task::Poll;
+
+use fabric_async::{CustomBuf, Error};
+
+use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern, poll_once, settled};
+use crate::setup::Setup;
+use crate::station::{Plan, Station, fence, pair, pair_of};
+
+fn plan(from: usize) -> Plan {
+    Plan { single_copy_from: Some(from), ..Plan::default() }
+}
+
+/// What has gone each way: in pieces, and copied once.
+fn ways(station: &Station) -> (u64, u64) {
+    let stats = station.ep.stats();
+    (stats.pieces.count, stats.single_copy.count)
+}
+
+/// Lengths on both sides of each threshold; a provider that knows one way only says so by zeros.
+pub(crate) async fn the_threshold_says_which_way(setup: Setup) {
+    for from in [0, 200_000, usize::MAX] {
+        let (a, b, to_b) = pair_of(&setup, plan(from), plan(0)).await;
+        let mut once = 0;
+        for (which, len) in [100, 100_000, 199_999, 200_000, 1_000_000].into_iter().enumerate() {
+            let (before, _) = ways(&a);
+            let send = a.ep.send(to_b, pattern(len, which));
+            let (sent, got) = tokio::join!(send, b.ep.recv_into(Vec::with_capacity(len)));
+            assert_eq!(sent.unwrap().transfer.len, len);
+            assert_bytes(&got.unwrap(), pattern(len, which));
+            let (pieces, single) = ways(&a);
+            assert!(single == once || (len >= from && len > 100), "{len} bytes with {from}");
+            assert!(pieces == before || single == once, "one way, not both");
+            once = single;
+        }
+        let (sent, got) = (a.ep.stats(), b.ep.stats());
+        assert_eq!(sent.single_copy, got.fetched, "what the one says the other says");
+        assert!(sent.sent.bytes >= sent.single_copy.bytes + sent.pieces.bytes);
+        // Who has it turned off reads nobody either.
+        let to_a = b.meet(&a).await;
+        let (sent, got) = tokio::join!(b.ep.send(to_a, pattern(LONG, 9)), a.ep.recv());
+        sent.unwrap();
+        assert_bytes(&got.unwrap(), pattern(LONG, 9));
+        assert!(from != usize::MAX || a.ep.stats().fetched.count + b.ep.stats().single_copy.count == 0);
+    }
+}
+
+/// Neither may wait for the other to receive, as long as the budgets last.
+pub(crate) async fn two_may_send_before_they_receive(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let to_a = b.meet(&a).await;
+    let talk = async |one: &Station, to, which| {
+        one.ep.send(to, pattern(1 << 20, which)).await.unwrap();
+        one.ep.recv().await.unwrap()
+    };
+    for round in 0..5 {
+        let (to_one, to_other) = tokio::join!(talk(&a, to_b, round), talk(&b, to_a, 100 + round));
+        assert_bytes(&to_one, pattern(1 << 20, 100 + round));
+        assert_bytes(&to_other, pattern(1 << 20, round));
+    }
+}
+
+/// Messages that wait with their sender hold up nothing behind them, and are received in any order.
+pub(crate) async fn what_waits_with_its_sender_holds_up_nothing(setup: Setup) {
+    const COUNT: u64 = 12;
+    let (a, b, to_b) = pair(&setup).await;
+    let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(LONG, 0)), b.ep.recv());
+    sent.unwrap();
+    got.unwrap();
+    if a.ep.stats().single_copy.count == 0 {
+        return eprintln!("skipped, messages are not copied straight from their sender here");
+    }
+    let sends: Vec<_> = (0..COUNT)
+        .map(|number| a.ep.send(to_b, numbered(number, LONG)).tag(number).start().unwrap())
+        .collect();
+    fence(&a, &b, to_b).await;
+    let waiting = b.ep.stats();
+    assert_eq!(waiting.unexpected as u64, COUNT);
+    assert!(waiting.unexpected_bytes < 17 << 20, "{} bytes", waiting.unexpected_bytes);
+    for number in (0..COUNT).rev() {
+        let got = b.ep.recv().tag(number).await.unwrap();
+        assert_eq!((number_of(&got), got.len()), (number, LONG));
+    }
+    for send in sends {
+        send.await.unwrap();
+    }
+    assert_eq!((b.ep.stats().unexpected, b.ep.stats().unexpected_bytes), (0, 0));
+}
+
+/// A receive that is dropped in the middle, or has too little room, loses nothing of the next.
+pub(crate) async fn receives_come_and_go(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for number in 0..30u64 {
+        let send = a.ep.send(to_b, numbered(number, LONG)).start().unwrap();
+        // The one poll may be enough for all of it.
+        let mut got = None;
+        for _ in 0..number % 5 {
+            let mut dropped = b.ep.recv().start().unwrap();
+            if let Poll::Ready(message) = poll_once(&mut dropped).await {
+                got = Some(message.unwrap());
+                break;
+            }
+        }
+        if let Some(got) = got {
+            assert_eq!(number_of(&got), number);
+        } else if number.is_multiple_of(3) {
+            let small = b.ep.recv_into(vec![0; 1000].into_boxed_slice()).await.unwrap_err();
+            assert_eq!(small.error, Error::Truncated { len: 1000, lost: LONG - 1000 });
+            assert_bytes(&small.buf, &numbered(number, LONG)[..1000]);
+        } else {
+            assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+        }
+        assert_eq!(send.await.unwrap().transfer.len, LONG);
+    }
+}
+
+/// Whoever sends on the way out is told that it was not received, and the receiver sees nothing of it.
+pub(crate) async fn closing_takes_back_what_was_not_received(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(LONG, 0)), b.ep.recv());
+    sent.unwrap();
+    got.unwrap();
+    // More than the budget of the other, so that some of it stays here.
+    let sends: Vec<_> =
+        (0..8).map(|number| a.ep.send(to_b, numbered(number, LONG)).tag(1).start().unwrap()).collect();
+    settled(|| b.ep.stats().unexpected as u64).await;
+    a.ep.clone().close().unwrap();
+    let mut arrived = 0;
+    for send in sends {
+        match send.await {
+            Ok(_) => arrived += 1,
+            Err(failed) => assert_eq!(failed.buf.len(), LONG, "{}", failed.error),
+        }
+    }
+    assert!(arrived < 8, "all of it is more than the budget");
+    // What is said to have arrived is there, whole; what else is there is whole as well.
+    let mut next = 0;
+    let c = setup.station().await;
+    let to_b = c.meet(&b).await;
+    c.ep.send(to_b, "the end").tag(1).await.unwrap();
+    loop {
+        let got = b.ep.recv().tag(1).await;
+        match got {
+            Ok(got) if got.len() == LONG => {
+                assert!(number_of(&got) >= next, "in order");
+                next = number_of(&got) + 1;
+            }
+            Ok(_) => break,
+            Err(failed) => assert!(failed.error.is_peer_gone(), "{}", failed.error),
+        }
+    }
+    assert!(next >= arrived, "{next} of {arrived}");
+}
+
+/// Memory of the user's own kind may be where no other process can read.
+pub(crate) async fn own_kinds_of_buffers_are_not_read_by_others(setup: Setup) {
+    #[derive(Debug)]
+    struct Own(Vec<u8>);
+    // SAFETY: the heap of a vector stays where it is.
+    #[allow(unsafe_code)]
+    unsafe impl CustomBuf for Own {
+        fn bytes(&self) -> &[u8] {
+            &self.0
+        }
+        fn window(&mut self) -> Option<&mut [u8]> {
+            None
+        }
+        fn set_filled(&mut self, _: usize) {}
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    let buf: Box<dyn CustomBuf> = Box::new(Own(pattern(LONG, 3).to_vec()));
+    let (sent, got) = tokio::join!(a.ep.send(to_b, buf), b.ep.recv());
+    sent.unwrap();
+    assert_bytes(&got.unwrap(), pattern(LONG, 3));
+    assert_eq!(a.ep.stats().single_copy.count, 0);
+}

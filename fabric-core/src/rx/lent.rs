@@ -1,0 +1,207 @@
+//! Messages that lie in memory of their sender's: given on as they are, or copied by and by.
+//!
+//! Memory that is mapped here stays, whatever becomes of the sender: a message in it waits where it lies. Memory that
+//! is not mapped is *fleeting*. Its message is copied as well if nobody has asked for it, as far as the budget goes:
+//! two peers that each send before they receive must not wait for each other. Beyond the budget it waits with its sender,
+//! and holds up nothing else.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use super::multi::Match;
+use super::{Landing, LandingId, OVERHEAD, RxContext, Target, Unexpected};
+use crate::buf::{LentMemory, Source};
+use crate::error::Error;
+use crate::matching::{Envelope, PeerKey, WaitKey};
+use crate::provider::{Host, OpKey};
+
+/// Bytes of a lent message that are copied in one go. A longer one is copied by and by.
+pub(super) const COPIED_AT_ONCE: usize = 256 << 10;
+
+/// A message that waits in memory which is not mapped here.
+#[derive(Clone, Copy)]
+pub(super) struct Fleeting {
+    pub(super) arrival: u64,
+    pub(super) key: WaitKey,
+    pub(super) len: usize,
+}
+
+/// Part of lent memory.
+struct Piece<'a> {
+    memory: &'a dyn LentMemory,
+    from: usize,
+    len: usize,
+}
+
+impl Source for Piece<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        self.memory.copy_to(self.from + from, dst)
+    }
+
+    fn copy_over(&self, from: usize, dst: &mut [u8]) {
+        self.memory.copy_over(self.from + from, dst);
+    }
+}
+
+/// A lent message that waits, as bytes to be copied or held.
+struct Held<'a>(&'a Arc<dyn LentMemory>);
+
+impl Source for Held<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
+        self.0.copy_to(from, dst)
+    }
+
+    fn copy_over(&self, from: usize, dst: &mut [u8]) {
+        self.0.copy_over(from, dst);
+    }
+
+    fn lent(&self) -> Option<Arc<dyn LentMemory>> {
+        Some(self.0.clone())
+    }
+}
+
+impl Unexpected {
+    /// Whether it goes with its sender.
+    pub(super) fn is_fleeting(&self) -> bool {
+        self.lent.as_ref().is_some_and(|memory| !memory.is_mapped())
+    }
+}
+
+impl RxContext {
+    /// A whole message arrives in memory that can be held instead of copied. False: it must stay where it is.
+    pub fn lend(&mut self, host: &mut dyn Host, mut envelope: Envelope, source: &dyn Source) -> bool {
+        let by_and_by = |memory: &Arc<dyn LentMemory>| envelope.len > COPIED_AT_ONCE || !memory.is_mapped();
+        let Some(memory) = source.lent().filter(by_and_by) else {
+            return self.deliver(host, envelope, source);
+        };
+        match self.matched(host, &envelope) {
+            Match::Receive(op) => {
+                envelope.arrival = self.matcher.next_arrival();
+                self.share(host, op, envelope, memory);
+                true
+            }
+            Match::Held => false,
+            Match::Nobody => self.deliver(host, envelope, source),
+        }
+    }
+
+    /// Gives lent memory to a receive: as it is, or copied by and by.
+    pub(super) fn share(
+        &mut self,
+        host: &mut dyn Host,
+        op: OpKey,
+        envelope: Envelope,
+        memory: Arc<dyn LentMemory>,
+    ) {
+        if memory.is_mapped() && (envelope.len <= COPIED_AT_ONCE || host.shares(op, envelope.len)) {
+            return host.deliver(op, &envelope, &Held(&memory));
+        }
+        let room = host.expect(op, envelope.len);
+        let target = Target::Receive { op, room, placed: 0 };
+        let id = self.landings.insert(Landing { envelope, arrived: 0, cut: false, target });
+        self.filling.push((op, id));
+        self.copying.push_back((id, memory));
+    }
+
+    /// Copies a piece of a lent message that is being copied. Returns whether there was one.
+    pub fn copy_on(&mut self, host: &mut dyn Host) -> bool {
+        self.let_go = false;
+        self.buffer_fleeting();
+        let Some((id, memory)) = self.copying.pop_front() else { return false };
+        if !self.copy_piece(host, LandingId(id), &*memory) {
+            // Everybody gets a turn.
+            self.copying.push_back((id, memory));
+        }
+        true
+    }
+
+    /// Whether [`RxContext::serve`] or [`RxContext::copy_on`] have something to do.
+    #[must_use]
+    #[inline]
+    pub fn is_copying(&self) -> bool {
+        !self.copying.is_empty() || self.let_go || self.is_serving() || self.bufferable().is_some()
+    }
+
+    /// What this peer has not mapped here is lost: the receives that it was being copied to fail, and what nobody had
+    /// received is discarded. Its sender knows that it has not arrived.
+    pub fn lose(&mut self, host: &mut dyn Host, peer: PeerKey, error: &Error) {
+        let mut lost = Vec::new();
+        self.copying.retain(|(id, memory)| {
+            let from_there = self.landings.get(*id).is_some_and(|landing| landing.envelope.peer == peer);
+            let is_lost = from_there && !memory.is_mapped();
+            lost.extend(is_lost.then_some(*id));
+            !is_lost
+        });
+        for id in lost {
+            self.fail(host, LandingId(id), error.clone());
+        }
+        self.lose_claims(peer, error);
+        let of_peer =
+            |envelope: &Envelope, message: &Unexpected| envelope.peer == peer && message.is_fleeting();
+        for (envelope, message) in self.matcher.take_where(of_peer) {
+            self.used = self.used.saturating_sub(message.cost(&envelope));
+            self.unnote(envelope.arrival);
+        }
+    }
+
+    /// Copies the next piece of this message; true when it is over with, for good or ill.
+    fn copy_piece(&mut self, host: &mut dyn Host, id: LandingId, memory: &dyn LentMemory) -> bool {
+        let Some(landing) = self.landings.get(id.0) else { return true };
+        let (from, rest) = (landing.arrived, memory.len() - landing.arrived);
+        let is_full = match landing.target {
+            Target::Receive { room, placed, .. } => room == placed,
+            Target::Nobody => true,
+            Target::Buffer(_) | Target::Claim(_) => false,
+        };
+        // What nobody has room for is not copied.
+        let len = if is_full { rest } else { rest.min(COPIED_AT_ONCE) };
+        self.place(host, id, &Piece { memory, from, len }, len);
+        match memory.check() {
+            Ok(()) => self.arrived(host, id, len),
+            Err(error) => {
+                self.fail(host, id, error);
+                true
+            }
+        }
+    }
+
+    /// Begins to copy what waits in memory that is not mapped, as far as the budget goes.
+    fn buffer_fleeting(&mut self) {
+        while let Some(at) = self.bufferable() {
+            let Fleeting { key, len, .. } = self.fleeting.remove(at);
+            let Some((envelope, message)) = self.matcher.message_mut(key) else { continue };
+            let Some(memory) = message.lent.take() else { continue };
+            let target = Target::Buffer(key);
+            let id =
+                self.landings.insert(Landing { envelope: envelope.clone(), arrived: 0, cut: false, target });
+            message.landing = Some(id);
+            self.used += len;
+            self.copying.push_back((id, memory));
+        }
+    }
+
+    /// The first of them that the budget has room for.
+    fn bufferable(&self) -> Option<usize> {
+        self.fleeting.iter().position(|fleeting| self.admits(fleeting.len))
+    }
+
+    /// Such a message waits.
+    pub(super) fn note_fleeting(&mut self, fleeting: Fleeting) {
+        if fleeting.len + OVERHEAD <= self.budget {
+            self.fleeting.push(fleeting);
+        }
+    }
+
+    /// It does not wait any more.
+    pub(super) fn unnote(&mut self, arrival: u64) {
+        self.fleeting.retain(|fleeting| fleeting.arrival != arrival);
+    }
+}
