@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
 use fabric_core::buf::{FlatBuf, IoBufMut};
+use fabric_core::completion::Failed;
 use fabric_core::flags::Access;
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
@@ -23,6 +24,7 @@ use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::model::{Shared, ThreadModel};
 use crate::mr::{Allocated, MemoryRegion};
+use crate::registered::RegisteredBuffer;
 
 /// A domain (`fid_domain`): the boundary within which endpoints, queues, address vectors, memory regions and counters
 /// work together, and within which progress is made.
@@ -226,6 +228,23 @@ impl<M: ThreadModel> Domain<M> {
         key: Option<u64>,
     ) -> Result<MemoryRegion<B, M>> {
         MemoryRegion::register(self, buf, access, key)
+    }
+
+    /// Registers a buffer of yours where it lies (`fi_mr_reg`), under the requested key or a fresh one: nothing is copied,
+    /// and this process does what peers ask for. [`register`](Self::register) copies the bytes to memory that peers reach
+    /// by themselves.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::Invalid`] when its bytes cannot be written where they lie; [`Error::Key`] when the key is
+    /// taken; [`Error::BadFlags`] when no access is granted; [`Error::Closed`].
+    #[doc(alias = "fi_mr_reg")]
+    pub fn register_buffer<B: IoBufMut + FlatBuf>(
+        &self,
+        buf: B,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<RegisteredBuffer<B, M>, Failed<B>> {
+        RegisteredBuffer::register(self, buf, access, key)
     }
 
     /// Makes this queue the default for events of the domain and its endpoints (`fi_domain_bind`). Once.

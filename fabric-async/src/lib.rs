@@ -52,6 +52,7 @@ pub mod manual;
 mod model;
 mod mr;
 mod op;
+mod registered;
 mod window;
 
 pub use av::{AddressVector, ToAddress};
@@ -70,6 +71,7 @@ pub use op::{
     Fetch, LendOperation, LendRequest, Message, MessageSlice, MultiRecv, MultiRecvRequest, Operation, Permit,
     PostedMultiRecv, Probe, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
 };
+pub use registered::{Look, RegisteredBuffer};
 pub use window::RemoteWindow;
 
 pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype, Row};

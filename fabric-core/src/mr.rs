@@ -3,6 +3,8 @@
 //! A peer names a region by its key. Every access is checked before a byte moves: the key exists, the right was granted,
 //! and the range lies inside the region.
 
+mod registered;
+
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -13,6 +15,8 @@ use crate::atomic::{AtomicOp, AtomicSpec, Datatype, bits_at};
 use crate::error::{Error, Result};
 use crate::flags::Access;
 use crate::provider::Remote;
+
+pub use registered::Registered;
 
 /// Memory that peers reach, as its owner sees it. Others write to it at the same time: bytes are copied in and out,
 /// never borrowed.
@@ -49,6 +53,21 @@ pub trait Memory: Any + Debug + Send + Sync {
 
     /// Whether peers still reach it.
     fn is_open(&self) -> bool;
+
+    /// Whether peers reach it by way of its owner's process alone.
+    fn is_served(&self) -> bool {
+        false
+    }
+
+    /// An access by a peer begins: false when its owner has it in hand just now, or has closed it. Otherwise it
+    /// [ends](Memory::end), soon.
+    #[must_use]
+    fn begin(&self) -> bool {
+        true
+    }
+
+    /// The access has ended.
+    fn end(&self) {}
 }
 
 /// What a key stands for.
@@ -71,6 +90,10 @@ pub struct Reached {
 }
 
 impl Reached {
+    /// What a region is that its owner serves.
+    #[doc(hidden)]
+    pub const SERVED: Error = Error::NotSupported("windows of a registered buffer");
+
     /// What a region is that its owner wants to hear of.
     #[doc(hidden)]
     pub const HEEDED: Error = Error::NotSupported("windows of memory whose owner counts what peers do");

@@ -268,6 +268,11 @@ pub trait ProviderDomain: Send {
         let _ = key;
     }
 
+    /// The owner of a region that is served has given it back to its peers: whoever waits for it is to look again.
+    fn region_free(&mut self, key: u64) {
+        let _ = key;
+    }
+
     /// Queues a send, or a one-sided operation, whose payload the operation `op` owns. Its end is reported with
     /// [`Host::complete`].
     ///

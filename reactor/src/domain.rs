@@ -270,6 +270,12 @@ impl Domain {
         self.engine.lock().close_region(key);
     }
 
+    /// The owner of a region has given it back to its peers: what waits for it moves on.
+    pub fn region_free(&self, key: u64) {
+        self.engine.lock().provider.region_free(key);
+        self.engine.pass();
+    }
+
     /// The queue that gets the events of endpoints which have none of their own.
     pub fn set_eq(&self, eq: Option<Arc<EventRing>>) {
         self.engine.lock().hub.eq = eq;

@@ -25,7 +25,7 @@
 //! | `fi_eq_open` | [`Fabric::event_queue`] |
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_cntr_open` | [`Domain::counter`] |
-//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::alloc`], [`Domain::register`], [`MemoryRegion::key`](crate::MemoryRegion::key) |
+//! | `fi_mr_reg`, `fi_mr_key` | [`Domain::alloc`], [`Domain::register`], [`Domain::register_buffer`](crate::Domain::register_buffer), [`MemoryRegion::key`](crate::MemoryRegion::key) |
 //! | `fi_close` | `close`, or drop; see [`errors`](super::errors) |
 //! | all of the above up to `fi_enable` | [`Endpoint::bind`] |
 //!

@@ -50,6 +50,24 @@
 //!
 //! In `sim` regions are memory of the one process, behind a lock.
 //!
+//! # Buffers that stay where they are
+//!
+//! [`Domain::register_buffer`](crate::Domain::register_buffer) registers ordinary memory: nothing is copied, and the buffer
+//! comes back as it is. Peers use its key like any other. But no other process maps it, so the owner does what they ask
+//! for, whenever it makes progress; a request goes through the ring, and takes a way there and back for each 64 KiB.
+//!
+//! | | [`MemoryRegion`](crate::MemoryRegion) | [`RegisteredBuffer`](crate::RegisteredBuffer) |
+//! |---|---|---|
+//! | its bytes | memory of the fabric's; a buffer is copied there and back | your buffer |
+//! | who executes an operation | its initiator | its owner, who must make progress |
+//! | the owner's way to the bytes | copies, and atomic operations | a slice, by [`look`](crate::RegisteredBuffer::look) |
+//! | what excludes what | atomic operations each other | all operations each other, and the owner's look |
+//! | windows | yes | no |
+//!
+//! While the owner looks, its peers wait, and what they have sent behind waits with them: keep it short, and do not await
+//! anything meanwhile. Rights, range and key are checked by the owner, with the same errors. In `sim` the initiator
+//! executes, and waits for the owner's look as well.
+//!
 //! # Windows
 //!
 //! What is small and frequent need not be an operation: [`Endpoint::window`](crate::Endpoint::window) maps a region once, and

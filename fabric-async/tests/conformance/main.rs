@@ -34,6 +34,7 @@ mod onesided;
 mod ordering;
 mod payload;
 mod probes;
+mod registered;
 mod selecting;
 mod selective;
 mod setup;
@@ -57,6 +58,7 @@ const RMA_EVENT: Caps = RMA.union(Caps::RMA_EVENT);
 const ATOMIC: Caps = RMA.union(Caps::ATOMIC);
 const FENCED: Caps = BOTH.union(Caps::FENCE);
 const FENCED_ATOMIC: Caps = ATOMIC.union(Caps::FENCE);
+const ATOMIC_EVENT: Caps = ATOMIC.union(Caps::RMA_EVENT);
 const DIRECTED: Caps = BOTH.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
 
 /// Makes a test of every scenario of the table, for one combination.
@@ -331,6 +333,16 @@ macro_rules! scenarios {
                 a_cancelled_operation_leaves_the_rest_in_order: RMA,
                 a_region_that_closes_midway_ends_the_operation: RMA,
                 an_emptied_queue_lets_the_rest_in: RMA,
+            }
+            registered {
+                every_length_is_written_and_read_in_place: RMA,
+                atomics_of_many_add_up: ATOMIC,
+                what_is_out_of_reach_fails_alone: ATOMIC,
+                the_owner_has_it_alone: RMA,
+                a_key_lasts_as_long_as_its_buffer: RMA,
+                closing_midway_ends_the_operation: RMA,
+                data_comes_with_a_write: RMA_SOURCE,
+                the_owner_counts: ATOMIC_EVENT,
             }
             atomics {
                 every_operation_on_every_type: ATOMIC,

@@ -19,6 +19,7 @@ mod runtime;
 mod scale;
 mod scribbler;
 mod select;
+mod serving;
 mod stages;
 mod stopped;
 mod vectors;

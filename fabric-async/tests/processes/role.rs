@@ -78,6 +78,7 @@ pub(crate) fn play() {
         "numbers" => run(numbers(&name)),
         "target" => run(target(&name, AREA)),
         "wide target" => run(target(&name, WIDE)),
+        "server" => run(crate::serving::serve(&name)),
         "writer" => run(writer(&name)),
         "reader" => run(reader(&name)),
         "caller" => std::process::exit(run(limits::caller(&name))),

@@ -91,6 +91,22 @@ impl AnyBuf {
         }
     }
 
+    /// The bytes, to be written where they lie; none of a buffer that can only be sent.
+    #[doc(hidden)]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Vec(buf) => buf,
+            Self::Boxed(buf) => buf,
+            Self::BytesMut(buf) => buf,
+            Self::Pooled(buf) => buf.vec_mut(),
+            Self::Custom(buf) => {
+                let len = buf.bytes().len();
+                buf.window().and_then(|window| window.get_mut(..len)).unwrap_or_default()
+            }
+            _ => &mut [],
+        }
+    }
+
     /// How many bytes can be received; `usize::MAX` when the buffer grows to the message, 0 when it cannot receive.
     #[doc(hidden)]
     pub fn room(&mut self) -> usize {

@@ -124,6 +124,10 @@ impl ProviderDomain for SimDomain {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
     }
 
+    fn region_free(&mut self, _key: u64) {
+        net::wake_all();
+    }
+
     fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
         self.endpoint(ep)?.outbound.queue(host, op, spec)
     }

@@ -299,6 +299,11 @@ pub(super) fn release(me: Node, from: Node) {
     });
 }
 
+/// Whoever sleeps is to look again.
+pub(super) fn wake_all() {
+    locked(|net, bells| net.ports.values().for_each(|port| port.ring(bells)));
+}
+
 /// From now on whoever brings news kicks the wait set; or no longer.
 pub(super) fn arm(nodes: impl Iterator<Item = Node>, armed: bool) {
     locked(|net, _| {

@@ -99,7 +99,22 @@ impl Outbound {
 
     /// Whether [`Outbound::flush`] would do something.
     pub(super) fn could_flush(&self) -> bool {
-        self.waiting.keys().any(|&peer| net::room(self.node, peer, true).is_none_or(|room| room > 0))
+        self.waiting.iter().any(|(&peer, backlog)| {
+            net::room(self.node, peer, true).is_none_or(|room| room > 0) && !self.is_in_hand(peer, backlog)
+        })
+    }
+
+    /// Whether the first that waits is for memory that its owner has in hand.
+    fn is_in_hand(&self, peer: Node, backlog: &Backlog) -> bool {
+        let first = backlog.sends.front().and_then(|sending| sending.spec.remote);
+        let region = first.and_then(|remote| net::region(peer, remote.key)?.0);
+        region.is_some_and(|region| {
+            let is_there = region.memory.begin();
+            if is_there {
+                region.memory.end();
+            }
+            !is_there
+        })
     }
 
     /// Takes back a send of which nothing has left yet.
@@ -177,13 +192,17 @@ impl Outbound {
     pub(super) fn reach(&self, host: &dyn Host, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
         let node = net::find(&host.address_of(self.ep, peer)?)?;
         let Some((Some(region), heeds)) = net::region(node, key) else { return Ok(None) };
+        if region.memory.is_served() {
+            return Err(Reached::SERVED);
+        }
         if heeds {
             return Err(Reached::HEEDED);
         }
         Ok(Some(Reached { memory: region.memory, access: region.access }))
     }
 
-    /// Checks an access and makes it, and tells the peer if it is to hear of it; false when there is no room for that.
+    /// Checks an access and makes it, and tells the peer if it is to hear of it; false when there is no room for that, or
+    /// the peer has its buffer in hand.
     fn access(
         &self,
         peer: Node,
@@ -203,7 +222,11 @@ impl Outbound {
         if tells && net::room(self.node, peer, true).is_some_and(|room| room == 0) {
             return Ok(false);
         }
+        if !region.memory.begin() {
+            return Ok(false);
+        }
         access(&*region.memory, at);
+        region.memory.end();
         if tells {
             let notice = Notice { deed: Deed::of(spec.kind), len, data: spec.data };
             let packet = Packet { head: None, notice: Some(notice), bytes: Vec::new() };

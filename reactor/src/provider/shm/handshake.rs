@@ -40,6 +40,8 @@ const MAP: u16 = 103;
 const DENIED: u16 = 104;
 const GRANT: u16 = 105;
 const FORGET: u16 = 106;
+const SERVED: u16 = 107;
+const SERVED_HEEDED: u16 = 108;
 
 /// The rights of a grant, as they travel; and whether the endpoint wants to hear of what is done.
 const READ: u8 = 1;
@@ -72,6 +74,8 @@ pub(crate) enum Word {
     Map(u64),
     /// There is no region of this key.
     Denied(u64),
+    /// The sender serves the region of this key, and whether it wants to hear of everything that is done there.
+    Served(u64, bool),
     /// The sender will not lend this memory again before it gives it anew.
     Forget(u64),
 }
@@ -239,6 +243,8 @@ fn encode_word(word: Word) -> [u8; WORD_LEN] {
         Word::Map(key) => (MAP, key),
         Word::Denied(key) => (DENIED, key),
         Word::Forget(key) => (FORGET, key),
+        Word::Served(key, false) => (SERVED, key),
+        Word::Served(key, true) => (SERVED_HEEDED, key),
     };
     let mut message = [0; WORD_LEN];
     message[..8].copy_from_slice(&MAGIC);
@@ -335,6 +341,8 @@ fn parse_word(bytes: &[u8]) -> Read<Word> {
         MAP => Word::Map(argument),
         DENIED => Word::Denied(argument),
         FORGET => Word::Forget(argument),
+        SERVED => Word::Served(argument, false),
+        SERVED_HEEDED => Word::Served(argument, true),
         REFUSED_USER => Word::Refused(Refusal::User),
         REFUSED_MALFORMED => Word::Refused(Refusal::Malformed),
         REFUSED_RESOURCES => Word::Refused(Refusal::Resources),

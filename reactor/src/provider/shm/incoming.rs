@@ -16,10 +16,11 @@ use fabric_core::{Address, Error, FiAddr, Refusal, Scheme};
 use rustix::io::Errno;
 
 use super::area::{Area, Lent};
+use super::desk::{self, REQUEST_BYTES, Request};
 use super::fetch::{Fetch, Reach};
 use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, VERSION, Word};
 use super::loans::{self, Adopted, Borrow, Foreign, Keep, Offer};
-use super::record::{BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, WHOLE};
+use super::record::{BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE};
 use super::ring::{Broken, Consumer, Record};
 use super::segment::{Segment, Unfit};
 use super::socket::{self, Socket};
@@ -78,6 +79,8 @@ pub(crate) struct Incoming {
     lent: Vec<(u64, Arc<Foreign>)>,
     /// Its own memory, if that can be read from here.
     reach: Option<Arc<Reach>>,
+    /// Where it is answered what it asks for.
+    desk: Option<Area>,
     /// The message that is arriving in pieces.
     landing: Option<LandingId>,
     /// The oldest record waits for a receive, or for room.
@@ -207,6 +210,7 @@ impl Incoming {
             ring: Consumer::new(segment),
             lent: Vec::new(),
             reach: None,
+            desk: None,
             landing: None,
             held: false,
             goodbye: false,
@@ -274,6 +278,14 @@ impl Incoming {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             let transfer = Transfer::written(len, layout.data.map(word), self.source);
             return Ok(host.done_to_us(self.here.ep, deed, transfer));
+        }
+        if kind == REQUEST {
+            if payload.len() != REQUEST_BYTES || !self.here.is_target {
+                return Err(Broken("a request to an endpoint without memory, or of another length"));
+            }
+            let words = |at: usize| word(layout.payload + 8 * at);
+            let request = Request::from_words(words).ok_or(Broken("a request for what cannot be done"))?;
+            return self.serve(&request, host);
         }
         let envelope = |len| Envelope {
             peer: self.key,
@@ -343,8 +355,15 @@ impl Incoming {
         None
     }
 
-    /// The peer has sent memory that it is going to lend.
+    /// The peer has sent memory that it is going to lend, or a desk.
     fn granted(&mut self, grant: Grant<OwnedFd>) -> Result<(), &'static str> {
+        if grant.access.contains(Access::REMOTE_WRITE) {
+            let area = Area::adopt(&grant.memory, grant.len, true);
+            socket::discard(vec![grant.memory]);
+            let is_desk = grant.len == desk::DESK && self.desk.is_none() && self.here.is_target;
+            self.desk = Some(is_desk.then_some(area?).ok_or("a desk of another size, or a second one")?);
+            return Ok(());
+        }
         let area = if grant.len > loans::MOST_BYTES {
             Err("more memory than anybody lends")
         } else {
@@ -409,6 +428,27 @@ impl Incoming {
         Ok(offer(rx, host, envelope, fetch))
     }
 
+    /// Does what the peer asks for, and answers; false when it has to wait.
+    fn serve(&mut self, request: &Request, host: &dyn Host) -> Result<bool, Broken> {
+        if self.desk.is_none() {
+            // It was sent before the record, behind other words.
+            for _ in 0..LOOKS_FOR_MEMORY {
+                match self.readable(host) {
+                    Some(DownReason::Protocol(what)) => return Err(Broken(what)),
+                    None if self.desk.is_none() => {}
+                    _ => break,
+                }
+            }
+        }
+        let desk = self.desk.as_ref().ok_or(Broken("a request without a desk"))?;
+        let served = request.serve(desk, host);
+        if served && self.ring.starves() {
+            handshake::say(&self.socket, Word::Ring);
+            self.doorbells += 1;
+        }
+        Ok(served)
+    }
+
     /// Tells the peer of the messages that were fetched, if it waits for that.
     pub(crate) fn acknowledge(&mut self) -> Result<(), Broken> {
         let Some(reach) = &self.reach else { return Ok(()) };
@@ -438,6 +478,9 @@ impl Incoming {
         let Some(region) = host.region(key).filter(|region| region.access.intersects(remote)) else {
             return denied();
         };
+        if region.memory.is_served() {
+            return handshake::try_say(&self.socket, Word::Served(key, self.here.heeds));
+        }
         let memory: &dyn Any = &*region.memory;
         let Some(lent) = memory.downcast_ref::<Lent>() else { return denied() };
         let (len, access, heeds) = (region.memory.len(), region.access, self.here.heeds);

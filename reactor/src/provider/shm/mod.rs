@@ -14,11 +14,13 @@
 //! | `origin` | what belongs to the parent of a forked process |
 //! | `area` | memory that peers reach by themselves |
 //! | `loans` | memory that changes hands instead of being copied |
+//! | `desk` | what peers ask for is done here: accesses to regions that are not mapped |
 //! | `fetch` | messages that are copied straight out of their sender's memory |
 //! | `windows` | the areas of a peer, as they are mapped here |
 
 mod area;
 mod callers;
+mod desk;
 mod endpoint;
 mod fetch;
 mod handshake;

@@ -20,6 +20,7 @@ use fabric_core::stats::Moved;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::area::Area;
+use super::desk::{Desk, REQUEST_BYTES};
 use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, Word};
 use super::incoming::Identity;
 use super::loans::Borrowed;
@@ -76,6 +77,8 @@ struct Wires {
     borrowed: Borrowed,
     /// Messages of so many bytes are the peer's to fetch.
     fetched_from: usize,
+    /// Where the peer answers what it is asked to do, once it was asked anything.
+    desk: Option<Desk>,
     done: Doings,
 }
 
@@ -283,6 +286,7 @@ impl Outgoing {
             windows: Windows::default(),
             borrowed: Borrowed::new(self.means.loans.clone()),
             fetched_from: usize::MAX,
+            desk: None,
             done: Doings::default(),
         });
         Ok(())
@@ -361,6 +365,12 @@ impl Outgoing {
                     }
                     broke("memory nobody has asked for")
                 }
+                Read::Message(Said::Word(Word::Served(key, heeds))) => {
+                    if self.served(key, heeds) {
+                        continue;
+                    }
+                    broke("an answer to what nobody has asked")
+                }
                 Read::Message(Said::Word(Word::Welcome(incarnation))) if !was_live => {
                     if let Link::Waiting(mut wires) = std::mem::replace(&mut self.link, Link::Gone) {
                         wires.identity.incarnation = incarnation;
@@ -396,6 +406,15 @@ impl Outgoing {
         let window = Area::adopt(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::discard(vec![memory]);
         self.answered(key, window.map(|area| Window { key, area: Arc::new(area), access, heeds }))
+    }
+
+    fn served(&mut self, key: u64, heeds: bool) -> bool {
+        let Link::Live(wires) = &mut self.link else { return false };
+        let asked = wires.windows.awaits(key);
+        if asked {
+            wires.windows.served(key, heeds);
+        }
+        asked
     }
 
     fn answered(&mut self, key: u64, window: Result<Window, &'static str>) -> bool {
@@ -496,11 +515,14 @@ impl Wires {
             None => None,
         };
         let is_fetching = self.borrowed.is_fetching();
-        if room.is_none() && !is_fetching {
+        let desk = self.desk.as_ref().filter(|desk| desk.is_waiting());
+        if room.is_none() && !is_fetching && desk.is_none() {
             return true;
         }
         self.ring.arm(|ring| {
-            room.is_some_and(|len| ring.fits(len)) || (is_fetching && ring.memory().has_returned())
+            room.is_some_and(|len| ring.fits(len))
+                || (is_fetching && ring.memory().has_returned())
+                || desk.is_some_and(|desk| !desk.is_waiting())
         })
     }
 
@@ -510,6 +532,10 @@ impl Wires {
         // An answer comes over the socket, which is watched.
         if self.windows.awaits(remote.key) {
             return None;
+        }
+        if self.windows.serves(remote.key).is_some() {
+            let is_waiting = self.desk.as_ref().is_some_and(Desk::is_waiting);
+            return (!is_waiting).then_some(NOTICE_BYTES + REQUEST_BYTES);
         }
         let told = self.windows.get(remote.key).is_some_and(|window| window.tells(&front.spec));
         Some(if told { NOTICE_BYTES } else { 0 })

@@ -2,7 +2,7 @@
 //!
 //! A message that fits into one record is [`WHOLE`]. A longer one is a [`BEGIN`], which tells the full length, and
 //! [`PIECE`]s. A [`LOAN`] is a message that is not copied, a [`FETCH`] one that its receiver copies. A [`NOTICE`] tells of
-//! a one-sided operation, and how many bytes it was about. Behind the header come, each only where its flag or kind asks
+//! a one-sided operation, and how many bytes it was about; a [`REQUEST`] asks for one. Behind the header come, each only where its flag or kind asks
 //! for it: the tag, the data for the receiver's completion, and the full length, eight bytes each; then the payload, at
 //! the next line if it is long.
 
@@ -25,6 +25,9 @@ pub(crate) const LOAN: u8 = 5;
 /// A message that the receiver copies out of the sender's own memory: the full length, and as payload where it lies and
 /// the number under which it is given back.
 pub(crate) const FETCH: u8 = 6;
+
+/// Something to be done to a region that the receiver serves: the words of a request.
+pub(crate) const REQUEST: u8 = 7;
 
 /// The payload of a loan, or of a message to be fetched: which memory, and which slot.
 pub(crate) const PLACE_BYTES: usize = 16;
@@ -84,7 +87,7 @@ mod tests {
 
     #[test]
     fn writer_and_reader_agree_on_every_length() {
-        for kind in [WHOLE, BEGIN, PIECE, NOTICE, LOAN, FETCH] {
+        for kind in [WHOLE, BEGIN, PIECE, NOTICE, LOAN, FETCH, REQUEST] {
             for flags in 0..8 {
                 for payload in 0..2000 {
                     let written = Layout::for_payload(kind, flags, payload);

@@ -41,6 +41,8 @@ enum Asked {
 pub(crate) struct Windows {
     /// In the order of their keys.
     open: Vec<Window>,
+    /// Keys of regions that the peer serves, and whether it wants to hear of what is done there.
+    served: Vec<(u64, bool)>,
     /// Which was used last.
     last: usize,
     /// Questions, by key: few at a time.
@@ -72,6 +74,9 @@ impl Windows {
 
     /// The window of this key, to be used without the connection.
     pub(crate) fn reach(&mut self, key: u64) -> Result<Option<Reached>> {
+        if self.serves(key).is_some() {
+            return Err(Reached::SERVED);
+        }
         let ended = self.ended.clone();
         let Some(window) = self.get(key) else { return Ok(None) };
         if window.heeds {
@@ -79,6 +84,22 @@ impl Windows {
         }
         let memory = Arc::new(Held { area: window.area.clone(), ended });
         Ok(Some(Reached { memory, access: window.access }))
+    }
+
+    /// Whether the peer serves the region of this key; and if, whether it wants to hear of what is done there.
+    pub(crate) fn serves(&self, key: u64) -> Option<bool> {
+        self.served.iter().find(|(served, _)| *served == key).map(|(_, heeds)| *heeds)
+    }
+
+    /// The peer has said that it serves the region of this key.
+    pub(crate) fn served(&mut self, key: u64, heeds: bool) {
+        self.asked.retain(|(asked, _)| *asked != key);
+        self.served.push((key, heeds));
+    }
+
+    /// The peer knows nothing of this key any more.
+    pub(crate) fn unserved(&mut self, key: u64) {
+        self.served.retain(|(served, _)| *served != key);
     }
 
     /// Asks for a key, once: whether the question is to be said now. An error when the peer has answered that there is

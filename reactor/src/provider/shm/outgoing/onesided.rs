@@ -1,12 +1,17 @@
-//! Accesses to the peer's memory.
+//! Accesses to the peer's memory: made here where it is mapped; otherwise the peer is asked for each piece, and answers
+//! on the desk.
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
+use fabric_core::flags::Access;
+use fabric_core::mr::Memory;
 use fabric_core::provider::{Host, Remote, SendSpec};
 use fabric_core::{Error, Result};
+use rustix::io::Errno;
 
-use super::super::handshake::{self, Word};
-use super::super::record::{HAS_READ, NOTICE};
+use super::super::desk::{AT_ONCE, Desk, REQUEST_BYTES};
+use super::super::handshake::{self, Grant, Word};
+use super::super::record::{HAS_READ, NOTICE, REQUEST};
 use super::super::windows::Window;
 use super::{ACCESS_AT_ONCE, NOTICE_BYTES, Push, Queued, Wires, flags_of};
 
@@ -41,6 +46,9 @@ impl Wires {
         host: &mut dyn Host,
     ) -> Result<Push> {
         let Some(window) = self.windows.get(remote.key) else {
+            if let Some(heeds) = self.windows.serves(remote.key) {
+                return self.serve_on(front, (remote, heeds), host);
+            }
             if front.begun {
                 return Err(Error::Key { key: remote.key, why: "was closed meanwhile" });
             }
@@ -77,5 +85,89 @@ impl Wires {
     pub(super) fn tell(&mut self, spec: &SendSpec, len: usize) -> Push {
         let read = if spec.kind.fills() { HAS_READ } else { 0 };
         self.record(NOTICE, flags_of(spec) | read, spec, len as u64, Payload::Whole(&[]))
+    }
+
+    /// Moves the front operation on, to which the peer has to help; `heeds` when it wants to hear of it as well.
+    fn serve_on(
+        &mut self,
+        front: &mut Queued,
+        (remote, heeds): (&Remote, bool),
+        host: &mut dyn Host,
+    ) -> Result<Push> {
+        let kind = front.spec.kind;
+        let total = if kind == OpKind::Write { host.payload(front.op).len() } else { remote.len };
+        // For the record, and for the notice that may follow the answer.
+        if self.desk.as_ref().is_some_and(Desk::is_waiting) || !self.ring.fits(NOTICE_BYTES + REQUEST_BYTES) {
+            return Ok(Push::NoRoom);
+        }
+        let Some((request, answer)) = self.desk.as_mut().and_then(Desk::answered) else {
+            return self.request(front, remote, total, host);
+        };
+        if let Err(error) = answer {
+            if matches!(error, Error::Key { why: "is unknown", .. }) {
+                self.windows.unserved(remote.key);
+            }
+            return Err(if front.sent > 0 { closed(error) } else { error });
+        }
+        let len = request.remote.len;
+        if let Some(desk) = self.desk.as_ref().filter(|_| kind.fills()) {
+            host.place(front.op, front.sent, &desk.bytes(len), 0, len);
+        }
+        front.sent += len;
+        front.total = Some(total);
+        if front.sent < total {
+            return self.request(front, remote, total, host);
+        }
+        let tells = heeds || front.spec.data.is_some();
+        Ok(if tells { self.tell(&front.spec, total) } else { Push::Done })
+    }
+
+    /// Asks for the next piece. It has moved on when the answer has come.
+    fn request(
+        &mut self,
+        front: &mut Queued,
+        remote: &Remote,
+        total: usize,
+        host: &mut dyn Host,
+    ) -> Result<Push> {
+        let Some(desk) = self.desk_for_peer()? else { return Ok(Push::NoRoom) };
+        let (kind, sent) = (front.spec.kind, front.sent);
+        let len = if remote.atomic.is_some() { total } else { (total - sent).min(AT_ONCE) };
+        let piece = Remote { offset: remote.offset.saturating_add(sent as u64), len, ..*remote };
+        let payload = host.payload(front.op);
+        let bytes = if kind == OpKind::Write { payload.part(sent, len) } else { payload };
+        let request = desk.prepare(kind, piece, total - sent, bytes);
+        let pushed = self.record(REQUEST, 0, &front.spec, 0, Payload::Whole(&request.to_bytes()));
+        if pushed == Push::Done {
+            front.begun = true;
+            if let Some(desk) = &mut self.desk {
+                desk.asked(request);
+            }
+        }
+        Ok(pushed)
+    }
+
+    /// The desk, which the peer is given the first time; nothing when its socket has no room for it now.
+    fn desk_for_peer(&mut self) -> Result<Option<&Desk>> {
+        if self.desk.is_none() {
+            let desk = Desk::new()?;
+            let memory = desk.memory();
+            let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+            let grant = Grant { key: 0, len: memory.len(), access, heeds: false, memory: memory.fd() };
+            match handshake::send_grant(&self.socket, &grant) {
+                // A peer that has ended is noticed otherwise.
+                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.desk = Some(desk),
+                Err(_) => return Ok(None),
+            }
+        }
+        Ok(self.desk.as_ref())
+    }
+}
+
+/// What it means that a key is unknown in the middle of an operation.
+fn closed(error: Error) -> Error {
+    match error {
+        Error::Key { key, why: "is unknown" } => Error::Key { key, why: "was closed meanwhile" },
+        error => error,
     }
 }

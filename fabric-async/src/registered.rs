@@ -1,0 +1,194 @@
+//! Registered buffers: ordinary memory that peers reach by way of this process.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut};
+use fabric_core::completion::Failed;
+use fabric_core::flags::Access;
+use fabric_core::mr::Registered;
+use fabric_core::tree::{Class, Node};
+use fabric_core::{Error, Result};
+
+use crate::close::CloseError;
+use crate::domain::{Domain, DomainInner};
+use crate::model::{Shared, ThreadModel};
+use crate::mr::RemoteRegion;
+
+/// A buffer of yours under a key (`fi_mr_reg`): peers read, write and change it atomically where it lies.
+///
+/// Made by [`Domain::register_buffer`]. Nothing is copied, neither now nor at [`close`](Self::close). In return peers do
+/// not reach it by themselves: this process does for them what they ask for, whenever it makes progress. Under manual
+/// progress somebody has to poll here. [`MemoryRegion`](crate::MemoryRegion)s have the opposite of both.
+///
+/// Their rights, the range and the key are checked here, with every access. The accesses of all peers, atomic or not, come
+/// one after the other, each (or each 64 KiB of a longer one) as a whole. The owner has the bytes between them, by
+/// [`look`](Self::look). Peers need no [window](crate::Endpoint::window) for it, and can have none.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+/// use fabric_async::{Access, Endpoint};
+/// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+/// let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
+/// let mut table = target.domain().register_buffer(vec![0u8; 4096], both, None)?;
+/// let (remote, peer) = (table.remote(), ep.lookup(target.name()).await?);
+/// # let drive = tokio::spawn(async move { let _ = target.recv().await; });
+/// ep.write(peer, remote.at(100), "hello").await?;
+/// assert_eq!(ep.fetch_add(peer, remote.at(8), 5u64).await?, 0);
+/// assert_eq!(&table.look()[100..105], b"hello");
+/// table.look()[..3].copy_from_slice(b"you");
+/// assert_eq!(&ep.read(peer, remote.slice(..3)).await?[..], b"you");
+/// let vector: Vec<u8> = table.close()?;
+/// assert_eq!((vector.len(), vector[8]), (4096, 5));
+/// # drive.abort(); Ok(()) }
+/// ```
+#[doc(alias = "fid_mr")]
+#[doc(alias = "fi_mr_reg")]
+pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
+    node: Arc<Node>,
+    domain: Arc<DomainInner>,
+    remote: RemoteRegion,
+    memory: Arc<Registered>,
+    is_open: bool,
+    kind: PhantomData<(fn() -> B, M)>,
+}
+
+/// The bytes of a registered buffer in the hands of their owner: peers wait until it is dropped, and everything behind
+/// that they have sent on the same connection with them. Keep it short.
+pub struct Look<'a> {
+    memory: &'a Registered,
+    domain: &'a DomainInner,
+    key: u64,
+    buf: AnyBuf,
+}
+
+impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
+    pub(crate) fn register(
+        domain: &Domain<M>,
+        buf: B,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<Self, Failed<B>> {
+        if let Err(error) = domain.inner.node.check_open() {
+            return Err(Failed::new(error, buf));
+        }
+        let memory = match Registered::new(buf.into_any()) {
+            Ok(memory) => Arc::new(memory),
+            Err((error, any)) => return Err(Failed::new(error, back(any))),
+        };
+        let node = Node::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
+        let core = &domain.inner.core;
+        let opened = core.open_region(memory.clone(), access, key).and_then(|key| {
+            node.publish().inspect_err(|_| core.close_region(key))?;
+            Ok(key)
+        });
+        match opened {
+            Ok(key) => {
+                let remote = RemoteRegion { key, len: fabric_core::mr::Memory::len(&*memory) as u64, access };
+                let domain = domain.inner.clone();
+                Ok(Self { node, domain, remote, memory, is_open: true, kind: PhantomData })
+            }
+            Err(error) => {
+                let any = memory.take().unwrap_or_default();
+                Err(Failed::new(error, back(any)))
+            }
+        }
+    }
+
+    /// The bytes, to be read and written by their owner. Waits for an access by a peer that is under way, at most
+    /// 64 KiB of it.
+    pub fn look(&mut self) -> Look<'_> {
+        let buf = self.memory.take().unwrap_or_default();
+        Look { memory: &self.memory, domain: &self.domain, key: self.remote.key, buf }
+    }
+
+    /// Closes the registration and returns the buffer: the key is free again, peers that use it get [`Error::Key`], and
+    /// nothing they have under way takes effect any more.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], when the domain has gone before.
+    #[doc(alias = "fi_close")]
+    pub fn close(mut self) -> Result<B, CloseError<Self>> {
+        if let Err(error) = self.node.close() {
+            return Err(CloseError { error, handle: self });
+        }
+        self.withdraw();
+        match self.memory.take() {
+            Some(any) => Ok(back(any)),
+            None => Err(CloseError { error: Error::Closed(Class::MemoryRegion), handle: self }),
+        }
+    }
+}
+
+fn back<B: IoBufMut>(any: AnyBuf) -> B {
+    B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"))
+}
+
+impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
+    /// Takes the key back; those who wait for the buffer hear of it.
+    fn withdraw(&mut self) {
+        self.is_open = false;
+        self.domain.core.close_region(self.remote.key);
+        self.domain.core.region_free(self.remote.key);
+    }
+
+    /// The key (`fi_mr_key`).
+    #[doc(alias = "fi_mr_key")]
+    #[must_use]
+    pub fn key(&self) -> u64 {
+        self.remote.key
+    }
+
+    /// What to send to a peer that shall access the buffer.
+    #[must_use]
+    pub fn remote(&self) -> RemoteRegion {
+        self.remote
+    }
+}
+
+impl<B, M: ThreadModel> Drop for RegisteredBuffer<B, M> {
+    fn drop(&mut self) {
+        if self.is_open {
+            self.withdraw();
+        }
+        self.node.retire();
+    }
+}
+
+impl<B, M: ThreadModel> fmt::Debug for RegisteredBuffer<B, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisteredBuffer").field("id", &self.node.id()).field("remote", &self.remote).finish()
+    }
+}
+
+impl Deref for Look<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.buf.bytes()
+    }
+}
+
+impl DerefMut for Look<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.buf.bytes_mut()
+    }
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        // A look that was forgotten has kept the buffer, and left nothing for the next.
+        if !matches!(self.buf, AnyBuf::None) {
+            self.memory.put(std::mem::take(&mut self.buf));
+        }
+        self.domain.core.region_free(self.key);
+    }
+}
+
+impl fmt::Debug for Look<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Look({} bytes)", self.len())
+    }
+}
