@@ -74,8 +74,9 @@ fn unexpected() -> Box<dyn FnMut() -> usize> {
 
 fn key_check() -> Box<dyn FnMut() -> usize> {
     let (mut table, memory) = (RegionTable::new(1), Arc::new(LocalMemory::new(4096).expect("a page")));
-    let keys: Vec<u64> =
-        (0..1000).filter_map(|_| table.insert(memory.clone(), Access::REMOTE_WRITE, None).ok()).collect();
+    let keys: Vec<u64> = (0..1000)
+        .filter_map(|_| table.insert(memory.clone(), Access::REMOTE_WRITE, None, false).ok())
+        .collect();
     let mut at = 0;
     Box::new(move || {
         at = (at + 7) % keys.len();
@@ -91,7 +92,7 @@ fn key_check() -> Box<dyn FnMut() -> usize> {
 fn key_insert() -> Box<dyn FnMut() -> usize> {
     let (mut table, memory) = (RegionTable::new(1), Arc::new(LocalMemory::new(4096).expect("a page")));
     Box::new(move || {
-        let key = table.insert(black_box(memory.clone()), Access::REMOTE_READ, None);
+        let key = table.insert(black_box(memory.clone()), Access::REMOTE_READ, None, false);
         key.ok().and_then(|key| table.remove(key)).map_or(0, |region| region.memory.len())
     })
 }

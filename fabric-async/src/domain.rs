@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
-use fabric_core::flags::Access;
+use fabric_core::flags::{Access, MrMode};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
 use fabric_core::tree::{Children, Class, Hold, Node};
@@ -228,6 +228,11 @@ impl<M: ThreadModel> Domain<M> {
         key: Option<u64>,
     ) -> Result<MemoryRegion<B, M>> {
         MemoryRegion::register(self, buf, access, key)
+    }
+
+    /// Whether peers name places in memory of this domain by their addresses.
+    pub(crate) fn by_address(&self) -> bool {
+        self.inner.info.domain.mr_mode.contains(MrMode::VIRT_ADDR)
     }
 
     /// Registers a buffer of yours where it lies (`fi_mr_reg`), under the requested key or a fresh one: nothing is copied,

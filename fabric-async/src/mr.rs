@@ -81,10 +81,13 @@ impl RegionBuf for Allocated {
 pub struct RemoteRegion {
     /// The key.
     pub key: u64,
-    /// Bytes in the region; accesses are by offset from 0.
+    /// Bytes in the region.
     pub len: u64,
     /// What is granted.
     pub access: Access,
+    /// What its first byte is called: 0, or its address where the domain of its owner has agreed to
+    /// [`MrMode::VIRT_ADDR`](crate::MrMode::VIRT_ADDR). [`at`](Self::at) and [`slice`](Self::slice) count from there.
+    pub base: u64,
 }
 
 /// A place in a peer's memory: a key and an offset.
@@ -92,7 +95,7 @@ pub struct RemoteRegion {
 pub struct RemoteAddr {
     /// The key of the region.
     pub key: u64,
-    /// Bytes from its start.
+    /// Bytes from its start; the address there, where the owner's domain has agreed to that.
     pub offset: u64,
 }
 
@@ -102,7 +105,7 @@ pub struct RemoteAddr {
 pub struct RemoteSlice {
     /// The key of the region.
     pub key: u64,
-    /// Bytes from its start.
+    /// As [`RemoteAddr::offset`].
     pub offset: u64,
     /// Bytes.
     pub len: usize,
@@ -110,18 +113,25 @@ pub struct RemoteSlice {
 
 impl RemoteRegion {
     /// The length of [`RemoteRegion::to_bytes`].
-    pub const ENCODED: usize = 17;
+    pub const ENCODED: usize = 25;
 
     /// A description from its parts, however they came here.
     #[must_use]
     pub fn new(key: u64, len: u64, access: Access) -> Self {
-        Self { key, len, access }
+        Self { key, len, access, base: 0 }
+    }
+
+    /// The same of a region whose places are called by their addresses (`FI_MR_VIRT_ADDR`), from this one on.
+    #[doc(alias = "FI_MR_VIRT_ADDR")]
+    #[must_use]
+    pub fn with_base(self, base: u64) -> Self {
+        Self { base, ..self }
     }
 
     /// The place this many bytes behind the start. Checked when it is accessed.
     #[must_use]
     pub fn at(&self, offset: u64) -> RemoteAddr {
-        RemoteAddr { key: self.key, offset }
+        RemoteAddr { key: self.key, offset: self.called(offset) }
     }
 
     /// Part of the region: `remote.slice(..)` is all of it. Checked when it is accessed; a range that ends before it
@@ -139,7 +149,12 @@ impl RemoteRegion {
             Bound::Unbounded => self.len,
         };
         let len = usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
-        RemoteSlice { key: self.key, offset: start, len }
+        RemoteSlice { key: self.key, offset: self.called(start), len }
+    }
+
+    /// What this place is called. One behind the last address is no place, and stays none.
+    fn called(&self, offset: u64) -> u64 {
+        self.base.checked_add(offset).unwrap_or(self.base.wrapping_sub(1))
     }
 
     /// As bytes, to be sent to the peer.
@@ -149,6 +164,7 @@ impl RemoteRegion {
         bytes[..8].copy_from_slice(&self.key.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.len.to_le_bytes());
         bytes[16] = self.access.bits() as u8;
+        bytes[17..].copy_from_slice(&self.base.to_le_bytes());
         bytes
     }
 
@@ -162,7 +178,7 @@ impl RemoteRegion {
         let word =
             |at: usize| bytes[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         let access = Access::from_bits(u32::from(bytes[16])).ok_or_else(|| invalid("unknown rights"))?;
-        Ok(Self { key: word(0), len: word(8), access })
+        Ok(Self { key: word(0), len: word(8), access, base: word(17) })
     }
 }
 
@@ -187,12 +203,14 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
         domain.inner.node.check_open()?;
         let node = Node::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
         let memory = domain.inner.fabric.inner.provider.alloc(len, access)?;
-        let key = domain.inner.core.open_region(memory.clone(), access, key)?;
+        let by_address = domain.by_address();
+        let key = domain.inner.core.open_region(memory.clone(), access, key, by_address)?;
         if let Err(error) = node.publish() {
             domain.inner.core.close_region(key);
             return Err(error);
         }
-        let remote = RemoteRegion { key, len: len as u64, access };
+        let base = if by_address { memory.address() } else { 0 };
+        let remote = RemoteRegion { key, len: len as u64, access, base };
         let domain = domain.inner.clone();
         Ok(Self { node, domain, remote, memory, buf: Some(buf), model: PhantomData })
     }
@@ -317,8 +335,12 @@ mod tests {
 
     #[test]
     fn a_description_travels_as_bytes() {
-        let remote = RemoteRegion { key: u64::MAX - 1, len: 1 << 40, access: Access::REMOTE_READ };
+        let remote = RemoteRegion::new(u64::MAX - 1, 1 << 40, Access::REMOTE_READ);
         assert_eq!(RemoteRegion::from_bytes(&remote.to_bytes()), Ok(remote));
+        let called = remote.with_base(1 << 63);
+        assert_eq!(RemoteRegion::from_bytes(&called.to_bytes()), Ok(called));
+        assert_eq!((called.at(5).offset, called.slice(5..).offset), ((1 << 63) + 5, (1 << 63) + 5));
+        assert_eq!(called.at(1 << 63).offset, (1 << 63) - 1, "in front of it, not within");
         assert!(RemoteRegion::from_bytes(&remote.to_bytes()[1..]).is_err());
         let mut strange = remote.to_bytes();
         strange[16] = 0xff;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::flags::Access;
-use fabric_core::mr::Registered;
+use fabric_core::mr::{Memory, Registered};
 use fabric_core::tree::{Class, Node};
 use fabric_core::{Error, Result};
 
@@ -79,14 +79,15 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
             Err((error, any)) => return Err(Failed::new(error, back(any))),
         };
         let node = Node::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
-        let core = &domain.inner.core;
-        let opened = core.open_region(memory.clone(), access, key).and_then(|key| {
+        let (core, by_address) = (&domain.inner.core, domain.by_address());
+        let opened = core.open_region(memory.clone(), access, key, by_address).and_then(|key| {
             node.publish().inspect_err(|_| core.close_region(key))?;
             Ok(key)
         });
         match opened {
             Ok(key) => {
-                let remote = RemoteRegion { key, len: fabric_core::mr::Memory::len(&*memory) as u64, access };
+                let base = if by_address { memory.address() } else { 0 };
+                let remote = RemoteRegion::new(key, memory.len() as u64, access).with_base(base);
                 let domain = domain.inner.clone();
                 Ok(Self { node, domain, remote, memory, is_open: true, kind: PhantomData })
             }

@@ -54,6 +54,11 @@ pub trait Memory: Any + Debug + Send + Sync {
     /// Whether peers still reach it.
     fn is_open(&self) -> bool;
 
+    /// Where it lies in the process of its owner.
+    fn address(&self) -> u64 {
+        0
+    }
+
     /// Whether peers reach it by way of its owner's process alone.
     fn is_served(&self) -> bool {
         false
@@ -78,6 +83,18 @@ pub struct Region {
     pub memory: Arc<dyn Memory>,
     /// What the owner granted.
     pub access: Access,
+    /// What peers call its first byte: 0, or its address where a domain has agreed to that.
+    pub base: u64,
+}
+
+impl Region {
+    /// Where an access begins: checks its range, and that what is atomic there lies at a multiple of its size.
+    ///
+    /// # Errors
+    /// As [`check_range`].
+    pub fn start(&self, offset: u64, len: usize, align: usize) -> Result<usize> {
+        check_range(self.memory.len(), offset.wrapping_sub(self.base), len, align)
+    }
 }
 
 /// A region of a peer's that this process reaches by itself: nobody has to help with an access.
@@ -159,11 +176,18 @@ impl RegionTable {
         Self { regions: HashMap::new(), next: seed }
     }
 
-    /// Registers a region under the requested key, or under a fresh one.
+    /// Registers a region under the requested key, or under a fresh one. `by_address`: peers name places in it by their
+    /// addresses in this process.
     ///
     /// # Errors
     /// [`Error::Key`] when the requested key is taken; [`Error::BadFlags`] when no right is granted.
-    pub fn insert(&mut self, memory: Arc<dyn Memory>, access: Access, key: Option<u64>) -> Result<u64> {
+    pub fn insert(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        access: Access,
+        key: Option<u64>,
+        by_address: bool,
+    ) -> Result<u64> {
         if access.is_empty() {
             return Err(Error::BadFlags { what: "memory region", flags: "no access right".into() });
         }
@@ -180,7 +204,8 @@ impl RegionTable {
                 }
             },
         };
-        self.regions.insert(key, Region { memory, access });
+        let base = if by_address { memory.address() } else { 0 };
+        self.regions.insert(key, Region { memory, access, base });
         Ok(key)
     }
 
@@ -279,6 +304,10 @@ impl Memory for LocalMemory {
         self.closed.store(true, Ordering::Release);
     }
 
+    fn address(&self) -> u64 {
+        self.locked(|bytes| bytes.as_ptr().addr() as u64)
+    }
+
     fn is_open(&self) -> bool {
         !self.closed.load(Ordering::Acquire)
     }
@@ -292,17 +321,17 @@ mod tests {
     fn keys_are_unique_and_a_key_is_free_again() {
         let mut table = RegionTable::new(7);
         let memory = || Arc::new(LocalMemory::new(100).unwrap());
-        let key = table.insert(memory(), Access::REMOTE_READ, Some(7)).unwrap();
+        let key = table.insert(memory(), Access::REMOTE_READ, Some(7), false).unwrap();
         assert_eq!(key, 7);
-        let taken = table.insert(memory(), Access::READ, Some(7)).unwrap_err();
+        let taken = table.insert(memory(), Access::READ, Some(7), false).unwrap_err();
         assert_eq!(taken, Error::Key { key: 7, why: "is in use" });
-        assert!(table.insert(memory(), Access::empty(), None).is_err());
+        assert!(table.insert(memory(), Access::empty(), None, false).is_err());
         for _ in 0..10 {
-            assert_ne!(table.insert(memory(), Access::READ, None).unwrap(), 7);
+            assert_ne!(table.insert(memory(), Access::READ, None, false).unwrap(), 7);
         }
         assert_eq!(table.get(7).map(|region| region.memory.len()), Some(100));
         assert!(table.remove(7).is_some() && table.get(7).is_none() && table.remove(7).is_none());
-        assert!(table.insert(memory(), Access::READ, Some(7)).is_ok());
+        assert!(table.insert(memory(), Access::READ, Some(7), false).is_ok());
     }
 
     #[test]

@@ -244,12 +244,19 @@ impl Domain {
         locked.hub.leaving.retain(|_, of| *of != id);
     }
 
-    /// Lets peers reach memory of the provider's by a key: the requested one, or a fresh one.
+    /// Lets peers reach memory of the provider's by a key: the requested one, or a fresh one. `by_address`: they name
+    /// places in it by their addresses here.
     ///
     /// # Errors
     /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] without a right.
-    pub fn open_region(&self, memory: Arc<dyn Memory>, access: Access, key: Option<u64>) -> Result<u64> {
-        self.engine.lock().open_region(memory, access, key)
+    pub fn open_region(
+        &self,
+        memory: Arc<dyn Memory>,
+        access: Access,
+        key: Option<u64>,
+        by_address: bool,
+    ) -> Result<u64> {
+        self.engine.lock().open_region(memory, access, key, by_address)
     }
 
     /// Memory to be written and lent.

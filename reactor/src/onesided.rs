@@ -23,9 +23,10 @@ impl Locked<'_> {
         memory: Arc<dyn Memory>,
         access: Access,
         key: Option<u64>,
+        by_address: bool,
     ) -> Result<u64> {
         let state = &mut **self;
-        let key = state.hub.regions.insert(memory, access, key)?;
+        let key = state.hub.regions.insert(memory, access, key, by_address)?;
         if let Some(region) = state.hub.regions.get(key) {
             state.provider.region_opened(key, region);
         }

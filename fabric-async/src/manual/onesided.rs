@@ -3,7 +3,7 @@
 //! # Memory with a key
 //!
 //! A region is memory that peers reach by a key and an offset. Its owner makes it with [`Domain::alloc`], says what
-//! peers may do, and tells them of it: a [`RemoteRegion`] is 17 bytes.
+//! peers may do, and tells them of it: a [`RemoteRegion`] is 25 bytes.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -31,6 +31,12 @@
 //! between, [`MemoryRegion::read`], [`write`](crate::MemoryRegion::write), [`load`](crate::MemoryRegion::load) and
 //! [`atomic`](crate::MemoryRegion::atomic) are the owner's way to the bytes. There is no reference to them, since they can
 //! change at any time.
+//!
+//! Places in a region are counted from its start. A domain whose hints agree to [`MrMode::BASIC`](crate::MrMode::BASIC)
+//! has [`MrMode::VIRT_ADDR`](crate::MrMode::VIRT_ADDR) (`FI_MR_VIRT_ADDR`): there a place is called by its address in the
+//! owner's process, as programs of that age expect. [`RemoteRegion::at`](crate::RemoteRegion::at) and
+//! [`slice`](crate::RemoteRegion::slice) do that by themselves; who puts a [`RemoteAddr`](crate::RemoteAddr) together from an
+//! address and a key can as well. Windows, and the owner's calls, count from the start everywhere.
 //!
 //! # Who helps
 //!

@@ -34,6 +34,7 @@ mod onesided;
 mod ordering;
 mod payload;
 mod probes;
+mod regions;
 mod registered;
 mod selecting;
 mod selective;
@@ -333,6 +334,9 @@ macro_rules! scenarios {
                 a_cancelled_operation_leaves_the_rest_in_order: RMA,
                 a_region_that_closes_midway_ends_the_operation: RMA,
                 an_emptied_queue_lets_the_rest_in: RMA,
+            }
+            regions {
+                places_are_addresses_where_that_was_agreed: ATOMIC,
             }
             registered {
                 every_length_is_written_and_read_in_place: RMA,

@@ -96,6 +96,10 @@ impl Memory for Registered {
         !self.state().closed
     }
 
+    fn address(&self) -> u64 {
+        self.access(|bytes| bytes.as_ptr().addr() as u64)
+    }
+
     fn is_served(&self) -> bool {
         true
     }

@@ -106,7 +106,7 @@ fn offer(progress: Progress) -> Info {
     info.domain.control_progress = progress;
     info.domain.data_progress = progress;
     info.domain.av_type = Some(AvType::Table);
-    info.domain.mr_mode = MrMode::SCALABLE;
+    info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
     info.domain.cq_data_size = 8;
     info.domain.cq_cnt = OBJECTS;
     info.domain.cntr_cnt = OBJECTS;

@@ -6,7 +6,7 @@ use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, Payload};
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
-use crate::mr::{Memory, Reached, check_access, check_range, execute, wanted};
+use crate::mr::{Memory, Reached, check_access, execute, wanted};
 use crate::provider::{Deed, EpId, Host, OpKey, SendNow, SendSpec};
 
 use super::net::{self, Head, Node, Notice, Packet};
@@ -217,7 +217,7 @@ impl Outbound {
         let atomic = remote.atomic;
         check_access(remote.key, region.access, wanted(spec.kind, atomic.map(|atomic| atomic.op)))?;
         let align = atomic.map_or(1, |atomic| atomic.datatype.size());
-        let at = check_range(region.memory.len(), remote.offset, len, align)?;
+        let at = region.start(remote.offset, len, align)?;
         let tells = heeds || spec.data.is_some();
         if tells && net::room(self.node, peer, true).is_some_and(|room| room == 0) {
             return Ok(false);

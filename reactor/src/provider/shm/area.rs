@@ -134,6 +134,10 @@ impl Memory for Lent {
     fn is_open(&self) -> bool {
         self.area.is_lent()
     }
+
+    fn address(&self) -> u64 {
+        self.area.at(0, 0).addr().get() as u64
+    }
 }
 
 impl Area {

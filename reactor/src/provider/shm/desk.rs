@@ -14,7 +14,7 @@ use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
 use fabric_core::buf::{Payload, Source};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
-use fabric_core::mr::{Memory, check_access, check_range, execute, wanted};
+use fabric_core::mr::{Memory, check_access, execute, wanted};
 use fabric_core::provider::{Host, Remote};
 use fabric_core::{Error, Result};
 
@@ -146,7 +146,7 @@ impl Request {
             return true;
         };
         let size = atomic.map_or(1, |atomic| atomic.datatype.size());
-        let at = match check_range(region.memory.len(), offset, self.rest, size) {
+        let at = match region.start(offset, self.rest, size) {
             _ if check_access(key, region.access, wanted(self.kind, atomic.map(|atomic| atomic.op)))
                 .is_err() =>
             {

@@ -86,6 +86,8 @@ pub(crate) struct Grant<T> {
     pub(crate) key: u64,
     pub(crate) len: usize,
     pub(crate) access: Access,
+    /// What its owner calls its first byte.
+    pub(crate) base: u64,
     /// The endpoint wants to hear of everything that is done there.
     pub(crate) heeds: bool,
     pub(crate) memory: T,
@@ -222,6 +224,9 @@ pub(crate) fn send_grant(socket: &Socket, grant: &Grant<BorrowedFd<'_>>) -> rust
     let right = |right, bit| if grant.access.contains(right) { bit } else { 0 };
     let heeds = if grant.heeds { HEEDS } else { 0 };
     message.push(right(Access::REMOTE_READ, READ) | right(Access::REMOTE_WRITE, WRITE) | heeds);
+    if grant.base != 0 {
+        message.extend(grant.base.to_le_bytes());
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [grant.memory];
@@ -275,6 +280,7 @@ pub(crate) fn read_said(socket: &Socket) -> Read<Said> {
                     key: grant.key,
                     len: grant.len,
                     access: grant.access,
+                    base: grant.base,
                     heeds: grant.heeds,
                     memory,
                 })),
@@ -299,7 +305,11 @@ fn parse_grant(bytes: &[u8]) -> Option<Grant<()>> {
     }
     let (key, rest) = rest.split_first_chunk()?;
     let (len, rest) = rest.split_first_chunk()?;
-    let [rights] = *rest else { return None };
+    let (&rights, base) = rest.split_first()?;
+    let base = match base {
+        [] => 0,
+        base => u64::from_le_bytes(base.try_into().ok()?),
+    };
     if rights & !(READ | WRITE | HEEDS) != 0 {
         return None;
     }
@@ -308,6 +318,7 @@ fn parse_grant(bytes: &[u8]) -> Option<Grant<()>> {
         key: u64::from_le_bytes(*key),
         len: usize::try_from(u64::from_le_bytes(*len)).ok()?,
         access: right(READ, Access::REMOTE_READ) | right(WRITE, Access::REMOTE_WRITE),
+        base,
         heeds: rights & HEEDS != 0,
         memory: (),
     })

@@ -484,7 +484,8 @@ impl Incoming {
         let memory: &dyn Any = &*region.memory;
         let Some(lent) = memory.downcast_ref::<Lent>() else { return denied() };
         let (len, access, heeds) = (region.memory.len(), region.access, self.here.heeds);
-        match handshake::send_grant(&self.socket, &Grant { key, len, access, heeds, memory: lent.fd() }) {
+        let grant = Grant { key, len, access, base: region.base, heeds, memory: lent.fd() };
+        match handshake::send_grant(&self.socket, &grant) {
             Ok(()) => true,
             Err(Errno::AGAIN) => false,
             // Too many descriptors are on their way, or the peer has ended.

@@ -106,7 +106,7 @@ impl Provider for ShmProvider {
             | Caps::LOCAL_COMM;
         info.domain.caps = Caps::LOCAL_COMM;
         info.domain.av_type = Some(AvType::Table);
-        info.domain.mr_mode = MrMode::SCALABLE;
+        info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
         info.domain.mr_key_size = 8;
         info.domain.cq_data_size = 8;
         info.domain.cq_cnt = 1024;

@@ -402,10 +402,10 @@ impl Outgoing {
 
     /// The peer has sent memory; false when it was not asked for it.
     fn granted(&mut self, grant: Grant<OwnedFd>) -> bool {
-        let Grant { key, len, access, heeds, memory } = grant;
+        let Grant { key, len, access, base, heeds, memory } = grant;
         let window = Area::adopt(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::discard(vec![memory]);
-        self.answered(key, window.map(|area| Window { key, area: Arc::new(area), access, heeds }))
+        self.answered(key, window.map(|area| Window { key, area: Arc::new(area), access, base, heeds }))
     }
 
     fn served(&mut self, key: u64, heeds: bool) -> bool {

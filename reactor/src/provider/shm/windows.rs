@@ -23,6 +23,8 @@ pub(crate) struct Window {
     pub(crate) key: u64,
     pub(crate) area: Arc<Area>,
     pub(crate) access: Access,
+    /// What the peer calls its first byte.
+    pub(crate) base: u64,
     /// The peer's endpoint wants to hear of everything that is done there.
     pub(crate) heeds: bool,
 }
@@ -188,7 +190,8 @@ impl Window {
     pub(crate) fn check(&self, kind: OpKind, remote: &Remote, len: usize) -> Result<usize> {
         let atomic = remote.atomic;
         check_access(self.key, self.access, wanted(kind, atomic.map(|atomic| atomic.op)))?;
-        check_range(self.area.len(), remote.offset, len, atomic.map_or(1, |atomic| atomic.datatype.size()))
+        let offset = remote.offset.wrapping_sub(self.base);
+        check_range(self.area.len(), offset, len, atomic.map_or(1, |atomic| atomic.datatype.size()))
     }
 
     /// Whether the peer is to be told of this access.

@@ -31,7 +31,7 @@ impl Wires {
             }
             let memory = prepared.chunk.memory();
             let (size, access) = (Memory::len(memory), Access::REMOTE_READ);
-            let grant = Grant { key, len: size, access, heeds: false, memory: memory.fd() };
+            let grant = Grant { key, len: size, access, base: 0, heeds: false, memory: memory.fd() };
             match handshake::send_grant(&self.socket, &grant) {
                 // A peer that has ended is noticed otherwise.
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.borrowed.give(key),

@@ -153,7 +153,8 @@ impl Wires {
             let desk = Desk::new()?;
             let memory = desk.memory();
             let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-            let grant = Grant { key: 0, len: memory.len(), access, heeds: false, memory: memory.fd() };
+            let grant =
+                Grant { key: 0, len: memory.len(), access, base: 0, heeds: false, memory: memory.fd() };
             match handshake::send_grant(&self.socket, &grant) {
                 // A peer that has ended is noticed otherwise.
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.desk = Some(desk),
