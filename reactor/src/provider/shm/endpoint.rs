@@ -1,6 +1,8 @@
 //! An endpoint over shared memory: a name where peers knock, the connections in both directions, and a receive
 //! context.
 
+mod report;
+
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -13,7 +15,6 @@ use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
 use fabric_core::mr::Reached;
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet};
 use fabric_core::rx::RxContext;
-use fabric_core::stats::ProviderStats;
 use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scheme};
 use slab::Slab;
 
@@ -601,38 +602,6 @@ impl Endpoint {
         for &at in &self.busy {
             self.outgoing[at].disarm();
         }
-    }
-
-    pub(crate) fn stats(&self) -> ProviderStats {
-        let mut done = self.done;
-        self.outgoing.iter().for_each(|(_, outgoing)| done += outgoing.done());
-        let peers = || self.callers.peers();
-        ProviderStats {
-            doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
-            lent: done.lent,
-            pieces: done.pieces,
-            single_copy: done.single_copy,
-            fetched: peers().filter_map(Incoming::fetched).fold(done.fetched, |mut sum, fetched| {
-                sum += fetched;
-                sum
-            }),
-            peers: peers().count(),
-            unexpected: self.rx.unexpected(),
-        }
-    }
-
-    pub(crate) fn describe(&self) -> String {
-        let (messages, bytes) = self.rx.unexpected();
-        let read = self.callers.peers().filter(|peer| peer.fetched().is_some()).count();
-        let reading = self.outgoing.iter().filter(|(_, outgoing)| outgoing.is_reached()).count();
-        format!(
-            "{} ({} callers, {} attended, {} connections, {messages} unexpected messages of {bytes} bytes, \
-             single copy from {read} and to {reading} of them)",
-            self.name,
-            self.callers.len(),
-            self.callers.attended(),
-            self.outgoing.len(),
-        )
     }
 }
 
