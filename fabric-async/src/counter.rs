@@ -6,9 +6,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::task::ready;
 
-use fabric_core::tree::{Class, Node};
+use fabric_core::flags::{Caps, CounterBind};
+use fabric_core::tree::{Class, Hold, Node};
 use fabric_core::{Error, Result};
-use fabric_reactor::CounterId;
+use fabric_reactor::{CounterId, Counters};
 use tokio::task::coop;
 
 use crate::close::CloseError;
@@ -17,7 +18,8 @@ use crate::model::{Shared, ThreadModel};
 
 /// A counter (`fid_cntr`): how many operations of an endpoint ended well, and how many badly.
 ///
-/// Bind it with [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter). Counting comes in addition to
+/// Bind it with [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter), or to a region with
+/// [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter). Counting comes in addition to
 /// the completion's future or queue. Cheap to clone.
 #[doc(alias = "fid_cntr")]
 pub struct Counter<M: ThreadModel = Shared> {
@@ -96,13 +98,50 @@ impl<M: ThreadModel> Counter<M> {
     /// Closes the counter, for all its clones: whoever waits for it is woken with [`Error::Closed`].
     ///
     /// # Errors
-    /// [`Error::Busy`] while endpoints are bound to it.
+    /// [`Error::Busy`] while it is bound to endpoints or regions.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         if let Err(error) = self.inner.node.close() {
             return Err(CloseError { error, handle: self });
         }
         self.inner.domain.core.close_counter(self.inner.id);
+        Ok(())
+    }
+}
+
+/// The counters that are bound to a region: one for each kind at most.
+#[derive(Default)]
+pub(crate) struct RegionCounters(Option<Box<[Option<Bound>; 2]>>);
+
+type Bound = (Arc<CounterInner>, Hold);
+
+impl RegionCounters {
+    /// Counts what peers do to the region of this key.
+    pub(crate) fn bind(
+        &mut self,
+        domain: &DomainInner,
+        key: u64,
+        counter: &Arc<CounterInner>,
+        what: CounterBind,
+    ) -> Result<()> {
+        let remote = CounterBind::REMOTE_READ | CounterBind::REMOTE_WRITE;
+        if what.is_empty() || !remote.contains(what) {
+            return Err(Error::BadFlags { what: "counter of a region", flags: format!("{what:?}") });
+        }
+        if !domain.info.caps.contains(Caps::RMA_EVENT) {
+            return Err(Error::NotSupported("counting what peers do (FI_RMA_EVENT was not asked for)"));
+        }
+        if !counter.node.parent().is_some_and(|parent| Arc::ptr_eq(parent, &domain.node)) {
+            return Err(Error::Foreign(Class::Counter, Class::Domain));
+        }
+        let hold = Hold::new(&counter.node, Class::MemoryRegion)?;
+        let of = |kind| what.contains(kind).then_some(counter.id);
+        let (remote_read, remote_write) = (of(CounterBind::REMOTE_READ), of(CounterBind::REMOTE_WRITE));
+        domain.core.count_region(key, Counters { remote_read, remote_write, ..Counters::default() })?;
+        let free = self.0.get_or_insert_default().iter_mut().find(|bound| bound.is_none());
+        if let Some(free) = free {
+            *free = Some((counter.clone(), hold));
+        }
         Ok(())
     }
 }

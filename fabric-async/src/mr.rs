@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, AtomicType};
 use fabric_core::buf::{FlatBuf, IoBufMut};
-use fabric_core::flags::Access;
+use fabric_core::flags::{Access, CounterBind};
 use fabric_core::mr::{Memory, check_range};
 use fabric_core::tree::{Class, Node};
 use fabric_core::{Error, Result};
 
 use crate::close::CloseError;
+use crate::counter::{Counter, RegionCounters};
 use crate::domain::{Domain, DomainInner};
 use crate::model::{Shared, ThreadModel};
 
@@ -41,9 +42,11 @@ use crate::model::{Shared, ThreadModel};
 pub struct MemoryRegion<B = Allocated, M: ThreadModel = Shared> {
     node: Arc<Node>,
     domain: Arc<DomainInner>,
-    remote: RemoteRegion,
+    /// Boxed, so that a handle is small.
+    remote: Box<RemoteRegion>,
     memory: Arc<dyn Memory>,
     buf: Option<B>,
+    counters: RegionCounters,
     model: PhantomData<M>,
 }
 
@@ -210,9 +213,17 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
             return Err(error);
         }
         let base = if by_address { memory.address() } else { 0 };
-        let remote = RemoteRegion { key, len: len as u64, access, base };
+        let remote = Box::new(RemoteRegion { key, len: len as u64, access, base });
         let domain = domain.inner.clone();
-        Ok(Self { node, domain, remote, memory, buf: Some(buf), model: PhantomData })
+        Ok(Self {
+            node,
+            domain,
+            remote,
+            memory,
+            buf: Some(buf),
+            counters: RegionCounters::default(),
+            model: PhantomData,
+        })
     }
 
     /// Closes the region: the key is free again, and peers that use it get [`Error::Key`]. An access that a peer has
@@ -244,7 +255,36 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// What to send to a peer that shall access the region.
     #[must_use]
     pub fn remote(&self) -> RemoteRegion {
-        self.remote
+        *self.remote
+    }
+
+    /// Counts what peers do here (`fi_mr_bind` with a counter): reads and atomics that fetch (`REMOTE_READ`), writes and
+    /// other atomics (`REMOTE_WRITE`). Bind it before you give the key away: who has used it before does not tell.
+    ///
+    /// It costs the peers a record for each operation, takes progress here to be counted, and there are no
+    /// [windows](crate::Endpoint::window) on such a region. The counter stays open as long as the region.
+    ///
+    /// # Errors
+    /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the domain was opened without
+    /// [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a kind has a counter; [`Error::Foreign`];
+    /// [`Error::Closed`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Access, CounterBind, Endpoint};
+    /// let (target, ep) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+    /// let (mut region, writes) = (target.domain().alloc(64, Access::REMOTE_WRITE)?, target.domain().counter()?);
+    /// region.bind_counter(&writes, CounterBind::REMOTE_WRITE)?;
+    /// let (peer, remote) = (ep.lookup(target.name()).await?, region.remote());
+    /// let (_, written) = tokio::join!(writes.wait(1), ep.write(peer, remote.at(0), "news"));
+    /// written?;
+    /// assert_eq!(writes.value(), 1);
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "fi_mr_bind")]
+    pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
+        self.node.check_open()?;
+        self.counters.bind(&self.domain, self.remote.key, &counter.inner, what)
     }
 
     /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
-use fabric_core::flags::Access;
+use fabric_core::flags::{Access, CounterBind};
 use fabric_core::mr::{Memory, Registered};
 use fabric_core::tree::{Class, Node};
 use fabric_core::{Error, Result};
 
 use crate::close::CloseError;
+use crate::counter::{Counter, RegionCounters};
 use crate::domain::{Domain, DomainInner};
 use crate::model::{Shared, ThreadModel};
 use crate::mr::RemoteRegion;
@@ -49,9 +50,11 @@ use crate::mr::RemoteRegion;
 pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
     node: Arc<Node>,
     domain: Arc<DomainInner>,
-    remote: RemoteRegion,
+    /// Boxed, so that a handle is small.
+    remote: Box<RemoteRegion>,
     memory: Arc<Registered>,
     is_open: bool,
+    counters: RegionCounters,
     kind: PhantomData<(fn() -> B, M)>,
 }
 
@@ -87,9 +90,17 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         match opened {
             Ok(key) => {
                 let base = if by_address { memory.address() } else { 0 };
-                let remote = RemoteRegion::new(key, memory.len() as u64, access).with_base(base);
+                let remote = Box::new(RemoteRegion::new(key, memory.len() as u64, access).with_base(base));
                 let domain = domain.inner.clone();
-                Ok(Self { node, domain, remote, memory, is_open: true, kind: PhantomData })
+                Ok(Self {
+                    node,
+                    domain,
+                    remote,
+                    memory,
+                    is_open: true,
+                    counters: RegionCounters::default(),
+                    kind: PhantomData,
+                })
             }
             Err(error) => {
                 let any = memory.take().unwrap_or_default();
@@ -128,6 +139,21 @@ fn back<B: IoBufMut>(any: AnyBuf) -> B {
 }
 
 impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
+    /// Counts what peers do here (`fi_mr_bind` with a counter): reads and atomics that fetch (`REMOTE_READ`), writes and
+    /// other atomics (`REMOTE_WRITE`). Bind it before you give the key away: who has used it before does not tell.
+    ///
+    /// It costs the peers a record more for each operation. The counter stays open as long as the registration.
+    ///
+    /// # Errors
+    /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the domain was opened without
+    /// [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a kind has a counter; [`Error::Foreign`];
+    /// [`Error::Closed`].
+    #[doc(alias = "fi_mr_bind")]
+    pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
+        self.node.check_open()?;
+        self.counters.bind(&self.domain, self.remote.key, &counter.inner, what)
+    }
+
     /// Takes the key back; those who wait for the buffer hear of it.
     fn withdraw(&mut self) {
         self.is_open = false;
@@ -145,7 +171,7 @@ impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
     /// What to send to a peer that shall access the buffer.
     #[must_use]
     pub fn remote(&self) -> RemoteRegion {
-        self.remote
+        *self.remote
     }
 }
 

@@ -85,6 +85,8 @@ pub struct Region {
     pub access: Access,
     /// What peers call its first byte: 0, or its address where a domain has agreed to that.
     pub base: u64,
+    /// Whether the owner wants to hear of everything that peers do there.
+    pub heeds: bool,
 }
 
 impl Region {
@@ -205,7 +207,7 @@ impl RegionTable {
             },
         };
         let base = if by_address { memory.address() } else { 0 };
-        self.regions.insert(key, Region { memory, access, base });
+        self.regions.insert(key, Region { memory, access, base, heeds: false });
         Ok(key)
     }
 
@@ -225,6 +227,13 @@ impl RegionTable {
     #[must_use]
     pub fn get(&self, key: u64) -> Option<&Region> {
         self.regions.get(&key)
+    }
+
+    /// The owner wants to hear of everything that peers do to this region from now on.
+    pub fn heed(&mut self, key: u64) -> Option<&Region> {
+        let region = self.regions.get_mut(&key)?;
+        region.heeds = true;
+        Some(region)
     }
 
     /// Takes a region out; later accesses by its key fail.

@@ -258,7 +258,7 @@ pub trait ProviderDomain: Send {
         let _ = len;
     }
 
-    /// A region has a key from now on.
+    /// A region has a key from now on, or this has changed of it.
     fn region_opened(&mut self, key: u64, region: &Region) {
         let _ = (key, region);
     }
@@ -421,11 +421,11 @@ pub trait Host {
     /// What a key of this domain stands for.
     fn region(&self, key: u64) -> Option<&Region>;
 
-    /// A peer has done this to memory of this domain, by way of the endpoint. Told of what comes with data, and of
-    /// everything if the endpoint was opened with [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine
+    /// A peer has done this to the region of this key, as it says, by way of the endpoint. Told of what comes with data,
+    /// of everything done to a region that [heeds](Region::heeds) it, and of everything if the endpoint was opened with [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine
     /// leaves in only where somebody counts. False when it cannot be taken in
     /// now: the completion queue is full.
-    fn done_to_us(&mut self, ep: EpId, deed: Deed, transfer: Transfer) -> bool;
+    fn done_to_us(&mut self, ep: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool;
 
     /// The number of an address in the endpoint's vector.
     fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr>;

@@ -76,7 +76,7 @@ impl Host for Maps {
     fn region(&self, _: u64) -> Option<&Region> {
         None
     }
-    fn done_to_us(&mut self, _: EpId, _: Deed, _: Transfer) -> bool {
+    fn done_to_us(&mut self, _: EpId, _: u64, _: Deed, _: Transfer) -> bool {
         true
     }
     fn number_of(&self, _: EpId, address: &Address) -> Option<FiAddr> {

@@ -17,7 +17,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::driver::{self, TaskDriver};
 use crate::engine::Engine;
-use crate::hub::{AvId, Bindings, CounterId, CqId, FollowUp, Hub};
+use crate::hub::{AvId, Bindings, CounterId, Counters, CqId, FollowUp, Hub};
 use crate::notes::Note;
 use crate::ops::{Credit, Ended, Op, Phase, Posted, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
@@ -257,6 +257,14 @@ impl Domain {
         by_address: bool,
     ) -> Result<u64> {
         self.engine.lock().open_region(memory, access, key, by_address)
+    }
+
+    /// Counts what peers do to a region from now on, with the remote ones of these counters.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when one of them is bound already; [`Error::Key`].
+    pub fn count_region(&self, key: u64, counters: Counters) -> Result<()> {
+        self.engine.lock().count_region(key, counters)
     }
 
     /// Memory to be written and lent.

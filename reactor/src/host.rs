@@ -197,8 +197,8 @@ impl Host for Hub {
         self.regions.get(key)
     }
 
-    fn done_to_us(&mut self, ep: EpId, deed: Deed, transfer: Transfer) -> bool {
-        self.hear_of(ep, deed, transfer)
+    fn done_to_us(&mut self, ep: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool {
+        self.hear_of(ep, key, deed, transfer)
     }
 
     fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {

@@ -10,7 +10,7 @@ use std::task::Waker;
 use fabric_core::buf::{AnyBuf, Pool};
 use fabric_core::completion::{Completion, OpKind, Outcome};
 use fabric_core::mr::RegionTable;
-use fabric_core::provider::{EpId, OpKey};
+use fabric_core::provider::{Deed, EpId, OpKey};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
@@ -87,6 +87,14 @@ impl Counters {
         self.remote_read.is_some() || self.remote_write.is_some()
     }
 
+    /// The counter of what peers do.
+    pub(crate) fn of_deed(&self, deed: Deed) -> Option<CounterId> {
+        match deed {
+            Deed::Write => self.remote_write,
+            Deed::Read => self.remote_read,
+        }
+    }
+
     fn of(&self, kind: OpKind) -> Option<CounterId> {
         match kind {
             OpKind::Send => self.send,
@@ -116,6 +124,8 @@ pub(crate) struct Hub {
     pub(crate) vectors: Table<Vector>,
     /// The memory of this domain that peers reach.
     pub(crate) regions: RegionTable,
+    /// Those that count what peers do to a region, by its key.
+    pub(crate) region_counters: HashMap<u64, Counters>,
     pub(crate) eq: Option<Arc<EventRing>>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) later: Later,
@@ -161,6 +171,7 @@ impl Hub {
             cqs: Table::new(),
             counters: Table::new(),
             vectors: Table::new(),
+            region_counters: HashMap::new(),
             regions: RegionTable::new(RandomState::new().hash_one(0)),
             eq: None,
             pool: Pool::new(),

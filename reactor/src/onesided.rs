@@ -13,7 +13,7 @@ use fabric_core::provider::{Deed, EpId, SendNow, SendSpec};
 use fabric_core::{Error, Result};
 
 use crate::engine::Locked;
-use crate::hub::Hub;
+use crate::hub::{CounterId, Counters, Hub};
 use crate::ops::{Credit, Posted, Route};
 
 impl Locked<'_> {
@@ -33,7 +33,29 @@ impl Locked<'_> {
         Ok(key)
     }
 
+    /// Counts what peers do to a region from now on, with the remote ones of these counters; those of it that are not
+    /// given stay as they are.
+    pub(crate) fn count_region(&mut self, key: u64, counters: Counters) -> Result<()> {
+        let state = &mut **self;
+        let bound = state.hub.region_counters.get(&key).copied().unwrap_or_default();
+        let taken = |old: Option<CounterId>, new: Option<CounterId>| old.is_some() && new.is_some();
+        if taken(bound.remote_read, counters.remote_read) || taken(bound.remote_write, counters.remote_write)
+        {
+            return Err(Error::Invalid { what: "counter of a region", why: "one is bound already".into() });
+        }
+        let region = state.hub.regions.heed(key).ok_or(Error::Key { key, why: "is unknown" })?;
+        state.provider.region_opened(key, region);
+        let bound = Counters {
+            remote_read: bound.remote_read.or(counters.remote_read),
+            remote_write: bound.remote_write.or(counters.remote_write),
+            ..bound
+        };
+        state.hub.region_counters.insert(key, bound);
+        Ok(())
+    }
+
     pub(crate) fn close_region(&mut self, key: u64) {
+        self.hub.region_counters.remove(&key);
         if self.hub.regions.remove(key).is_some() {
             self.provider.region_closed(key);
         }
@@ -160,12 +182,9 @@ pub fn check_atomic(atomic: AtomicSpec, len: usize) -> Result<()> {
 impl Hub {
     /// A peer has done something to memory here: counts it, and reports what came with data. False when the queue is
     /// full.
-    pub(crate) fn hear_of(&mut self, ep: EpId, deed: Deed, transfer: Transfer) -> bool {
+    pub(crate) fn hear_of(&mut self, ep: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool {
         let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else { return true };
-        let counter = match deed {
-            Deed::Write => bound.counters.remote_write,
-            Deed::Read => bound.counters.remote_read,
-        };
+        let counter = bound.counters.of_deed(deed);
         if transfer.data.is_some()
             && let Some(ring) = bound.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
         {
@@ -183,7 +202,8 @@ impl Hub {
         if let Some(ep) = self.eps.get_mut(ep.0) {
             ep.stats.moved(OpKind::RemoteWrite, transfer.len);
         }
-        if let Some(counter) = counter {
+        let of_region = self.region_counters.get(&key).and_then(|counters| counters.of_deed(deed));
+        for counter in [counter, of_region].into_iter().flatten() {
             self.count_at(counter, true);
         }
         true

@@ -25,6 +25,7 @@
 //! | `fi_eq_open` | [`Fabric::event_queue`] |
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_cntr_open` | [`Domain::counter`] |
+//! | `fi_mr_bind` with a counter | [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter) |
 //! | `FI_MR_VIRT_ADDR` | [`RemoteRegion::base`](crate::RemoteRegion::base), where the hints agree to [`MrMode::BASIC`](crate::MrMode::BASIC) |
 //! | `fi_mr_reg`, `fi_mr_key` | [`Domain::alloc`], [`Domain::register`], [`Domain::register_buffer`](crate::Domain::register_buffer), [`MemoryRegion::key`](crate::MemoryRegion::key) |
 //! | `fi_close` | `close`, or drop; see [`errors`](super::errors) |
@@ -109,7 +110,7 @@
 //! | passive and connected endpoints, datagrams | `ep_type` refused |
 //! | multicast, collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
-//! | persistent memory, counters bound to a region (`fi_mr_bind`) | `caps` refused, or there is no hint |
+//! | persistent memory | `caps` refused, or there is no hint |
 //! | several places in one operation (`rma_iov` of `fi_writemsg`) | `rma_iov_limit` above 1 refused |
 //! | default operation flags beyond `FI_TRANSMIT_COMPLETE`, such as `FI_DELIVERY_COMPLETE` | `tx_op_flags` refused |
 //! | authentication keys | `auth_key`, `ep_auth_key` refused |

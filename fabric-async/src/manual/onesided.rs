@@ -47,7 +47,8 @@
 //!   progress its runtime must not be blocked, under automatic progress nothing is needed. Until then the operation waits,
 //!   and what is posted to that peer later waits behind it.
 //! * When an operation is to be **heard of**: a write with data, or anything at all if the endpoint counts what peers do
-//!   (a counter for `REMOTE_READ` or `REMOTE_WRITE`, which needs [`Caps::RMA_EVENT`]). A notice goes through the ring like
+//!   (a counter for `REMOTE_READ` or `REMOTE_WRITE`, which needs [`Caps::RMA_EVENT`]), or the region has
+//!   [counters of its own](crate::MemoryRegion::bind_counter). A notice goes through the ring like
 //!   a message, and is taken in like one; when the ring is full, the operation waits.
 //!
 //! All atomic operations on a region, those of peers and those of [`MemoryRegion::atomic`], are instructions of the

@@ -337,6 +337,8 @@ macro_rules! scenarios {
             }
             regions {
                 places_are_addresses_where_that_was_agreed: ATOMIC,
+                what_peers_do_is_counted_by_region: ATOMIC_EVENT,
+                counting_is_to_be_asked_for: RMA,
             }
             registered {
                 every_length_is_written_and_read_in_place: RMA,

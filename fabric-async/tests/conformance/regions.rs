@@ -1,9 +1,12 @@
 //! What can be agreed on about regions: how their places are called, and who counts what is done there.
 
-use fabric_async::{Access, Error, Fabric, Hints, MrMode, RemoteAddr, RemoteSlice, discover};
+use fabric_async::{
+    Access, Caps, CounterBind, Error, Fabric, Hints, MrMode, RemoteAddr, RemoteSlice, discover,
+};
 
 use crate::payload::{assert_bytes, pattern};
 use crate::setup::Setup;
+use crate::station::pair;
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -54,4 +57,60 @@ pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
     // Nobody agreed to it there.
     assert_eq!(a.domain.alloc(8, BOTH).unwrap().remote().base, 0);
     driver.abort();
+}
+
+/// Each region has counters of its own, whether its memory is mapped or served, and whatever the endpoint counts.
+pub(crate) async fn what_peers_do_is_counted_by_region(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let counter = || b.domain.counter().unwrap();
+    let counters = [counter(), counter(), counter()];
+    let [writes, reads, served] = &counters;
+    let (write, read) = (CounterBind::REMOTE_WRITE, CounterBind::REMOTE_READ);
+    let mut mapped = b.domain.alloc(300_000, BOTH).unwrap();
+    mapped.bind_counter(writes, write).unwrap();
+    mapped.bind_counter(reads, read).unwrap();
+    let mut registered = b.domain.register_buffer(vec![0u8; 100_000], BOTH, None).unwrap();
+    registered.bind_counter(served, read | write).unwrap();
+    let silent = b.domain.alloc(100, BOTH).unwrap();
+    let values = || counters.each_ref().map(|counter| counter.value());
+    for round in 1..4 {
+        for remote in [mapped.remote(), registered.remote(), silent.remote()] {
+            let len = remote.len as usize;
+            a.ep.write(to_b, remote.at(0), pattern(len, 1)).await.unwrap();
+            a.ep.inject_write(to_b, remote.at(0), b"more").unwrap();
+            a.ep.read(to_b, remote.slice(..10)).await.unwrap();
+            a.ep.fetch_add(to_b, remote.at(0), 1u64).await.unwrap();
+            // What fails is not done.
+            a.ep.write(to_b, remote.at(remote.len), "x").await.unwrap_err();
+        }
+        assert!(writes.wait(2 * round).await.is_ok() && reads.wait(2 * round).await.is_ok());
+        assert!(served.wait(4 * round).await.is_ok());
+        assert_eq!(values(), [2 * round, 2 * round, 4 * round]);
+    }
+    assert!(matches!(a.ep.window(to_b, mapped.remote()).await.unwrap_err(), Error::NotSupported(_)));
+
+    let foreign = a.domain.counter().unwrap();
+    let bind = |region: &mut fabric_async::MemoryRegion, counter, what| region.bind_counter(counter, what);
+    assert!(matches!(bind(&mut mapped, writes, write).unwrap_err(), Error::Invalid { .. }));
+    assert!(matches!(bind(&mut mapped, &foreign, read).unwrap_err(), Error::Foreign(..)));
+    for what in [CounterBind::empty(), CounterBind::SEND, write | CounterBind::RECV] {
+        assert!(matches!(bind(&mut mapped, writes, what).unwrap_err(), Error::BadFlags { .. }));
+    }
+    // A counter is busy as long as the region.
+    let refused = writes.clone().close().unwrap_err();
+    assert!(matches!(refused.error, Error::Busy { .. }), "{}", refused.error);
+    mapped.close().unwrap();
+    writes.clone().close().unwrap();
+}
+
+pub(crate) async fn counting_is_to_be_asked_for(setup: Setup) {
+    let (fabric, mut info) = setup.fabric().await;
+    info.caps -= Caps::RMA_EVENT;
+    let domain = fabric.domain_builder(&info).open().unwrap();
+    let counter = domain.counter().unwrap();
+    let mut region = domain.alloc(8, BOTH).unwrap();
+    let refused = region.bind_counter(&counter, CounterBind::REMOTE_WRITE).unwrap_err();
+    assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
+    counter.close().unwrap();
 }

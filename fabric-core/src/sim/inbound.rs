@@ -207,7 +207,7 @@ impl Peer {
     ) -> Option<Packet> {
         if let Some(notice) = packet.notice {
             let transfer = Transfer::written(notice.len, notice.data, self.source);
-            return (!host.done_to_us(ep, notice.deed, transfer)).then_some(packet);
+            return (!host.done_to_us(ep, notice.key, notice.deed, transfer)).then_some(packet);
         }
         let bytes = &packet.bytes[..];
         let landing = match packet.head {

@@ -47,6 +47,7 @@ pub(super) struct Head {
 /// Something that was done to the receiver's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Notice {
+    pub(super) key: u64,
     pub(super) deed: Deed,
     pub(super) len: usize,
     pub(super) data: Option<u64>,

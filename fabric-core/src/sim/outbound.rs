@@ -195,7 +195,7 @@ impl Outbound {
         if region.memory.is_served() {
             return Err(Reached::SERVED);
         }
-        if heeds {
+        if heeds || region.heeds {
             return Err(Reached::HEEDED);
         }
         Ok(Some(Reached { memory: region.memory, access: region.access }))
@@ -218,7 +218,7 @@ impl Outbound {
         check_access(remote.key, region.access, wanted(spec.kind, atomic.map(|atomic| atomic.op)))?;
         let align = atomic.map_or(1, |atomic| atomic.datatype.size());
         let at = region.start(remote.offset, len, align)?;
-        let tells = heeds || spec.data.is_some();
+        let tells = heeds || region.heeds || spec.data.is_some();
         if tells && net::room(self.node, peer, true).is_some_and(|room| room == 0) {
             return Ok(false);
         }
@@ -228,7 +228,7 @@ impl Outbound {
         access(&*region.memory, at);
         region.memory.end();
         if tells {
-            let notice = Notice { deed: Deed::of(spec.kind), len, data: spec.data };
+            let notice = Notice { key: remote.key, deed: Deed::of(spec.kind), len, data: spec.data };
             let packet = Packet { head: None, notice: Some(notice), bytes: Vec::new() };
             net::push(self.node, peer, vec![packet], false);
         }

@@ -270,14 +270,14 @@ impl Incoming {
             return Err(Broken("a message within a message"));
         }
         if kind == NOTICE {
-            if !self.here.is_target {
-                return Err(Broken("a notice to an endpoint without memory"));
+            if !self.here.is_target || payload.len() != 8 {
+                return Err(Broken("a notice to an endpoint without memory, or of another length"));
             }
             let len = layout.total.map_or(0, word);
             let deed = if flags & HAS_READ != 0 { Deed::Read } else { Deed::Write };
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             let transfer = Transfer::written(len, layout.data.map(word), self.source);
-            return Ok(host.done_to_us(self.here.ep, deed, transfer));
+            return Ok(host.done_to_us(self.here.ep, word(layout.payload), deed, transfer));
         }
         if kind == REQUEST {
             if payload.len() != REQUEST_BYTES || !self.here.is_target {
@@ -479,11 +479,11 @@ impl Incoming {
             return denied();
         };
         if region.memory.is_served() {
-            return handshake::try_say(&self.socket, Word::Served(key, self.here.heeds));
+            return handshake::try_say(&self.socket, Word::Served(key, self.here.heeds || region.heeds));
         }
         let memory: &dyn Any = &*region.memory;
         let Some(lent) = memory.downcast_ref::<Lent>() else { return denied() };
-        let (len, access, heeds) = (region.memory.len(), region.access, self.here.heeds);
+        let (len, access, heeds) = (region.memory.len(), region.access, self.here.heeds || region.heeds);
         let grant = Grant { key, len, access, base: region.base, heeds, memory: lent.fd() };
         match handshake::send_grant(&self.socket, &grant) {
             Ok(()) => true,

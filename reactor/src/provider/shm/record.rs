@@ -2,7 +2,7 @@
 //!
 //! A message that fits into one record is [`WHOLE`]. A longer one is a [`BEGIN`], which tells the full length, and
 //! [`PIECE`]s. A [`LOAN`] is a message that is not copied, a [`FETCH`] one that its receiver copies. A [`NOTICE`] tells of
-//! a one-sided operation, and how many bytes it was about; a [`REQUEST`] asks for one. Behind the header come, each only where its flag or kind asks
+//! a one-sided operation, of how many bytes it was about and in which region; a [`REQUEST`] asks for one. Behind the header come, each only where its flag or kind asks
 //! for it: the tag, the data for the receiver's completion, and the full length, eight bytes each; then the payload, at
 //! the next line if it is long.
 

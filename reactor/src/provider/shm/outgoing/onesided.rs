@@ -84,7 +84,8 @@ impl Wires {
     /// Tells the peer of an access, for which the ring has room.
     pub(super) fn tell(&mut self, spec: &SendSpec, len: usize) -> Push {
         let read = if spec.kind.fills() { HAS_READ } else { 0 };
-        self.record(NOTICE, flags_of(spec) | read, spec, len as u64, Payload::Whole(&[]))
+        let key = spec.remote.map_or(0, |remote| remote.key).to_le_bytes();
+        self.record(NOTICE, flags_of(spec) | read, spec, len as u64, Payload::Whole(&key))
     }
 
     /// Moves the front operation on, to which the peer has to help; `heeds` when it wants to hear of it as well.
