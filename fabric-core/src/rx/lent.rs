@@ -167,6 +167,12 @@ impl RxContext {
         match memory.check() {
             Ok(()) => self.arrived(host, id, len),
             Err(error) => {
+                if let Some(Target::Claim(claim)) = self.landings.get(id.0).map(|landing| landing.target)
+                    && let Some(message) = self.asked.message(claim)
+                {
+                    // Whoever claimed it gets what was good.
+                    message.bytes.vec_mut().truncate(from);
+                }
                 self.fail(host, id, error);
                 true
             }
