@@ -19,7 +19,7 @@ async fn received(b: &Station, expected: &[&[u8]]) {
     }
 }
 
-/// Without the fence what follows is accepted at once, and queued by the provider.
+/// Without the fence what follows is accepted at once.
 pub(crate) async fn a_fence_begins_when_all_before_it_has_ended(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
@@ -38,7 +38,8 @@ pub(crate) async fn a_fence_begins_when_all_before_it_has_ended(setup: Setup) {
                 a.ep.send(to_b, refused.buf).into_future()
             }
         };
-        assert!(poll_once(&mut behind).await.is_pending());
+        // Without it a short message may end before a long one.
+        assert!(!fenced || poll_once(&mut behind).await.is_pending());
         let long = [pattern(LONG, 1); HELD];
         let order = async {
             for operation in before {

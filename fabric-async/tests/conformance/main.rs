@@ -349,6 +349,7 @@ macro_rules! scenarios {
                 closing_midway_ends_the_operation: RMA,
                 data_comes_with_a_write: RMA_SOURCE,
                 the_owner_counts: ATOMIC_EVENT,
+                no_answer_is_missed: RMA,
             }
             atomics {
                 every_operation_on_every_type: ATOMIC,

@@ -242,3 +242,13 @@ pub(crate) async fn the_owner_counts(setup: Setup) {
     settled(|| reads.value()).await;
     assert_eq!((writes.value(), reads.value()), (3, 2));
 }
+
+/// An answer that comes while whoever asked goes to sleep wakes it.
+pub(crate) async fn no_answer_is_missed(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.register_buffer(vec![0u8; 64], BOTH, None).unwrap();
+    for _ in 0..1000 {
+        a.ep.write(to_b, region.remote().at(8), vec![1; 8]).await.unwrap();
+    }
+}

@@ -336,8 +336,9 @@ impl Endpoint {
     /// Moves what can be moved. In a crowd, of endpoints or of callers, who has been silent for long is left alone.
     pub(crate) fn progress(&mut self, host: &mut dyn Host, endpoints: usize) -> bool {
         let served = self.rx.serve(host);
-        let copied = self.rx.is_copying() && self.copy_on(host);
-        let mut received = served | self.pump_callers(host) | copied;
+        let mut received = served | self.pump_callers(host);
+        // Behind what has just arrived, so that nobody goes away over it.
+        received |= self.rx.is_copying() && self.copy_on(host);
         let crowd = self.callers.attended().max(endpoints);
         if crowd > FEW {
             received |= self.callers.leave_one(crowd);

@@ -509,13 +509,15 @@ impl Outgoing {
 impl Wires {
     /// Before sleeping with this operation in front: false when something could move now.
     fn arm(&mut self, front: Option<&Queued>) -> bool {
-        let room = match front.map(|front| self.room_for(front)) {
+        // Asked once: an answer that comes between two questions would be waited for by nobody.
+        let awaits_answer = self.desk.as_ref().is_some_and(Desk::is_waiting);
+        let room = match front.map(|front| self.room_for(front, awaits_answer)) {
             Some(Some(0)) => return false,
             Some(room) => room,
             None => None,
         };
         let is_fetching = self.borrowed.is_fetching();
-        let desk = self.desk.as_ref().filter(|desk| desk.is_waiting());
+        let desk = self.desk.as_ref().filter(|_| awaits_answer);
         if room.is_none() && !is_fetching && desk.is_none() {
             return true;
         }
@@ -527,15 +529,14 @@ impl Wires {
     }
 
     /// How many bytes of the ring this operation waits for, if it does; 0 when it could move now.
-    fn room_for(&mut self, front: &Queued) -> Option<usize> {
+    fn room_for(&mut self, front: &Queued, awaits_answer: bool) -> Option<usize> {
         let Some(remote) = &front.spec.remote else { return Some(self.ring.shape().longest()) };
         // An answer comes over the socket, which is watched.
         if self.windows.awaits(remote.key) {
             return None;
         }
         if self.windows.serves(remote.key).is_some() {
-            let is_waiting = self.desk.as_ref().is_some_and(Desk::is_waiting);
-            return (!is_waiting).then_some(NOTICE_BYTES + REQUEST_BYTES);
+            return (!awaits_answer).then_some(NOTICE_BYTES + REQUEST_BYTES);
         }
         let told = self.windows.get(remote.key).is_some_and(|window| window.tells(&front.spec));
         Some(if told { NOTICE_BYTES } else { 0 })
