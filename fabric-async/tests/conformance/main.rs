@@ -252,7 +252,7 @@ macro_rules! scenarios {
             }
             selective {
                 success_is_reported_when_asked_for: BOTH,
-                failure_always_is: MSG,
+                failure_always_is: BOTH,
                 a_silent_operation_holds_an_entry: BOTH,
                 an_entry_given_back_lets_a_write_in: RMA,
                 the_default_can_be_to_report: MSG,

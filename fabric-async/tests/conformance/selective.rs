@@ -2,7 +2,7 @@
 
 use fabric_async::{Access, AtomicOp, Completion, Error, OpFlags, OpKind, Scarce};
 
-use crate::payload::{LONG, pattern, yields};
+use crate::payload::{pattern, yields};
 use crate::setup::Setup;
 use crate::station::{Plan, Station, fence, pair_of};
 
@@ -52,9 +52,11 @@ pub(crate) async fn failure_always_is(setup: Setup) {
     let got = entries(&mut b, 1).await.remove(0);
     assert_eq!((got.context, &got.error), (1, &Some(Error::Truncated { len: 3, lost: 3 })));
     assert_eq!(got.into_result::<Vec<u8>>().unwrap_err().buf, b"lon");
-    b.ep.recv().context(2).post().unwrap();
-    a.ep.send(to_b, pattern(LONG, 1)).context(3).post().unwrap();
-    a.ep.send(to_b, pattern(LONG, 1)).context(4).post().unwrap();
+    b.ep.recv().tag(9).context(2).post().unwrap();
+    // Longer than what is buffered: without a receive they stay under way.
+    let long = || vec![7u8; 17 << 20];
+    a.ep.send(to_b, long()).context(3).post().unwrap();
+    a.ep.send(to_b, long()).context(4).post().unwrap();
     b.ep.clone().close().unwrap();
     a.ep.clone().close().unwrap();
     let failed = entries(&mut a, 2).await;
