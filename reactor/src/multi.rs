@@ -162,6 +162,10 @@ impl Locked<'_> {
         let of = |multi: &Multi| queued(multi) && hub.queue_of(multi.ep, OpKind::Recv) == Some(cq);
         let keys: Vec<_> =
             hub.multis.iter().filter(|(_, multi)| of(multi)).map(|(_, multi)| multi.op).collect();
+        // All of them first: what one leaves must not go to another that reports to the same queue.
+        for (_, multi) in self.hub.multis.iter_mut().filter(|(_, multi)| keys.contains(&multi.op)) {
+            multi.over = true;
+        }
         for key in keys {
             self.abandon_multi(key);
         }

@@ -234,8 +234,10 @@ impl Locked<'_> {
         let state = &mut **self;
         let Some(op) = state.hub.ops.get(key) else { return };
         let (ep, kind) = (op.ep, op.kind);
+        let is_atomic = matches!(kind, OpKind::Atomic | OpKind::FetchAtomic);
         match op.phase {
-            Phase::Waiting if !op.credit => {
+            // Nobody has been told that it was accepted, and it is not one that takes effect whoever looks.
+            Phase::Waiting if !op.credit && op.route == Route::Future && !is_atomic => {
                 self.withdraw(key);
                 self.hub.discard(key);
             }
@@ -243,7 +245,7 @@ impl Locked<'_> {
                 state.provider.abandon_recv(&mut state.hub, ep, key);
                 state.hub.discard(key);
             }
-            // One that waits and has a credit is fenced, and was accepted.
+            // One that waits and has a credit is fenced, and was accepted; so was one that was posted to a queue.
             Phase::Waiting | Phase::Posted => {
                 let Some(op) = state.hub.ops.get_mut(key) else { return };
                 op.route = Route::Nobody;

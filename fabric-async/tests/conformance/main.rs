@@ -293,6 +293,7 @@ macro_rules! scenarios {
                 a_claim_keeps_the_number_of_a_guest: DIRECTED,
                 strangers_are_found_once_inserted: DIRECTED,
                 lent_ones_are_claimed_where_they_lie: BOTH,
+                what_a_receive_of_several_leaves_is_found: MULTI,
             }
             fences {
                 a_fence_begins_when_all_before_it_has_ended: FENCED,

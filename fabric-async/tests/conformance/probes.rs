@@ -347,3 +347,19 @@ pub(crate) async fn lent_ones_are_claimed_where_they_lie(setup: Setup) {
         lent.await.unwrap().unwrap();
     }
 }
+
+/// What fell to a receive of several messages can be found once that has left.
+pub(crate) async fn what_a_receive_of_several_leaves_is_found(setup: Setup) {
+    let plan = Plan { rx_size: Some(4), ..Plan::default() };
+    let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
+    send_numbers(&a.ep, to_b, 0..10).await;
+    fence(&a, &b, to_b).await;
+    let several = b.ep.recv_multi(BytesMut::with_capacity(4096)).start().unwrap();
+    let mut claim = b.ep.probe().claim().into_future();
+    assert!(poll_once(&mut claim).await.is_pending(), "all of it falls to the receive");
+    drop(several);
+    assert_eq!(number_of(&claim.await.unwrap().recv().await.unwrap()), 0);
+    for number in 1..10 {
+        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+    }
+}

@@ -116,11 +116,17 @@ fn a_child_that_closes_what_it_inherited_breaks_nothing() {
     alone("forks::a_child_that_closes_what_it_inherited_breaks_nothing", || {
         run(async {
             let (ep, _friend, peer) = with_friend().await;
+            // Too long to be taken in before somebody asks for it.
+            let late = Endpoint::bind("shm://").await.unwrap();
+            let long = ep.send(ep.lookup(late.name()).await.unwrap(), vec![5; 17 << 20]).start().unwrap();
             let mut inherited = Some(ep.clone());
             let child = fork(move || drop(inherited.take().map(Endpoint::close)));
             talks(&ep, peer).await;
             still_works(&ep).await;
             drop(child);
+            let (sent, got) = tokio::join!(long, late.recv());
+            assert_eq!(sent.unwrap().len(), 17 << 20);
+            assert!(got.unwrap().iter().all(|byte| *byte == 5));
             talks(&ep, peer).await;
             still_works(&ep).await;
         });

@@ -205,11 +205,11 @@ async fn halfway(name: &str) {
     let ep = Endpoint::options().single_copy_from(usize::MAX).bind("shm://").await.expect("bind");
     let other = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.lookup(name).await.expect("the survivor is there");
+    let too = other.lookup(name).await.expect("the survivor is there");
     ep.send(peer, "whole").await.expect("a peer");
-    // More than a ring holds: what is in it now is all there will ever be, because nobody drives after this.
+    // More than a ring holds: what is in it now is all there will ever be, because nothing is waited for after this.
     let _half = ep.send(peer, vec![7u8; 1 << 20]).start().expect("a credit");
-    let peer = other.lookup(name).await.expect("the survivor is there");
-    other.send(peer, "half").tag(1).await.expect("a peer");
+    other.inject_tagged(too, 1, b"half").expect("room for it");
     loop {
         std::thread::park();
     }

@@ -178,6 +178,8 @@ impl RxContext {
             let waiting = self.matcher.waiting_keys();
             self.offer(host, waiting);
         }
+        // What fell to it may be nobody's now, and there to be found.
+        self.noticed(host);
     }
 
     /// Offers messages that wait to the posted receives.

@@ -196,7 +196,11 @@ impl ProviderDomain for SimDomain {
     fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.removed(host, addr);
+            if endpoint.inbound.rx.is_copying() {
+                host.unsettled();
+            }
         }
+        self.look_at_held(ep);
     }
 
     fn holds(&self, ep: EpId, source: FiAddr) -> bool {

@@ -262,6 +262,8 @@ impl Endpoint {
     /// After a receive was posted, or a message was discarded.
     pub(crate) fn received(&mut self, host: &mut dyn Host) {
         if self.rx.is_copying() {
+            // Its sender waits, whoever waits here.
+            host.under_way();
             host.unsettled();
         }
         if self.held {
@@ -329,6 +331,8 @@ impl Endpoint {
             end(&mut outgoing, self.id, host, &Error::StaleAddress(addr));
             self.done += outgoing.done();
         }
+        // A receive that fails lets others have what was held back for it.
+        self.received(host);
     }
 
     // ---- moving
@@ -356,15 +360,20 @@ impl Endpoint {
     #[cold]
     fn copy_on(&mut self, host: &mut dyn Host) -> bool {
         let copied = self.rx.copy_on(host);
-        let mut broken = Vec::new();
+        let mut ended = Vec::new();
         self.callers.each(|at, peer| {
-            if let Err(what) = peer.acknowledge() {
-                broken.push((at, what.0));
+            if peer.down().is_none()
+                && let Err(reason) = peer.acknowledge()
+            {
+                ended.push((at, reason));
             }
         });
-        for (at, what) in broken {
-            self.caller_ended(host, at, DownReason::Protocol(what));
-            self.end_caller(host, at);
+        for (at, reason) in ended {
+            self.caller_ended(host, at, reason);
+            // What one that died has left in the ring is still taken.
+            if let DownReason::Protocol(_) = reason {
+                self.end_caller(host, at);
+            }
         }
         if self.rx.is_copying() {
             // Its sender waits, whoever waits here.

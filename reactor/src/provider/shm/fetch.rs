@@ -45,6 +45,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fabric_core::buf::{LentMemory, Source};
+use fabric_core::event::DownReason;
 use fabric_core::stats::Moved;
 use fabric_core::{Address, Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -52,6 +53,7 @@ use rustix::io::Errno;
 
 use super::incoming::MAX_MESSAGE;
 use super::loans::SLOTS;
+use super::origin::Origin;
 use super::segment::Segment;
 use super::socket::Socket;
 
@@ -80,8 +82,8 @@ pub(crate) struct Reach {
     is_over: AtomicBool,
     /// Something was given back since this was asked last.
     has_given: AtomicBool,
-    /// What the sender broke.
-    broken: OnceLock<&'static str>,
+    /// How the sender ended, if that was found here.
+    ended: OnceLock<DownReason>,
     count: AtomicU64,
     bytes: AtomicU64,
 }
@@ -101,7 +103,7 @@ impl Reach {
             segment: segment.clone(),
             is_over: AtomicBool::new(false),
             has_given: AtomicBool::new(false),
-            broken: OnceLock::new(),
+            ended: OnceLock::new(),
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         };
@@ -111,19 +113,29 @@ impl Reach {
     /// Copies from the memory of the process, and makes sure of what it has copied.
     fn read(&self, at: u64, into: &mut [MaybeUninit<u8>]) -> Result<()> {
         let read = self.read_all(at, into);
-        // In this order: a process that ends, or frees what it offered, makes calls fail.
-        if self.has_ended() || self.segment.is_withdrawn() {
-            return Err(Error::PeerGone(self.peer.clone()));
+        let gone = || Err(Error::PeerGone(self.peer.clone()));
+        // In this order: a process that ends, or frees what it offered, makes calls fail. Who has withdrawn says by
+        // another way how the connection ends. Whoever cannot be read any more ends with it, or would wait for ever.
+        let has_ended = self.has_ended();
+        if !has_ended && self.segment.is_withdrawn() {
+            return gone();
         }
         match read {
-            Ok(value) if value == self.probe.1 => Ok(()),
-            Ok(_) | Err(Errno::SRCH) => Err(Error::PeerGone(self.peer.clone())),
+            Ok(value) if value == self.probe.1 && !has_ended => Ok(()),
+            Ok(_) | Err(Errno::SRCH) => {
+                let _ = self.ended.set(DownReason::Died);
+                gone()
+            }
+            Err(_) if has_ended => {
+                let _ = self.ended.set(DownReason::Died);
+                gone()
+            }
             Err(errno) => {
                 let what = match errno {
                     Errno::FAULT => "a message that is not in its memory",
                     _ => "a message in memory that cannot be read any more",
                 };
-                let _ = self.broken.set(what);
+                let _ = self.ended.set(DownReason::Protocol(what));
                 Err(Error::Protocol { peer: self.peer.clone(), what: what.into() })
             }
         }
@@ -167,7 +179,14 @@ impl Reach {
     fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.alive, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        !matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(0))
+        loop {
+            match rustix::event::poll(&mut fds, Some(&now)) {
+                Ok(ready) => return ready > 0,
+                // A signal came to this thread, which says nothing of that process.
+                Err(Errno::INTR) => {}
+                Err(_) => return true,
+            }
+        }
     }
 
     /// The connection is over: what is dropped from now on has not arrived.
@@ -175,10 +194,10 @@ impl Reach {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Whether something was given back since the last call. What the sender broke is the error.
-    pub(crate) fn has_given(&self) -> Result<bool, &'static str> {
-        match self.broken.get() {
-            Some(what) => Err(what),
+    /// Whether something was given back since the last call. How the sender ended is the error.
+    pub(crate) fn has_given(&self) -> Result<bool, DownReason> {
+        match self.ended.get() {
+            Some(reason) => Err(*reason),
             None => Ok(self.has_given.swap(false, Ordering::Relaxed)),
         }
     }
@@ -197,13 +216,14 @@ pub(crate) struct Fetch {
     /// Under which number it is given back.
     slot: usize,
     lost: OnceLock<Error>,
+    origin: Origin,
 }
 
 impl Fetch {
     /// `None` when such a message cannot be, or there is no such slot.
     pub(crate) fn new(reach: Arc<Reach>, at: u64, len: usize, slot: usize) -> Option<Self> {
         let is_message = len <= MAX_MESSAGE && at.checked_add(len as u64).is_some() && slot < SLOTS;
-        is_message.then(|| Self { reach, at, len, slot, lost: OnceLock::new() })
+        is_message.then(|| Self { reach, at, len, slot, lost: OnceLock::new(), origin: Origin::here() })
     }
 
     fn fill(&self, from: usize, dst: &mut [MaybeUninit<u8>]) {
@@ -254,7 +274,8 @@ impl LentMemory for Fetch {
 impl Drop for Fetch {
     fn drop(&mut self) {
         let reach = &self.reach;
-        if self.slot < SLOTS && self.lost.get().is_none() && !reach.is_over.load(Ordering::Relaxed) {
+        let is_over = reach.is_over.load(Ordering::Relaxed) || !self.origin.is_here();
+        if self.slot < SLOTS && self.lost.get().is_none() && !is_over {
             reach.count.fetch_add(1, Ordering::Relaxed);
             reach.bytes.fetch_add(self.len as u64, Ordering::Relaxed);
             reach.segment.give_back(self.slot);

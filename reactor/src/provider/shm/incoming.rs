@@ -450,9 +450,12 @@ impl Incoming {
     }
 
     /// Tells the peer of the messages that were fetched, if it waits for that.
-    pub(crate) fn acknowledge(&mut self) -> Result<(), Broken> {
+    ///
+    /// # Errors
+    /// How the peer ended, if it has.
+    pub(crate) fn acknowledge(&mut self) -> Result<(), DownReason> {
         let Some(reach) = &self.reach else { return Ok(()) };
-        if reach.has_given().map_err(Broken)? && self.ring.starves() {
+        if reach.has_given()? && self.ring.starves() {
             handshake::say(&self.socket, Word::Ring);
             self.doorbells += 1;
         }

@@ -26,7 +26,7 @@ use fabric_core::{Error, Result, Scarce};
 
 use super::area::{Area, Lent};
 use super::origin::Origin;
-use super::segment::Segment;
+use super::segment::{RETURN_WORDS, Segment};
 
 /// The smallest chunk. They come in powers of two.
 const SMALLEST: usize = 4096;
@@ -299,6 +299,11 @@ impl Borrowed {
         self.offered > 0 || !self.fetched.is_empty()
     }
 
+    /// Whether the peer has fetched some of which nobody knows.
+    pub(crate) fn has_fetched(&self) -> bool {
+        !self.fetched.is_empty()
+    }
+
     /// The next message that the peer has fetched, of those that were collected.
     pub(crate) fn next_fetched(&mut self) -> Option<Offered> {
         self.fetched.pop_front()
@@ -361,12 +366,13 @@ impl Borrowed {
 
     /// Takes back what the peer has given back.
     pub(crate) fn collect(&mut self, segment: &Segment) {
-        for (word, slots) in self.slots.chunks_mut(64).enumerate() {
+        // All of them: a number that was never given out must not keep anybody awake.
+        for word in 0..RETURN_WORDS {
             let mut bits = segment.take_returned(word);
             while bits != 0 {
-                let slot = bits.trailing_zeros() as usize;
+                let slot = 64 * word + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                match slots.get_mut(slot).and_then(Option::take) {
+                match self.slots.get_mut(slot).and_then(Option::take) {
                     Some(Out::Chunk(chunk, state)) => {
                         chunk.change(state, state - LENT + FREE);
                     }

@@ -61,6 +61,7 @@ use area::Lent;
 use callers::FEW;
 use endpoint::{Endpoint, Token};
 use loans::Loans;
+use origin::Origin;
 #[cfg(all(feature = "work", not(loom)))]
 pub(crate) use work::all as work;
 
@@ -153,6 +154,7 @@ impl Provider for ShmProvider {
             places: Vec::new(),
             attended: Vec::new(),
             turn: 0,
+            origin: Origin::here(),
             means: Means { loans: Loans::default(), single_copy_from: fetch::FROM },
         }))
     }
@@ -168,6 +170,8 @@ struct ShmDomain {
     attended: Vec<usize>,
     /// Which endpoint is looked at out of turn.
     turn: usize,
+    /// In a forked child nothing moves: what its parent shares with peers is the parent's.
+    origin: Origin,
     means: Means,
 }
 
@@ -386,6 +390,9 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
+        if !self.origin.is_here() {
+            return false;
+        }
         let crowd = self.attended.len();
         let (mut moved, mut index) = (false, 0);
         while let Some(&place) = self.attended.get(index) {
@@ -405,6 +412,9 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn ready(&mut self, host: &mut dyn Host, token: u64) {
+        if !self.origin.is_here() {
+            return;
+        }
         let (ep, token) = Token::unpack(token);
         if let Ok(endpoint) = self.ep(ep) {
             endpoint.ready(host, token);
@@ -412,6 +422,9 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn arm(&mut self) -> bool {
+        if !self.origin.is_here() {
+            return true;
+        }
         let mut quiet = true;
         for &place in &self.attended {
             quiet &= self.endpoints[place].arm();
@@ -423,6 +436,9 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn disarm(&mut self) {
+        if !self.origin.is_here() {
+            return;
+        }
         for &place in &self.attended {
             self.endpoints[place].disarm();
         }

@@ -509,6 +509,9 @@ impl Outgoing {
 impl Wires {
     /// Before sleeping with this operation in front: false when something could move now.
     fn arm(&mut self, front: Option<&Queued>) -> bool {
+        if self.borrowed.has_fetched() {
+            return false;
+        }
         // Asked once: an answer that comes between two questions would be waited for by nobody.
         let awaits_answer = self.desk.as_ref().is_some_and(Desk::is_waiting);
         let room = match front.map(|front| self.room_for(front, awaits_answer)) {

@@ -34,7 +34,7 @@ const ARMED_AT: usize = STRIDE;
 const STARVED_AT: usize = 2 * STRIDE;
 /// Bits of the loans that the receiver gives back, in words of 64.
 const RETURNS_AT: usize = 4 * STRIDE;
-const RETURN_WORDS: usize = 4;
+pub(crate) const RETURN_WORDS: usize = 4;
 /// What the sender lets the receiver read of its own memory, as a probe: where, and what is there. Then the word of the
 /// receiver that it could, and that of the sender that nothing of its memory is the receiver's to read any more.
 const PROBE_AT: usize = 5 * STRIDE;

@@ -80,8 +80,11 @@ impl Wires {
         if !self.borrowed.is_fetching() {
             return;
         }
-        self.ring.memory().withdraw();
-        self.end_fetched(host);
+        // What a forked child has of it is its own; the peer goes on with the parent's.
+        if self.socket.is_ours() {
+            self.ring.memory().withdraw();
+            self.end_fetched(host);
+        }
         for Offered { op, tag, .. } in self.borrowed.unfetched() {
             host.complete(op, Outcome::cut(Transfer::sent(0, tag), error.clone()));
         }
