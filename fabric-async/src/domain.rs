@@ -68,9 +68,9 @@ impl<'a> DomainBuilder<'a> {
     }
 
     /// From which length on, in bytes, messages are copied once, straight from the memory of one process to that of the
-    /// other, instead of through the ring: 64 KiB unless said otherwise. 0 for all that do not fit into one record of the
-    /// ring, `usize::MAX` for none, in either direction: then this domain reads no peer's memory, and lets none read its
-    /// own.
+    /// other, instead of through the ring, if the peer's domain has asked for it too. 0 for all that do not fit into one record
+    /// of the ring; `usize::MAX`, the default, for none in either direction: then this domain reads no peer's memory, and
+    /// lets none read its own.
     ///
     /// Where the kernel forbids it, messages go through the ring all the same, and always where the provider has no such
     /// way. [`EndpointStats`](crate::EndpointStats) tells which way they went. See

@@ -132,10 +132,11 @@
 //!
 //! # One copy
 //!
-//! A message of 64 KiB or more from an ordinary buffer is copied once. It stays in the sender's buffer; the receiver
+//! A message goes through the ring in pieces, and is copied twice at the same time: in, and out. Where both sides have asked
+//! for it, a long one from an ordinary buffer is copied once instead. It stays in the sender's buffer; the receiver
 //! copies it straight from there, from process to process (`process_vm_readv`), up to 256 KiB in a pass, and the send
-//! ends when it has all of it. Shorter messages, and all of them where this cannot be done, go through the ring in
-//! pieces and are copied twice: in, and out.
+//! ends when it has all of it. That saves the sender's time and the memory's; whether it saves the message's depends on the
+//! machine: where it was measured it did not, so nobody gets it unasked.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -151,10 +152,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * The length from which on this is done is said with
+//! * The length from which on this is done is said on both sides with
 //!   [`BindOptions::single_copy_from`](crate::BindOptions::single_copy_from) or
-//!   [`DomainBuilder::single_copy_from`](crate::DomainBuilder::single_copy_from). `usize::MAX` turns it off: the domain
-//!   then reads nobody's memory, and lets nobody read its own.
+//!   [`DomainBuilder::single_copy_from`](crate::DomainBuilder::single_copy_from). With `usize::MAX`, the default, the
+//!   domain reads nobody's memory, and lets nobody read its own.
 //! * Whether the kernel allows it is tried for each connection and direction when it is made: the receiver reads a number
 //!   of the sender's. Process namespaces, Yama's `ptrace_scope`, filters of system calls and processes that cannot be
 //!   dumped forbid it.

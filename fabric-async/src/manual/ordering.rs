@@ -79,7 +79,7 @@
 //!   another sender.
 //! * Completions of receives. They come as messages become complete. A receive that was matched first may
 //!   complete last, when its message is long, and another sender's is short.
-//! * Completions of sends. Those to one peer that go through the ring end in order; one of 64 KiB or more, which the
+//! * Completions of sends. Those to one peer that go through the ring end in order; a long one that the
 //!   peer [copies straight from here](super::memory#one-copy), ends when it has, and shorter ones behind it may have
 //!   ended before. They are received in the order in which they were sent.
 //! * Messages sent before and after a peer was restarted under the same name: they are two connections.
@@ -117,8 +117,8 @@
 //!
 //! * A short message is usually sent within the call that posts it. Up to the size of the ring, a sender can
 //!   be that far ahead of its receiver.
-//! * A message of 64 KiB or more is sent when the peer has made enough progress to copy it: into the receive
-//!   that takes it, or, unexpected, into its budget.
+//! * A long message that is [copied once](super::memory#one-copy) is sent when the peer has made enough progress to copy
+//!   it: into the receive that takes it, or, unexpected, into its budget.
 //! * If the peer dies afterwards, what it had not read is lost, and nobody is told beyond
 //!   [`PeerDown`](crate::EventKind::PeerDown).
 //! * If *this* process ends afterwards, the message is still delivered: the ring outlives its sender.

@@ -117,10 +117,13 @@ fn a_child_that_closes_what_it_inherited_breaks_nothing() {
         run(async {
             let (ep, _friend, peer) = with_friend().await;
             // Too long to be taken in before somebody asks for it.
-            let late = Endpoint::bind("shm://").await.unwrap();
-            let long = ep.send(ep.lookup(late.name()).await.unwrap(), vec![5; 17 << 20]).start().unwrap();
-            let mut inherited = Some(ep.clone());
-            let child = fork(move || drop(inherited.take().map(Endpoint::close)));
+            let copies = Endpoint::options().single_copy_from(0);
+            let (early, late) =
+                (copies.clone().bind("shm://").await.unwrap(), copies.bind("shm://").await.unwrap());
+            let to_late = early.lookup(late.name()).await.unwrap();
+            let long = early.send(to_late, vec![5; 17 << 20]).start().unwrap();
+            let mut inherited = Some([ep.clone(), early.clone()]);
+            let child = fork(move || drop(inherited.take().map(|all| all.map(Endpoint::close))));
             talks(&ep, peer).await;
             still_works(&ep).await;
             drop(child);

@@ -57,9 +57,10 @@ use super::origin::Origin;
 use super::segment::Segment;
 use super::socket::Socket;
 
-/// From this length on messages are fetched, unless said otherwise. Measured with `fabric-bench bw` and `lat`, which take
-/// `--single-copy-from`: below it two copies that overlap in the caches, and no answer to wait for, are faster.
-pub(crate) const FROM: usize = 64 * 1024;
+/// From this length on messages are fetched, unless said otherwise: none are. Measured with `fabric-bench bw` and `lat`, which
+/// take `--single-copy-from`: two copies that overlap in the caches, and no answer to wait for, were faster at every
+/// length (`docs/performance.md`).
+pub(crate) const FROM: usize = usize::MAX;
 
 /// What this process lets others read: the number, and where it lies.
 pub(crate) fn probe() -> (u64, u64) {
