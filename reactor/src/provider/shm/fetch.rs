@@ -407,6 +407,6 @@ mod tests {
         let mut copy = [1; 100];
         fetch.copy_over(0, &mut copy);
         assert_eq!((copy, matches!(fetch.check(), Err(Error::Protocol { .. }))), ([0; 100], true));
-        assert_eq!(reach.has_given(), Err("a message that is not in its memory"));
+        assert_eq!(reach.has_given(), Err(DownReason::Protocol("a message that is not in its memory")));
     }
 }
