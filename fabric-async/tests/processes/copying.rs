@@ -163,7 +163,7 @@ fn segment_with(probe: (u64, u64)) -> OwnedFd {
 #[test]
 fn false_places_end_that_connection_only() {
     run(async {
-        let ep = Endpoint::bind("shm://").await.unwrap();
+        let ep = bind(true).await;
         let mut events = ep.events().unwrap();
         let value = Box::new(0x1234_5678_u64);
         let at = (&raw const *value).expose_provenance() as u64;
@@ -202,7 +202,7 @@ fn false_places_end_that_connection_only() {
 #[test]
 fn false_receipts_end_a_send_once() {
     run(async {
-        let ep = Endpoint::bind("shm://").await.unwrap();
+        let ep = bind(true).await;
         let name = format!("receiver-{}", std::process::id());
         let impostor = Impostor::listen(&name);
         let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
