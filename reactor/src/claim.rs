@@ -98,7 +98,7 @@ impl Domain {
 
     /// Drives until the probe has found a message, or has failed.
     pub fn poll_probe(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<Transfer>> {
-        let ended = std::task::ready!(self.poll_op(key, cx));
+        let ended = std::task::ready!(self.poll_ended(key, cx));
         Poll::Ready(ended.error.map_or(Ok(ended.transfer), |error| Err(*error)))
     }
 

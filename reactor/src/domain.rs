@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Loan, Payload, Pool};
-use fabric_core::completion::{Completion, Failed, OpKind, Outcome};
+use fabric_core::completion::{Completion, Done, Failed, OpKind, Outcome};
 use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
@@ -16,13 +16,39 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::driver::{self, TaskDriver};
-use crate::engine::Engine;
+use crate::engine::{Engine, Locked};
 use crate::hub::{AvId, Bindings, CounterId, Counters, CqId, FollowUp, Hub};
 use crate::notes::Note;
 use crate::ops::{Credit, Ended, Op, Phase, Posted, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::vectors::Vector;
 use crate::wait::{PollSet, WaitPolicy};
+
+/// An operation that has ended; nobody else gets at its domain until its result is taken.
+#[must_use = "the result is still in its slot"]
+pub struct Finished<'a> {
+    locked: Locked<'a>,
+    key: OpKey,
+}
+
+impl Finished<'_> {
+    /// The result.
+    ///
+    /// # Errors
+    /// The failure of the operation.
+    ///
+    /// # Panics
+    /// When the buffer that was posted is not of type `B`.
+    #[inline(always)] // on the way of a small message, and its result is large
+    pub fn take<B: IoBuf>(mut self) -> Result<Done<B>, Failed<B>> {
+        let (buf, transfer, error) = self.locked.hub.take_result(self.key);
+        self.locked.leave();
+        match error {
+            None => Ok(Done { buf, transfer }),
+            Some(error) => Err(Failed { error: *error, buf, transfer }),
+        }
+    }
+}
 
 /// An open domain: a provider's data path, the objects on it, and what makes them move.
 ///
@@ -502,7 +528,15 @@ impl Domain {
     // ---- completions
 
     /// Drives until the operation has ended.
-    pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Ended> {
+    #[inline]
+    pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Finished<'_>> {
+        let is_done = |hub: &mut Hub| hub.ops.is_done(key);
+        let driven = self.engine.drive(cx.waker(), is_done, |hub, waker| hub.register(key, waker));
+        driven.map(|locked| Finished { locked, key })
+    }
+
+    /// Likewise, and takes what it has come to.
+    pub(crate) fn poll_ended(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Ended> {
         self.engine.poll(cx.waker(), |hub| hub.take_done(key), |hub, waker| hub.register(key, waker))
     }
 

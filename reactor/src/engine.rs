@@ -126,24 +126,41 @@ impl Engine {
         mut ready: impl FnMut(&mut Hub) -> Option<T>,
         register: impl FnOnce(&mut Hub, &Waker),
     ) -> Poll<T> {
+        let mut value = None;
+        let is_ready = |hub: &mut Hub| {
+            value = ready(hub);
+            value.is_some()
+        };
+        let driven = self.drive(waker, is_ready, register);
+        driven.map(|locked| {
+            locked.leave();
+            value.expect("it is ready")
+        })
+    }
+
+    /// Drives until something is ready, a few microseconds at most; then `register` remembers the waker. What is ready
+    /// is to be taken before the lock is [left](Locked::leave).
+    #[inline(always)] // on the way of a small message
+    pub(crate) fn drive(
+        &self,
+        waker: &Waker,
+        mut is_ready: impl FnMut(&mut Hub) -> bool,
+        register: impl FnOnce(&mut Hub, &Waker),
+    ) -> Poll<Locked<'_>> {
         let mut looks = 0;
         loop {
             let mut locked = self.lock();
-            if let Some(value) = ready(&mut locked.hub) {
-                locked.follow_up();
-                locked.settle();
-                return Poll::Ready(value);
+            if is_ready(&mut locked.hub) {
+                return Poll::Ready(locked);
             }
             locked.wake_up();
             locked.pass();
-            if let Some(value) = ready(&mut locked.hub) {
+            if is_ready(&mut locked.hub) {
                 if looks > 0 {
                     locked.spinner.hit();
                 }
                 self.polled();
-                locked.follow_up();
-                locked.settle();
-                return Poll::Ready(value);
+                return Poll::Ready(locked);
             }
             // Those who wait share the time: a round of all their polls takes no longer than that of one.
             if looks >= locked.spinner.looks() / locked.hub.waiters.max(1) as u32 {
@@ -202,23 +219,26 @@ impl std::ops::DerefMut for Locked<'_> {
 }
 
 impl Drop for Locked<'_> {
+    #[inline]
     fn drop(&mut self) {
-        if self.hub.later.is_empty() {
-            return;
+        if !self.hub.later.is_empty() {
+            self.unlock_and_run();
         }
-        let later = std::mem::take(&mut self.hub.later);
-        self.state = None;
-        Later::run(later);
     }
 }
 
 impl Locked<'_> {
     /// Lets go of the lock for a moment, and does what has to happen outside of it.
     pub(crate) fn pause(&mut self) {
+        self.unlock_and_run();
+        self.state = Some(lock(&self.engine.state));
+    }
+
+    #[cold]
+    fn unlock_and_run(&mut self) {
         let later = std::mem::take(&mut self.hub.later);
         self.state = None;
         Later::run(later);
-        self.state = Some(lock(&self.engine.state));
     }
 
     /// Peers need not ring from now on.
@@ -286,13 +306,21 @@ impl Locked<'_> {
     pub(crate) fn posted(&mut self, count: u32) {
         let before = self.posts / POSTS_PER_LOOK;
         self.posts = self.posts.wrapping_add(count);
-        if self.posts / POSTS_PER_LOOK != before && self.look() {
+        if self.posts / POSTS_PER_LOOK != before {
+            self.look_up();
+        }
+    }
+
+    #[cold]
+    fn look_up(&mut self) {
+        if self.look() {
             // What rang has been heard, here and by nobody else: the domain is not armed any more.
             self.wake_up();
         }
     }
 
     /// Does what a call of the provider made possible: sends that waited for credit, numbers to announce.
+    #[inline]
     pub(crate) fn follow_up(&mut self) {
         if !self.hub.follow_ups.is_empty() {
             self.follow_up_all();
@@ -320,6 +348,13 @@ impl Locked<'_> {
             self.disarm();
             self.wake_driver();
         }
+    }
+
+    /// Lets go of the lock, after something that was ready was taken.
+    #[inline]
+    pub(crate) fn leave(mut self) {
+        self.follow_up();
+        self.settle();
     }
 
     /// Before the lock is released with nothing to wait for: makes the invariant hold for the others.

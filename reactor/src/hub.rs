@@ -7,8 +7,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::task::Waker;
 
-use fabric_core::buf::{AnyBuf, Pool};
-use fabric_core::completion::{Completion, OpKind, Outcome};
+use fabric_core::buf::{AnyBuf, IoBuf, Pool};
+use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::mr::RegionTable;
 use fabric_core::provider::{Deed, EpId, OpKey};
 use fabric_core::stats::EndpointStats;
@@ -332,24 +332,40 @@ impl Hub {
         }
     }
 
+    /// How an operation has ended, if it has and nobody has looked.
     pub(crate) fn take_done(&mut self, key: OpKey) -> Option<Ended> {
-        let op = self.ops.get_mut(key)?;
-        if op.phase != Phase::Done {
-            return None;
-        }
-        if let Some(waker) = op.waker.take() {
-            self.waiters -= 1;
-            self.later.discard_waker(waker);
-        }
-        let source = op.outcome.transfer.source;
+        let op = self.ops.get_mut(key).filter(|op| op.phase == Phase::Done)?;
         let ended = Ended {
             transfer: op.outcome.transfer,
             error: op.outcome.error.take(),
             buf: std::mem::take(&mut op.buf),
         };
+        self.taken(key);
+        Some(ended)
+    }
+
+    /// Likewise of one that has ended, with the buffer as its future has it.
+    #[inline(always)] // on the way of a small message, and its result is large
+    pub(crate) fn take_result<B: IoBuf>(&mut self, key: OpKey) -> (B, Transfer, Option<Box<Error>>) {
+        let op = self.ops.get_mut(key).expect("an operation that has ended has its slot");
+        let buf = B::from_any(std::mem::take(&mut op.buf));
+        let buf = buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
+        let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
+        self.taken(key);
+        (buf, transfer, error)
+    }
+
+    /// The result of an operation was taken out: its slot is free.
+    #[inline]
+    fn taken(&mut self, key: OpKey) {
+        let Some(op) = self.ops.get_mut(key) else { return };
+        let source = op.outcome.transfer.source;
+        if let Some(waker) = op.waker.take() {
+            self.waiters -= 1;
+            self.later.discard_waker(waker);
+        }
         self.ops.free(key);
         self.seen(source);
-        Some(ended)
     }
 
     /// Moves completions out of a queue, up to `max`; nothing when it is closed.

@@ -36,7 +36,7 @@ mod wait;
 pub mod work;
 
 pub use batch::{Batch, CHUNK, CHUNK_BYTES};
-pub use domain::Domain;
+pub use domain::{Domain, Finished};
 pub use driver::{Doorbell, TaskDriver};
 pub use hub::{AvId, Bindings, CounterId, Counters, CqId};
 pub use multi::{MultiSink, Part};

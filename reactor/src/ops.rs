@@ -139,6 +139,7 @@ impl OpTable {
     }
 
     /// Fills a slot with a posted receive.
+    #[inline]
     pub(crate) fn insert_recv(&mut self, ep: EpId, route: Route, buf: AnyBuf) -> OpKey {
         let key = self.next_key();
         let Some(slot) = self.slots.get_mut(key.index as usize) else {
@@ -156,21 +157,33 @@ impl OpTable {
         slot.spec = None;
         slot.credit = true;
         slot.permit = false;
-        slot.buf = buf;
+        // A slot that is free has none: there is nothing to drop, and no need to find that out.
+        let none = std::mem::replace(&mut slot.buf, buf);
+        debug_assert!(matches!(none, AnyBuf::None));
+        std::mem::forget(none);
         key
     }
 
+    #[inline]
     fn next_key(&mut self) -> OpKey {
         self.generation = self.generation.checked_add(1).unwrap_or(FREE + 1);
         OpKey { index: self.free.pop().unwrap_or(self.slots.len() as u32), generation: self.generation }
     }
 
+    #[inline]
     pub(crate) fn get(&self, key: OpKey) -> Option<&Op> {
         self.slots.get(key.index as usize).filter(|op| op.generation == key.generation)
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, key: OpKey) -> Option<&mut Op> {
         self.slots.get_mut(key.index as usize).filter(|op| op.generation == key.generation)
+    }
+
+    /// Whether it has ended, and its future has not looked.
+    #[inline]
+    pub(crate) fn is_done(&self, key: OpKey) -> bool {
+        self.get(key).is_some_and(|op| op.phase == Phase::Done)
     }
 
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<Op> {
@@ -182,6 +195,7 @@ impl OpTable {
     }
 
     /// Empties the slot of an operation whose end has been reported: its buffer and waker have been taken out.
+    #[inline]
     pub(crate) fn free(&mut self, key: OpKey) {
         if let Some(slot) = self.get_mut(key) {
             debug_assert!(slot.waker.is_none() && matches!(slot.buf, AnyBuf::None));

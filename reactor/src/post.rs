@@ -16,6 +16,7 @@ use crate::transmit::Fence;
 
 impl Locked<'_> {
     /// After a call that may have let others go on.
+    #[inline]
     pub(crate) fn finish(&mut self) {
         self.finish_all(1);
     }
@@ -25,10 +26,17 @@ impl Locked<'_> {
     pub(crate) fn finish_all(&mut self, posts: u32) {
         self.posted(posts);
         self.follow_up();
-        if std::mem::take(&mut self.hub.unsettled) && self.armed && !self.arm() {
-            self.wake_driver();
+        if std::mem::take(&mut self.hub.unsettled) {
+            self.arm_anew();
         }
         self.settle();
+    }
+
+    #[cold]
+    fn arm_anew(&mut self) {
+        if self.armed && !self.arm() {
+            self.wake_driver();
+        }
     }
 
     pub(crate) fn send<B: IoBuf>(
@@ -100,6 +108,7 @@ impl Locked<'_> {
     }
 
     /// Sends, or writes, at once if nothing stands in the way.
+    #[inline(always)] // on the way of a small message
     pub(crate) fn send_now(&mut self, ep: EpId, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
         let len = payload.len();
         let state = &mut **self;

@@ -418,6 +418,7 @@ impl Endpoint {
 }
 
 impl EndpointInner {
+    #[inline]
     pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
         self.node.check_open()?;
         if spec.fence && !self.info.caps.contains(Caps::FENCE) {
@@ -462,6 +463,7 @@ impl EndpointInner {
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn check_recv(&self, spec: &RecvSpec) -> Result<()> {
         self.node.check_open()?;
         if spec.from.is_some() && !self.info.caps.contains(Caps::DIRECTED_RECV) {

@@ -59,7 +59,7 @@ use std::task::{Context, Poll, ready};
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed, Transfer};
 use fabric_core::provider::OpKey;
-use fabric_reactor::{Ended, Posted, Route};
+use fabric_reactor::{Posted, Route};
 use tokio::task::coop;
 
 use crate::endpoint::{Endpoint, EndpointInner};
@@ -96,15 +96,19 @@ pub struct Operation<B> {
 }
 
 enum State<B> {
-    /// Sent when it was posted.
-    Sent(B, Transfer),
+    /// Sent when it was posted: so many bytes, with this tag.
+    Sent(B, usize, Option<u64>),
     Refused(Box<Failed<B>>),
     Posted {
         ep: Arc<EndpointInner>,
-        key: OpKey,
+        /// Until its result was taken.
+        key: Option<OpKey>,
     },
     Taken,
 }
+
+/// Why an operation panics.
+const RESOLVED: &str = "an operation was polled after it had resolved";
 
 /// What became of a cancelled operation.
 #[derive(Debug)]
@@ -116,8 +120,9 @@ pub enum Canceled<B> {
 }
 
 impl<B: IoBuf> Operation<B> {
-    pub(crate) fn sent(buf: B, transfer: Transfer) -> Self {
-        Self { state: State::Sent(buf, transfer) }
+    #[inline]
+    pub(crate) fn sent(buf: B, len: usize, tag: Option<u64>) -> Self {
+        Self { state: State::Sent(buf, len, tag) }
     }
 
     #[cold]
@@ -126,7 +131,7 @@ impl<B: IoBuf> Operation<B> {
     }
 
     pub(crate) fn posted(ep: Arc<EndpointInner>, key: OpKey) -> Self {
-        Self { state: State::Posted { ep, key } }
+        Self { state: State::Posted { ep, key: Some(key) } }
     }
 
     /// This, unless it was refused when it was posted.
@@ -143,7 +148,7 @@ impl<B: IoBuf> Operation<B> {
     /// What became of a post for a future.
     pub(crate) fn of<M: ThreadModel>(ep: &Endpoint<M>, posted: Posted<B>) -> Self {
         match posted {
-            Posted::Done(transfer, buf) => Self::sent(buf, transfer),
+            Posted::Done(transfer, buf) => Self::sent(buf, transfer.len, transfer.tag),
             Posted::Pending(key) => Self::posted(ep.inner.clone(), key),
             Posted::Reported => unreachable!("only queues are reported to"),
         }
@@ -158,7 +163,7 @@ impl<B: IoBuf> Operation<B> {
     /// Dropping this is dropping the operation.
     #[doc(alias = "fi_cancel")]
     pub async fn cancel(mut self) -> Canceled<B> {
-        if let State::Posted { ep, key } = &self.state
+        if let State::Posted { ep, key: Some(key) } = &self.state
             && let Ok(buf) = ep.domain.core.cancel(*key)
         {
             self.state = State::Taken;
@@ -174,29 +179,19 @@ impl<B: IoBuf> Future for Operation<B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let budget = ready!(coop::poll_proceed(cx));
-        let result = match &self.state {
-            State::Posted { ep, key } => {
-                let ended = ready!(ep.domain.core.poll_op(*key, cx));
-                self.state = State::Taken;
-                finish(ended)
-            }
-            _ => match std::mem::replace(&mut self.state, State::Taken) {
-                State::Sent(buf, transfer) => Ok(Done { buf, transfer }),
-                State::Refused(failed) => Err(*failed),
-                _ => panic!("an operation was polled after it had resolved"),
-            },
-        };
+        // What is returned is large: it is made where it belongs, not moved there.
+        if let State::Posted { ep, key } = &mut self.state {
+            let finished = ready!(ep.domain.core.poll_op(key.expect(RESOLVED), cx));
+            *key = None;
+            budget.made_progress();
+            return Poll::Ready(finished.take());
+        }
         budget.made_progress();
-        Poll::Ready(result)
-    }
-}
-
-fn finish<B: IoBuf>(ended: Ended) -> Result<Done<B>, Failed<B>> {
-    let buf = B::from_any(ended.buf)
-        .unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
-    match ended.error {
-        None => Ok(Done { buf, transfer: ended.transfer }),
-        Some(error) => Err(Failed { error: *error, buf, transfer: ended.transfer }),
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Sent(buf, len, tag) => Poll::Ready(Ok(Done { buf, transfer: Transfer::sent(len, tag) })),
+            State::Refused(failed) => Poll::Ready(Err(*failed)),
+            _ => panic!("{RESOLVED}"),
+        }
     }
 }
 
@@ -205,7 +200,7 @@ impl<B> Unpin for Operation<B> {}
 
 impl<B> Drop for Operation<B> {
     fn drop(&mut self) {
-        if let State::Posted { ep, key } = &self.state {
+        if let State::Posted { ep, key: Some(key) } = &self.state {
             ep.domain.core.abandon(*key);
         }
     }
@@ -215,8 +210,8 @@ impl<B> fmt::Debug for Operation<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.state {
             State::Sent(..) | State::Refused(_) => "Operation(ended)",
-            State::Posted { .. } => "Operation(posted)",
-            State::Taken => "Operation(resolved)",
+            State::Posted { key: Some(_), .. } => "Operation(posted)",
+            State::Posted { .. } | State::Taken => "Operation(resolved)",
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 
 use fabric_core::buf::IoBuf;
-use fabric_core::completion::{Done, Failed, OpKind, Transfer};
+use fabric_core::completion::{Done, Failed, OpKind};
 use fabric_core::provider::{SendNow, SendSpec};
 use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{Credit, Posted, Route};
@@ -139,7 +139,7 @@ pub(super) fn submit<B: IoBuf, M: ThreadModel>(
         let payload = buf.payload();
         let len = payload.len();
         match ep.inner.domain.core.send_now(ep.inner.id, spec, payload) {
-            Ok(SendNow::Done) => return Operation::sent(buf, Transfer::sent(len, spec.tag)),
+            Ok(SendNow::Done) => return Operation::sent(buf, len, spec.tag),
             Ok(SendNow::Queue) => {}
             Err(error) => return Operation::refused(Failed::new(error, buf)),
         }
