@@ -66,7 +66,7 @@ impl<'a> Payload<'a> {
     }
 
     /// Calls `act` with every piece that is not empty, in order, and with its position.
-    #[inline]
+    #[inline(always)] // so that what is done with bytes in one place is compiled in place
     pub fn for_each(self, mut act: impl FnMut(usize, &'a [u8])) {
         match self {
             Self::Whole(bytes) => act(0, bytes),

@@ -141,33 +141,49 @@ impl Callers {
 
     // ---- passes
 
-    /// Shows every attended caller, and one of those left alone, which is attended from now on if it `moves`.
+    /// A pass over the attended callers begins.
     #[inline]
-    pub(crate) fn pass(&mut self, mut moves: impl FnMut(usize, &mut Incoming) -> bool) {
+    pub(crate) fn begin_pass(&mut self) {
         self.passes = self.passes.wrapping_add(1);
-        for &at in &self.attended {
-            if let Some(Caller::Peer(peer)) = self.all.get_mut(at)
-                && moves(at, peer)
-            {
-                peer.heard = self.passes;
-            }
-        }
-        if !self.alone.is_empty() {
-            self.visit(moves);
+    }
+
+    /// The attended caller of this number, and where it is.
+    #[inline]
+    pub(crate) fn attended_mut(&mut self, number: usize) -> Option<(usize, &mut Incoming)> {
+        let at = *self.attended.get(number)?;
+        match self.all.get_mut(at) {
+            Some(Caller::Peer(peer)) => Some((at, peer)),
+            _ => None,
         }
     }
 
-    /// Shows one of those left alone.
-    fn visit(&mut self, mut moves: impl FnMut(usize, &mut Incoming) -> bool) {
-        let Some(at) = self.alone.pop_front() else { return };
-        let Some(peer) = self.all.get_mut(at).and_then(Caller::peer_mut) else { return };
-        if !moves(at, peer) && peer.may_be_left() {
+    /// It has said something in this pass.
+    #[inline]
+    pub(crate) fn heard(&mut self, at: usize) {
+        let passes = self.passes;
+        if let Some(peer) = self.get(at) {
+            peer.heard = passes;
+        }
+    }
+
+    /// One of those left alone, to be looked at in turn.
+    #[inline]
+    pub(crate) fn next_alone(&mut self) -> Option<usize> {
+        self.alone.pop_front()
+    }
+
+    /// One of those left alone was looked at: it is attended from now on if it `moved`.
+    #[cold]
+    pub(crate) fn visited(&mut self, at: usize, moved: bool) {
+        let passes = self.passes;
+        let Some(peer) = self.get(at) else { return };
+        if !moved && peer.may_be_left() {
             self.alone.push_back(at);
             return;
         }
         peer.alone = false;
         peer.disarm();
-        peer.heard = self.passes;
+        peer.heard = passes;
         self.attended.push(at);
     }
 

@@ -91,6 +91,36 @@ pub(crate) struct Endpoint {
     silent: Vec<usize>,
 }
 
+/// What a pass over the callers has found.
+#[derive(Default)]
+struct Found {
+    moved: bool,
+    /// The oldest message of one of them waits for a receive.
+    held: bool,
+    /// Those that have ended, and what was wrong with what they wrote.
+    over: Vec<(usize, Option<&'static str>)>,
+}
+
+impl Found {
+    /// Takes what this caller has sent; true when there was something.
+    #[inline(always)] // on the way of a small message
+    fn pump(&mut self, at: usize, peer: &mut Incoming, rx: &mut RxContext, host: &mut dyn Host) -> bool {
+        let news = match peer.pump(rx, host) {
+            Ok(news) => news,
+            Err(broken) => {
+                self.over.push((at, Some(broken.0)));
+                false
+            }
+        };
+        self.moved |= news;
+        self.held |= peer.is_held();
+        if peer.down().is_some() && peer.is_drained() {
+            self.over.push((at, None));
+        }
+        news
+    }
+}
+
 impl Endpoint {
     pub(crate) fn open(
         id: EpId,
@@ -267,9 +297,15 @@ impl Endpoint {
             host.unsettled();
         }
         if self.held {
-            self.pump_callers(host);
-            host.unsettled();
+            self.pump_held(host);
         }
+    }
+
+    /// A message that waited for a receive may be taken now.
+    #[cold]
+    fn pump_held(&mut self, host: &mut dyn Host) {
+        self.pump_callers(host);
+        host.unsettled();
     }
 
     pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
@@ -382,34 +418,44 @@ impl Endpoint {
         copied
     }
 
+    /// Takes what callers have sent: of the attended, and of one of those left alone.
+    #[inline(always)] // on the way of a small message
     fn pump_callers(&mut self, host: &mut dyn Host) -> bool {
-        let (mut moved, mut held) = (false, false);
-        let mut over = Vec::new();
-        self.callers.pass(|at, peer| {
-            let news = match peer.pump(&mut self.rx, host) {
-                Ok(more) => more,
-                Err(broken) => {
-                    over.push((at, Some(broken.0)));
-                    false
-                }
-            };
-            moved |= news;
-            held |= peer.is_held();
-            if peer.down().is_some() && peer.is_drained() {
-                over.push((at, None));
+        let mut found = Found::default();
+        let mut number = 0;
+        self.callers.begin_pass();
+        while let Some((at, peer)) = self.callers.attended_mut(number) {
+            if found.pump(at, peer, &mut self.rx, host) {
+                self.callers.heard(at);
             }
-            news
-        });
-        self.held = held;
-        // Nothing is allocated above unless somebody ended.
+            number += 1;
+        }
+        if let Some(at) = self.callers.next_alone() {
+            self.visit(at, &mut found, host);
+        }
+        self.held = found.held;
+        if !found.over.is_empty() {
+            self.end_callers(found.over, host);
+            return true;
+        }
+        found.moved
+    }
+
+    #[cold]
+    fn visit(&mut self, at: usize, found: &mut Found, host: &mut dyn Host) {
+        let Some(peer) = self.callers.get(at) else { return };
+        let moved = found.pump(at, peer, &mut self.rx, host);
+        self.callers.visited(at, moved);
+    }
+
+    #[cold]
+    fn end_callers(&mut self, over: Vec<(usize, Option<&'static str>)>, host: &mut dyn Host) {
         for (at, broken) in over {
-            moved = true;
             if let Some(what) = broken {
                 self.caller_ended(host, at, DownReason::Protocol(what));
             }
             self.end_caller(host, at);
         }
-        moved
     }
 
     fn pump_outgoing(&mut self, host: &mut dyn Host) -> bool {

@@ -22,7 +22,7 @@ use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, VERSION, Word};
 use super::loans::{self, Adopted, Borrow, Foreign, Keep, Offer};
 use super::record::{BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE};
 use super::ring::{Broken, Consumer, Record};
-use super::segment::{Segment, Unfit};
+use super::segment::{Payload, Segment, Unfit};
 use super::socket::{self, Socket};
 
 /// Records and bytes taken from one peer in one pass.
@@ -246,15 +246,50 @@ impl Incoming {
         Ok(moved)
     }
 
-    /// Takes one record; false when it has to stay.
-    fn take(&mut self, record: Record, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
+    /// Where the parts of a record lie, and its payload.
+    #[inline(always)] // on the way of a small message
+    fn parts(&self, record: Record) -> Result<(Layout, Payload<'_>), Broken> {
         let (kind, flags, len) = (record.header.kind, record.header.flags, record.header.len as usize);
         let layout =
             Layout::for_record(kind, flags, len).ok_or(Broken("a record too short for its flags"))?;
+        let payload = self.ring.memory().payload(record.start + layout.payload, len - layout.payload);
+        Ok((layout, payload.ok_or(Broken("a payload out of bounds"))?))
+    }
+
+    /// What is known of a message of `len` bytes, from its first record.
+    #[inline(always)] // likewise
+    fn envelope(&self, record: Record, layout: Layout, len: usize) -> Envelope {
+        let word = |at: usize| self.ring.memory().word(record.start + at);
+        Envelope {
+            peer: self.key,
+            source: self.source,
+            tag: layout.tag.map(word),
+            len,
+            data: layout.data.map(word),
+            arrival: 0,
+        }
+    }
+
+    /// Takes one record; false when it has to stay.
+    #[inline(always)] // likewise
+    fn take(&mut self, record: Record, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
+        if record.header.kind != WHOLE || self.landing.is_some() {
+            return self.take_other(record, rx, host);
+        }
+        let (layout, payload) = self.parts(record)?;
+        Ok(rx.deliver(host, self.envelope(record, layout, payload.len()), &payload))
+    }
+
+    /// Takes a record that is not a message by itself.
+    fn take_other(
+        &mut self,
+        record: Record,
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+    ) -> Result<bool, Broken> {
+        let (kind, flags) = (record.header.kind, record.header.flags);
+        let (layout, payload) = self.parts(record)?;
         let segment = self.ring.memory();
-        let payload = segment
-            .payload(record.start + layout.payload, len - layout.payload)
-            .ok_or(Broken("a payload out of bounds"))?;
         let word = |at: usize| segment.word(record.start + at);
         if kind == PIECE {
             let id = self.landing.ok_or(Broken("a piece of no message"))?;
@@ -287,14 +322,7 @@ impl Incoming {
             let request = Request::from_words(words).ok_or(Broken("a request for what cannot be done"))?;
             return self.serve(&request, host);
         }
-        let envelope = |len| Envelope {
-            peer: self.key,
-            source: self.source,
-            tag: layout.tag.map(word),
-            len,
-            data: layout.data.map(word),
-            arrival: 0,
-        };
+        let envelope = |len| self.envelope(record, layout, len);
         if kind == LOAN || kind == FETCH {
             if payload.len() != PLACE_BYTES {
                 return Err(Broken("a loan of another length"));
@@ -308,7 +336,6 @@ impl Incoming {
             };
         }
         match (kind, layout.total) {
-            (WHOLE, _) => Ok(rx.deliver(host, envelope(payload.len()), &payload)),
             (BEGIN, Some(at)) => {
                 let total = usize::try_from(word(at)).unwrap_or(usize::MAX);
                 if total <= payload.len() || total > MAX_MESSAGE {

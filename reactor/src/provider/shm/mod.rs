@@ -185,20 +185,25 @@ struct Means {
 
 impl ShmDomain {
     /// An endpoint that something is to be done with: it is attended from now on.
+    #[inline(always)] // on the way of a small message
     fn ep(&mut self, ep: EpId) -> Result<&mut Endpoint> {
-        let place = self.place(ep).filter(|place| *place < self.endpoints.len());
-        let place = place.ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        self.attend(place);
-        Ok(&mut self.endpoints[place])
+        let place = self.place(ep).unwrap_or(usize::MAX);
+        let Some(endpoint) = self.endpoints.get_mut(place) else {
+            return Err(Error::Closed(Class::Endpoint));
+        };
+        if !std::mem::replace(&mut endpoint.attended, true) {
+            self.attended.push(place);
+        }
+        Ok(endpoint)
     }
 
-    #[inline]
     fn attend(&mut self, place: usize) {
         if !std::mem::replace(&mut self.endpoints[place].attended, true) {
             self.attended.push(place);
         }
     }
 
+    #[inline]
     fn place(&self, ep: EpId) -> Option<usize> {
         self.places.get(ep.0 as usize).copied().flatten().map(|place| place as usize)
     }

@@ -546,6 +546,7 @@ impl Wires {
     }
 
     /// Sends a message in one record, unless it is too long for one.
+    #[inline]
     fn whole(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
         if payload.len() > PIECE_BYTES { Push::NoRoom } else { self.push(WHOLE, spec, 0, payload) }
     }
@@ -595,7 +596,7 @@ impl Wires {
         self.record(kind, flags, spec, total, payload)
     }
 
-    #[inline]
+    #[inline(always)] // on the way of a small message
     fn record(&mut self, kind: u8, flags: u8, spec: &SendSpec, total: u64, payload: Payload<'_>) -> Push {
         let layout = Layout::for_payload(kind, flags, payload.len());
         let pushed = self.ring.push(kind, flags, layout.payload + payload.len(), |record| {
@@ -608,7 +609,10 @@ impl Wires {
             if let Some(at) = layout.total {
                 record.put(at, &total.to_le_bytes());
             }
-            payload.for_each(|at, piece| record.put(layout.payload + at, piece));
+            match payload {
+                Payload::Whole(bytes) => record.put(layout.payload, bytes),
+                pieces => pieces.for_each(|at, piece| record.put(layout.payload + at, piece)),
+            }
         });
         if !pushed {
             return Push::NoRoom;

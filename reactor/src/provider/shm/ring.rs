@@ -159,7 +159,7 @@ impl<M: Memory> Producer<M> {
 
     /// Publishes a record of `len` bytes, header included; `fill` puts its parts where they belong. False when there
     /// is no room now.
-    #[inline]
+    #[inline(always)] // on the way of a small message
     pub(crate) fn push(&mut self, kind: u8, flags: u8, len: usize, fill: impl FnOnce(Draft<'_, M>)) -> bool {
         debug_assert!(kind != 0 && kind != PAD && len >= HEADER && len <= self.shape.longest());
         let lines = Shape::lines_for(len);
@@ -170,11 +170,17 @@ impl<M: Memory> Producer<M> {
             return false;
         }
         if pad > 0 {
-            self.publish(Header { kind: PAD, flags: 0, len: (pad * LINE) as u32 }, pad);
+            self.pad(pad);
         }
         fill(Draft { memory: &self.memory, start: self.shape.index(self.position) * LINE, len });
         self.publish(Header { kind, flags, len: len as u32 }, lines);
         true
+    }
+
+    /// Fills the end of the array.
+    #[cold]
+    fn pad(&mut self, lines: usize) {
+        self.publish(Header { kind: PAD, flags: 0, len: (lines * LINE) as u32 }, lines);
     }
 
     /// Whether a record of this many bytes has room now.
@@ -250,6 +256,7 @@ impl<M: Memory> Producer<M> {
         free(self.position, self.returned, self.shape) > lines
     }
 
+    #[inline(always)] // on the way of a small message
     fn publish(&mut self, header: Header, lines: usize) {
         let (here, next) = (self.shape.index(self.position), self.shape.index(self.position + lines as u64));
         if header.kind != PAD {
