@@ -140,6 +140,7 @@ impl Outcome {
     }
 
     /// A received message; truncated when fewer bytes were placed than it had.
+    #[inline]
     #[must_use]
     pub fn received(envelope: &Envelope, placed: usize) -> Self {
         let lost = envelope.len - placed;
@@ -270,6 +271,7 @@ pub struct Completion {
 impl Completion {
     /// An entry; for the progress engine.
     #[doc(hidden)]
+    #[inline(always)] // it is large
     #[must_use]
     pub fn new(context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) -> Self {
         Self { context, kind, transfer: outcome.transfer, error: outcome.error.map(|error| *error), buf }

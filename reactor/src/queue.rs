@@ -43,6 +43,7 @@ impl CompletionRing {
     }
 
     /// Fills a reserved entry.
+    #[inline(always)] // on the way of a small message, and an entry is large
     pub(crate) fn push(&mut self, completion: Completion) -> Option<Waker> {
         self.reserved -= 1;
         self.entries.push_back(completion);
@@ -51,8 +52,17 @@ impl CompletionRing {
 
     /// Moves up to `max` entries out.
     pub(crate) fn take(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        let count = self.entries.len().min(max);
-        out.extend(self.entries.drain(..count));
+        let count = self.entries.len();
+        if count > max {
+            out.extend(self.entries.drain(..max));
+            return max;
+        }
+        if count > 0 {
+            // All in one go: an entry is large, and a deque gives them out one by one.
+            let mut all = Vec::from(std::mem::take(&mut self.entries));
+            out.append(&mut all);
+            self.entries = all.into();
+        }
         count
     }
 }
