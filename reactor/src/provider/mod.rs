@@ -1,6 +1,7 @@
 //! The registry of providers. Adding one touches its folder, this list, and the names of schemes and protocols in
 //! `fabric-core` (`address.rs`, `info/level.rs`).
 
+mod origin;
 pub mod shm;
 
 use fabric_core::provider::Provider;

@@ -28,7 +28,7 @@ use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::memfd;
-use super::origin::Origin;
+use crate::provider::origin::Origin;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 

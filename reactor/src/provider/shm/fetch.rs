@@ -53,9 +53,9 @@ use rustix::io::Errno;
 
 use super::incoming::MAX_MESSAGE;
 use super::loans::SLOTS;
-use super::origin::Origin;
 use super::segment::Segment;
 use super::socket::Socket;
+use crate::provider::origin::Origin;
 
 /// From this length on messages are fetched, unless said otherwise: none are. Measured with `fabric-bench bw` and `lat`, which
 /// take `--single-copy-from`: two copies that overlap in the caches, and no answer to wait for, were faster at every

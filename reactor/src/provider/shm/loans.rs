@@ -25,8 +25,8 @@ use fabric_core::provider::{Lender, OpKey};
 use fabric_core::{Error, Result, Scarce};
 
 use super::area::{Area, Lent};
-use super::origin::Origin;
 use super::segment::{RETURN_WORDS, Segment};
+use crate::provider::origin::Origin;
 
 /// The smallest chunk. They come in powers of two.
 const SMALLEST: usize = 4096;

@@ -11,7 +11,6 @@
 //! | `ring` | the ring of lines |
 //! | `segment` | the memory below the ring |
 //! | `memfd` | where memory that is passed on comes from |
-//! | `origin` | what belongs to the parent of a forked process |
 //! | `area` | memory that peers reach by themselves |
 //! | `loans` | memory that changes hands instead of being copied |
 //! | `desk` | what peers ask for is done here: accesses to regions that are not mapped |
@@ -27,7 +26,6 @@ mod handshake;
 mod incoming;
 mod loans;
 mod memfd;
-mod origin;
 mod outgoing;
 mod record;
 pub(crate) mod ring;
@@ -57,11 +55,12 @@ use fabric_core::stats::ProviderStats;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
+use crate::provider::origin::Origin;
+
 use area::Lent;
 use callers::FEW;
 use endpoint::{Endpoint, Token};
 use loans::Loans;
-use origin::Origin;
 #[cfg(all(feature = "work", not(loom)))]
 pub(crate) use work::all as work;
 

@@ -20,7 +20,7 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use super::origin::Origin;
+use crate::provider::origin::Origin;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
