@@ -76,7 +76,8 @@ impl Survivor {
 
     /// Waits for the death of this peer, then for that of its process.
     async fn hears_of_the_death(&mut self, mut victim: Peer) {
-        let process = victim.0.id().to_string();
+        // With what follows in the names it makes: another process's number may begin with this one.
+        let process = format!("{}.", victim.0.id());
         assert_eq!(self.hears_of_the_end(&process).await, DownReason::Died);
         ended(&mut victim).await;
     }
