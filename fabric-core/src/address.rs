@@ -1,6 +1,7 @@
 //! Addresses of endpoints, as people write them and as an address vector numbers them.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::error::{Error, Result};
 /// The longest name inside an address, in bytes.
 pub const MAX_NAME: usize = 80;
 
-/// Where an endpoint can be reached: `fi_shm://NAME`, `fi_sim://NAME`.
+/// Where an endpoint can be reached: `fi_shm://NAME`, `fi_tcp://IP:PORT`, `fi_sim://NAME`.
 ///
 /// Parses from and prints as text (`FI_ADDR_STR`); the `fi_` prefix may be left out when parsing. An address with an
 /// empty name asks for a fresh one where it is bound, and names nobody as a peer.
@@ -34,18 +35,21 @@ pub struct Address {
 pub enum Scheme {
     /// Shared memory between processes of one machine.
     Shm,
+    /// TCP, on the wire of libfabric's provider of that name.
+    Tcp,
     /// The simulated network inside one process.
     Sim,
 }
 
 impl Scheme {
-    const ALL: [Self; 2] = [Self::Shm, Self::Sim];
+    const ALL: [Self; 3] = [Self::Shm, Self::Tcp, Self::Sim];
 
     /// The name of the provider that serves addresses of this kind.
     #[must_use]
     pub fn provider(self) -> &'static str {
         match self {
             Self::Shm => "shm",
+            Self::Tcp => "tcp",
             Self::Sim => "sim",
         }
     }
@@ -56,16 +60,51 @@ impl Address {
     ///
     /// # Errors
     /// [`Error::BadAddress`] when the name is longer than 80 bytes, or holds anything but ASCII letters,
-    /// digits and `._-:@+`.
+    /// digits and `._-:@+`. With [`Scheme::Tcp`], when it is not the IP address and port of one machine, as in
+    /// `127.0.0.1:5000` or `[::1]:5000`.
     pub fn new(scheme: Scheme, name: &str) -> Result<Self> {
         let bad = |why| Err(Error::BadAddress { text: format!("fi_{}://{name}", scheme.provider()), why });
         if name.len() > MAX_NAME {
             return bad("the name is longer than 80 bytes");
         }
+        if scheme == Scheme::Tcp && !name.is_empty() {
+            let Ok(at) = name.parse::<SocketAddr>() else {
+                return bad(
+                    "it takes an IP address and a port, as in tcp://127.0.0.1:5000 or tcp://[::1]:5000",
+                );
+            };
+            if at.ip().is_unspecified() || at.ip().is_multicast() {
+                return bad("it takes the address of one machine: peers answer to it");
+            }
+            return Self::of_socket(scheme, at);
+        }
         if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-:@+".contains(&b)) {
             return bad("a name holds ASCII letters, digits and any of . _ - : @ +");
         }
         Ok(Self { scheme, name: name.into() })
+    }
+
+    /// The address of a socket.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`] when addresses of this kind name no sockets.
+    #[doc(hidden)]
+    pub fn of_socket(scheme: Scheme, at: SocketAddr) -> Result<Self> {
+        let text = match at {
+            SocketAddr::V4(at) => at.to_string(),
+            // Neither the flow nor the scope of an address means anything elsewhere.
+            SocketAddr::V6(at) => format!("[{}]:{}", at.ip(), at.port()),
+        };
+        if scheme == Scheme::Tcp {
+            return Ok(Self { scheme, name: text.into() });
+        }
+        Err(Error::BadAddress { text, why: "addresses of this kind are names" })
+    }
+
+    /// The address of the socket behind this, if it names one.
+    #[must_use]
+    pub fn socket(&self) -> Option<SocketAddr> {
+        (self.scheme == Scheme::Tcp).then(|| self.name.parse().ok()).flatten()
     }
 
     /// The kind of this address.
@@ -90,8 +129,9 @@ impl FromStr for Address {
             return bad("an address reads SCHEME://NAME, as in shm://echo");
         };
         let scheme = scheme.strip_prefix("fi_").unwrap_or(scheme);
+        let scheme = if matches!(scheme, "sockaddr_in" | "sockaddr_in6") { "tcp" } else { scheme };
         let Some(scheme) = Scheme::ALL.into_iter().find(|s| s.provider() == scheme) else {
-            return bad("unknown scheme; known: shm, sim");
+            return bad("unknown scheme; known: shm, tcp, sim");
         };
         Self::new(scheme, name).or_else(|error| match error {
             Error::BadAddress { why, .. } => bad(why),
@@ -147,7 +187,14 @@ mod tests {
 
     #[test]
     fn prints_what_it_parses() {
-        for text in ["fi_shm://echo", "fi_shm://", "fi_sim://a.b-c_d:0@x+y"] {
+        for text in [
+            "fi_tcp://127.0.0.1:5000",
+            "fi_tcp://[::1]:5000",
+            "fi_tcp://",
+            "fi_shm://echo",
+            "fi_shm://",
+            "fi_sim://a.b-c_d:0@x+y",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
         assert_eq!("shm://x".parse::<Address>().unwrap().to_string(), "fi_shm://x");

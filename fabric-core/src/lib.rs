@@ -13,6 +13,7 @@
 //! | [`error`], [`stats`] | what can go wrong, and what was done |
 //! | [`provider`] | the traits between the progress engine and a provider |
 //! | [`sim`] | a provider inside one process with seeded delay and reordering |
+//! | [`tcp`] | what is spoken over TCP, without sockets |
 
 pub mod address;
 pub mod atomic;
@@ -29,6 +30,7 @@ pub mod provider;
 pub mod rx;
 pub mod sim;
 pub mod stats;
+pub mod tcp;
 pub mod tree;
 
 pub use address::{Address, FiAddr, Scheme};

@@ -1,0 +1,104 @@
+//! Endpoints that connect on demand: what they say of themselves, and which connection stays when both dial at once.
+
+use std::cmp::Ordering;
+use std::net::{IpAddr, SocketAddr};
+
+/// What an endpoint says of itself in the private data of a request, and its peer in the acceptance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The highest version of the protocol, or the one that was chosen.
+    pub version: u8,
+    /// Bit 0: behind a firewall.
+    pub features: u8,
+    /// Where the asking side listens.
+    pub port: u16,
+    /// Another number when the endpoint is started again; never 0.
+    pub instance: u32,
+}
+
+/// The version without a rendezvous, which every peer speaks.
+const PLAIN: u8 = 0;
+/// What newer peers add to a version that they have chosen.
+const CHOSEN: u8 = 0x80;
+
+impl Hello {
+    /// How many bytes it is.
+    pub const BYTES: usize = 8;
+
+    /// What an endpoint asks with.
+    #[must_use]
+    pub fn new(port: u16, instance: u32) -> Self {
+        Self { version: PLAIN, features: 0, port, instance }
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn encode(self) -> [u8; Self::BYTES] {
+        let [p0, p1] = self.port.to_be_bytes();
+        let [i0, i1, i2, i3] = self.instance.to_be_bytes();
+        [self.version, self.features, p0, p1, i0, i1, i2, i3]
+    }
+
+    /// What these bytes say; `None` when they are of another length.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let [version, features, p0, p1, i0, i1, i2, i3] = *bytes.as_array()?;
+        let instance = u32::from_be_bytes([i0, i1, i2, i3]);
+        Some(Self { version, features, port: u16::from_be_bytes([p0, p1]), instance })
+    }
+
+    /// The answer to a request with this: the plain version, said as the asking side expects it.
+    #[must_use]
+    pub fn accepted_by(self, instance: u32) -> Self {
+        let version = if self.version == PLAIN { PLAIN } else { PLAIN | CHOSEN };
+        Self { version, features: self.features & 1, port: self.port, instance }
+    }
+}
+
+/// What this side has of a connection with a peer that asks for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rivals {
+    /// Nothing.
+    None,
+    /// It has asked too, and has no answer yet.
+    Asking,
+    /// A connection with this instance of the peer; `None` while that is not known.
+    Connected(Option<u32>),
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is accepted.
+    Accept,
+    /// It is accepted, and what this side has of a connection is given up.
+    Replace,
+    /// It is accepted beside what this side has: an endpoint that talks with itself.
+    Both,
+    /// It is refused.
+    Refuse,
+}
+
+/// What becomes of a request from this peer. When both ask at once the connection stays that the greater address has
+/// asked for; a peer that was started again replaces what there was before.
+#[must_use]
+pub fn arbitrate(ours: SocketAddr, theirs: SocketAddr, hello: Hello, rivals: Rivals) -> Verdict {
+    match (rivals, rank(theirs).cmp(&rank(ours))) {
+        (Rivals::None, _) => Verdict::Accept,
+        (_, Ordering::Equal) => Verdict::Both,
+        (Rivals::Asking, Ordering::Less) => Verdict::Refuse,
+        (Rivals::Asking, Ordering::Greater) => Verdict::Replace,
+        (Rivals::Connected(None), _) => Verdict::Refuse,
+        (Rivals::Connected(Some(known)), _) if known == hello.instance => Verdict::Refuse,
+        (Rivals::Connected(Some(_)), _) => Verdict::Replace,
+    }
+}
+
+/// Addresses are compared as they are written on the wire: the bytes of the address, then those of the port.
+fn rank(at: SocketAddr) -> (Vec<u8>, u16) {
+    let bytes = match at.ip() {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    (bytes, at.port())
+}

@@ -1,0 +1,103 @@
+//! Messages become a stream of bytes.
+
+use crate::buf::Payload;
+
+use super::{Frame, LONGEST_HEADER, Order, Owed};
+
+/// The sending half of a connection: bytes that are on their way, and the numbers of frames.
+///
+/// Short messages are collected here and leave together. Of a long one only the header passes through: its bytes follow
+/// from where they lie.
+#[derive(Debug)]
+pub struct Outbox {
+    order: Order,
+    number: u8,
+    bytes: Vec<u8>,
+    /// How many of them have left.
+    sent: usize,
+    /// A frame has begun whose bytes do not pass through here: nothing may come between.
+    is_open: bool,
+    /// Owed while it was.
+    owed: Vec<Owed>,
+}
+
+impl Outbox {
+    /// Of a connection on which integers are written like this.
+    #[must_use]
+    pub fn new(order: Order) -> Self {
+        Self { order, number: 0, bytes: Vec::new(), sent: 0, is_open: false, owed: Vec::new() }
+    }
+
+    /// Bytes that have not left yet.
+    #[must_use]
+    pub fn pending(&self) -> &[u8] {
+        &self.bytes[self.sent..]
+    }
+
+    /// So many of them have left.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    pub fn left(&mut self, count: usize) {
+        assert!(count <= self.pending().len(), "more has left than there was");
+        self.sent += count;
+        if self.sent == self.bytes.len() {
+            self.bytes.clear();
+            self.sent = 0;
+        }
+    }
+
+    /// Adds a whole message.
+    ///
+    /// # Panics
+    /// While another one is open.
+    pub fn push(&mut self, tag: Option<u64>, data: Option<u64>, payload: Payload<'_>) {
+        self.header(Frame::message(tag, data, payload.len()));
+        payload.for_each(|_, piece| self.bytes.extend_from_slice(piece));
+    }
+
+    /// Begins a message whose bytes are sent from where they lie, after what is pending.
+    ///
+    /// # Panics
+    /// While another one is open.
+    pub fn open(&mut self, tag: Option<u64>, data: Option<u64>, len: usize) {
+        self.header(Frame::message(tag, data, len));
+        self.is_open = true;
+    }
+
+    /// All bytes of the message that was opened have left.
+    pub fn close(&mut self) {
+        self.is_open = false;
+        for owed in std::mem::take(&mut self.owed) {
+            self.header(Frame::ack(owed));
+        }
+    }
+
+    /// Whether a message has begun and not ended.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Acknowledges what has arrived, between two messages.
+    pub fn acknowledge(&mut self, owed: Owed) {
+        if self.is_open {
+            self.owed.push(owed);
+        } else {
+            self.header(Frame::ack(owed));
+        }
+    }
+
+    /// Nothing of this leaves any more.
+    pub fn give_up(&mut self) {
+        *self = Self::new(self.order);
+    }
+
+    fn header(&mut self, frame: Frame) {
+        assert!(!self.is_open, "a frame within another");
+        let mut header = [0; LONGEST_HEADER];
+        let len = frame.encode(self.order, self.number, &mut header);
+        self.number = self.number.wrapping_add(1);
+        self.bytes.extend_from_slice(&header[..len]);
+    }
+}

@@ -1,0 +1,68 @@
+//! What is spoken over TCP, byte by byte: headers as libfabric writes them, streams split anywhere, and everything a
+//! peer must not say.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `host` | a receive context, and a host that keeps everything in maps |
+//! | `beginning` | control messages, and which connection stays |
+//! | `frames` | the headers of what follows |
+//! | `streams` | whole streams, split anywhere, hostile ones among them |
+//! | `corpora` | the corpora of `fuzz`, replayed |
+
+#![allow(unsafe_code)] // an allocator that notes what is asked of it
+
+mod beginning;
+mod corpora;
+mod frames;
+mod host;
+mod streams;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Noting;
+
+// SAFETY: everything is passed on to the system's allocator; the note is a constant-initialised thread local without a
+// destructor, so that taking it allocates nothing itself.
+unsafe impl GlobalAlloc for Noting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.with(|largest| largest.set(largest.get().max(layout.size())));
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Noting = Noting;
+
+/// The largest piece of memory that this takes.
+fn largest_allocation(of: impl FnOnce()) -> usize {
+    LARGEST.with(|largest| largest.set(0));
+    of();
+    LARGEST.with(Cell::get)
+}
+
+/// Bytes written as hexadecimal digits, with spaces where it pleases.
+fn hex(digits: &str) -> Vec<u8> {
+    let digits: Vec<_> = digits.chars().filter_map(|c| c.to_digit(16)).collect();
+    digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
+}
+
+/// Numbers from a seed, the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % below
+    }
+}
