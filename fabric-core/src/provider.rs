@@ -441,6 +441,17 @@ pub trait Host {
     fn leaving(&self, number: FiAddr) -> Option<Address>;
 }
 
+/// What a descriptor is watched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Something to read, or the end.
+    Read,
+    /// Room to write.
+    Write,
+    /// Either.
+    Both,
+}
+
 /// What a provider waits on: a set of descriptors, and a doorbell inside the process.
 pub trait WaitSet: Send + Sync {
     /// Wakes whoever sleeps on the set.
@@ -451,6 +462,15 @@ pub trait WaitSet: Send + Sync {
     /// # Errors
     /// What the operating system refuses.
     fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()>;
+
+    /// Watches a descriptor that is watched already for something else. It stays with its token.
+    ///
+    /// # Errors
+    /// What the operating system refuses.
+    fn rewatch(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
+        let _ = (fd, token, interest);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Stops watching. To be called before the descriptor is closed.
     fn unwatch(&self, fd: BorrowedFd<'_>);

@@ -375,6 +375,16 @@ impl Locked<'_> {
         matches!(self.driver, Driver::Gone)
     }
 
+    /// A call has left something that a pass would move, or that waits for a peer.
+    #[cold]
+    pub(crate) fn see_to_it(&mut self) {
+        if !self.armed {
+            self.keep_going();
+        } else if !self.arm() {
+            self.wake_driver();
+        }
+    }
+
     /// Wakes the driver, or arms the domain where the driver only listens.
     fn keep_going(&mut self) {
         let policy = self.engine.policy;

@@ -27,16 +27,9 @@ impl Locked<'_> {
         self.posted(posts);
         self.follow_up();
         if std::mem::take(&mut self.hub.unsettled) {
-            self.arm_anew();
+            self.see_to_it();
         }
         self.settle();
-    }
-
-    #[cold]
-    fn arm_anew(&mut self) {
-        if self.armed && !self.arm() {
-            self.wake_driver();
-        }
     }
 
     pub(crate) fn send<B: IoBuf>(

@@ -3,13 +3,14 @@
 
 mod origin;
 pub mod shm;
+pub mod tcp;
 
 use fabric_core::provider::Provider;
 use fabric_core::sim::SimProvider;
 
 use fabric_core::{Error, Result};
 
-static PROVIDERS: [&dyn Provider; 2] = [&shm::ShmProvider, &SimProvider];
+static PROVIDERS: [&dyn Provider; 3] = [&shm::ShmProvider, &tcp::TcpProvider, &SimProvider];
 
 /// Every provider, best first.
 #[must_use]

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use fabric_core::provider::WaitSet;
+use fabric_core::provider::{Interest, WaitSet};
 use fabric_core::{Error, Result};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
@@ -69,6 +69,16 @@ impl WaitSet for PollSet {
     fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    fn rewatch(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
+        let read = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        let flags = match interest {
+            Interest::Read => read,
+            Interest::Write => epoll::EventFlags::OUT,
+            Interest::Both => read | epoll::EventFlags::OUT,
+        };
+        Ok(epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
     }
 
     fn unwatch(&self, fd: BorrowedFd<'_>) {

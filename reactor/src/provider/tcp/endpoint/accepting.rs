@@ -1,0 +1,121 @@
+//! Connections that peers ask for.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use fabric_core::Error;
+use fabric_core::event::EventKind;
+use fabric_core::provider::Host;
+use fabric_core::tcp::{ControlKind, Order, Rivals, Verdict, arbitrate};
+
+use super::super::farewell;
+use super::super::greeting::Caller;
+use super::{Endpoint, PATIENCE, Stage, Token};
+
+/// Connections an endpoint accepts in one go.
+const ACCEPTS_PER_LOOK: usize = 64;
+/// Connections that may wait to say who they are. The one that has waited longest makes room for another.
+const STRANGERS: usize = 64;
+/// When to look again after there was no descriptor left.
+const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
+
+impl Endpoint {
+    pub(super) fn accept(&mut self, host: &mut dyn Host) {
+        for _ in 0..ACCEPTS_PER_LOOK {
+            match self.listener.accept() {
+                Ok(Some((socket, from))) => {
+                    self.called(host, Caller::new(socket, from, Instant::now() + PATIENCE))
+                }
+                Ok(None) => return,
+                Err(errno) => {
+                    // Who waits there keeps the listener ready.
+                    self.listener.unwatch(&*self.wait);
+                    self.accept_again = Some(Instant::now() + NO_DESCRIPTOR);
+                    let _ = self.set_clock();
+                    let error = Error::os("accept4", errno.raw_os_error());
+                    return host.event(self.id, EventKind::Rejected { error });
+                }
+            }
+        }
+    }
+
+    /// There may be descriptors again.
+    pub(super) fn accept_on(&mut self, host: &mut dyn Host) {
+        self.accept_again = match self.listener.watch(&*self.wait, Token::Listener.pack(self.id)) {
+            Ok(()) => None,
+            Err(_) => Some(Instant::now() + NO_DESCRIPTOR),
+        };
+        if self.accept_again.is_none() {
+            self.accept(host);
+        }
+    }
+
+    /// Somebody has connected.
+    fn called(&mut self, host: &mut dyn Host, mut caller: Caller) {
+        let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
+        if caller.watch(&self.wait, token).is_err() {
+            return;
+        }
+        let at = self.stages.insert(Stage::Caller(caller));
+        self.callers.push_back(at);
+        self.caller_ready(host, at);
+        if self.callers.len() > STRANGERS {
+            self.caller_over(host, self.callers[0], None);
+        }
+        if self.callers.len() == 1 {
+            let _ = self.set_clock();
+        }
+    }
+
+    /// Somebody goes who has not become a peer.
+    pub(super) fn caller_over(&mut self, host: &mut dyn Host, at: usize, error: Option<Error>) {
+        self.callers.retain(|caller| *caller != at);
+        self.stages.try_remove(at);
+        if let Some(error) = error {
+            host.event(self.id, EventKind::Rejected { error });
+        }
+    }
+
+    pub(super) fn caller_ready(&mut self, host: &mut dyn Host, at: usize) {
+        let Some(Stage::Caller(caller)) = self.stages.get_mut(at) else { return };
+        let (order, hello, rest) = match caller.go_on() {
+            Ok(None) => return,
+            Ok(Some(asked)) => asked,
+            Err(error) => return self.caller_over(host, at, error),
+        };
+        self.callers.retain(|caller| *caller != at);
+        let Stage::Caller(caller) = self.stages.remove(at) else { return };
+        let theirs = SocketAddr::new(caller.from.ip(), hello.port);
+        let Ok(peer) = self.peer_at(theirs) else { return };
+        let rivals = match self.peers[peer].link.and_then(|link| self.stages.get(link)) {
+            None | Some(Stage::Caller(_)) => Rivals::None,
+            Some(Stage::Asked(_)) => Rivals::Asking,
+            Some(Stage::Up(link)) => Rivals::Connected(link.instance),
+        };
+        let verdict = arbitrate(self.at, theirs, hello, rivals);
+        if verdict == Verdict::Refuse {
+            caller.say(ControlKind::Refuse, hello);
+            return farewell::close(caller.into_socket(), &[]);
+        }
+        if verdict == Verdict::Replace
+            && let Some(old) = self.peers[peer].link.take()
+        {
+            match self.stages.get(old) {
+                Some(Stage::Up(_)) => self.link_down(host, old),
+                _ => drop(self.stages.try_remove(old)),
+            }
+        }
+        if !caller.say(ControlKind::Accept, hello.accepted_by(self.instance)) {
+            return;
+        }
+        let order = Order::NATIVE.with(order);
+        // `link_down` may have forgotten the peer.
+        let Ok(peer) = self.peer_at(theirs) else { return };
+        let link = self.link_up(host, (peer, Some(hello.instance)), caller.into_socket(), order, rest);
+        if verdict != Verdict::Both {
+            self.peers[peer].link = Some(link);
+            self.drive(host, peer);
+        }
+        self.progress(host);
+    }
+}

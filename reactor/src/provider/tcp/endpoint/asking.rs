@@ -1,0 +1,104 @@
+//! Connections that this side asks for.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use fabric_core::provider::{Host, Interest};
+use fabric_core::tcp::{Hello, Order};
+use fabric_core::{Address, Error, Refusal, Result};
+
+use super::super::greeting::{Answer, Asked, Greeting};
+use super::super::socket::Socket;
+use super::{Endpoint, PATIENCE, Stage, Token};
+
+/// The first pause after a refusal; it grows.
+const PAUSE: Duration = Duration::from_millis(2);
+
+impl Endpoint {
+    /// Asks a peer for a connection.
+    pub(super) fn dial(&mut self, at: usize) -> Result<()> {
+        let peer = &mut self.peers[at];
+        peer.again = None;
+        let mut socket = Socket::dial(self.at, peer.at).map_err(|errno| unreachable(&peer.name, errno))?;
+        let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
+        socket.watch(&self.wait, token, Interest::Write)?;
+        let hello = Hello::new(self.at.port(), self.instance);
+        peer.link =
+            Some(self.stages.insert(Stage::Asked(Asked::new(at, socket, hello, Instant::now() + PATIENCE))));
+        self.set_clock()
+    }
+
+    pub(super) fn asked_ready(&mut self, host: &mut dyn Host, at: usize) {
+        let Some(Stage::Asked(asked)) = self.stages.get_mut(at) else { return };
+        let peer = asked.peer;
+        let token = Token::Socket(at as u32).pack(self.id);
+        match asked.go_on(&self.wait, token) {
+            Greeting::Later => {}
+            Greeting::Failed(errno) => {
+                let error = unreachable(&self.peers[peer].name, errno);
+                self.asked_over(host, at, &error);
+            }
+            Greeting::Broken(what) => {
+                let error = Error::Protocol { peer: self.peers[peer].name.clone(), what: what.into() };
+                self.asked_over(host, at, &error);
+            }
+            Greeting::Gone => {
+                let error = Error::PeerGone(self.peers[peer].name.clone());
+                self.asked_over(host, at, &error);
+            }
+            Greeting::Answer(Answer::Refused { is_rival: true }) => {
+                // It asks as well, or has a connection of which this side does not know any more.
+                self.stages.remove(at);
+                self.peers[peer].link = None;
+                self.pause(host, peer);
+            }
+            Greeting::Answer(Answer::Refused { is_rival: false }) => {
+                let error =
+                    Error::Refused { peer: self.peers[peer].name.clone(), reason: Refusal::Resources };
+                self.asked_over(host, at, &error);
+            }
+            Greeting::Answer(Answer::Accepted { order, instance, rest }) => {
+                let Stage::Asked(asked) = self.stages.remove(at) else { return };
+                let order = Order::NATIVE.with(order);
+                let again = self.link_up(host, (peer, instance), asked.into_socket(), order, rest);
+                self.peers[peer].link = Some(again);
+                self.drive(host, peer);
+            }
+        }
+    }
+
+    /// An attempt has failed, and with it what waited for it.
+    pub(super) fn asked_over(&mut self, host: &mut dyn Host, at: usize, error: &Error) {
+        let Some(Stage::Asked(asked)) = self.stages.try_remove(at) else { return };
+        if self.peers[asked.peer].link == Some(at) {
+            self.peers[asked.peer].link = None;
+            self.fail_sends(host, asked.peer, error);
+        }
+    }
+
+    /// Asks again after a while, unless that has gone on for too long.
+    fn pause(&mut self, host: &mut dyn Host, at: usize) {
+        let now = Instant::now();
+        let peer = &mut self.peers[at];
+        if peer.sends.is_empty() {
+            return;
+        }
+        if peer.until.is_some_and(|until| until < now) {
+            let error = Error::Refused { peer: peer.name.clone(), reason: Refusal::Resources };
+            return self.fail_sends(host, at, &error);
+        }
+        let pause = peer.again.map_or(PAUSE, |(_, pause)| (pause * 2).min(PAUSE * 64));
+        // Two that ask each other must not keep in step.
+        let jitter = RandomState::new().hash_one(at) % 1000;
+        peer.again = Some((now + pause + Duration::from_micros(jitter), pause));
+        let _ = self.set_clock();
+    }
+}
+
+/// Why there is no connection.
+fn unreachable(peer: &Address, errno: rustix::io::Errno) -> Error {
+    match errno {
+        rustix::io::Errno::CONNREFUSED => Error::NoSuchPeer(peer.clone()),
+        errno => Error::os("connect", errno.raw_os_error()),
+    }
+}

@@ -1,0 +1,95 @@
+//! How connections come and go.
+
+use fabric_core::Error;
+use fabric_core::event::{DownReason, EventKind};
+use fabric_core::matching::PeerKey;
+use fabric_core::provider::Host;
+use fabric_core::tcp::Order;
+
+use super::super::farewell;
+use super::super::link::Link;
+use super::super::socket::Socket;
+use super::{Endpoint, Stage, Token};
+
+impl Endpoint {
+    pub(super) fn link_up(
+        &mut self,
+        host: &mut dyn Host,
+        (peer, instance): (usize, Option<u32>),
+        socket: Socket,
+        order: Order,
+        rest: Vec<u8>,
+    ) -> usize {
+        self.next_key += 1;
+        let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
+        let mut link =
+            Link::new((peer, PeerKey(self.next_key)), socket, (self.wait.clone(), token), order, rest);
+        link.instance = instance;
+        link.rewatch();
+        let name = self.peers[peer].name.clone();
+        link.number = host.peer_connected(self.id, &name);
+        link.source = link.number;
+        host.event(self.id, EventKind::PeerConnected { peer: name, source: link.source });
+        self.peers[peer].again = None;
+        let at = self.stages.insert(Stage::Up(Box::new(link)));
+        self.hot.push(at);
+        let _ = self.set_clock();
+        at
+    }
+
+    /// A connection has ended, and all that came over it has been taken.
+    pub(super) fn link_down(&mut self, host: &mut dyn Host, at: usize) {
+        let Some(Stage::Up(mut link)) = self.stages.try_remove(at) else { return };
+        self.hot.retain(|hot| *hot != at);
+        let (peer, name) = (link.peer, self.peers[link.peer].name.clone());
+        let reason = link.ended().unwrap_or(DownReason::Closed);
+        let gone = self.gone(&link);
+        link.give_up(&mut self.rx, host, gone.clone());
+        let source = link.source.or_else(|| host.number_of(self.id, &name));
+        host.event(self.id, EventKind::PeerDown { peer: name.clone(), source, reason });
+        if self.peers[peer].link == Some(at) {
+            self.peers[peer].link = None;
+            self.fail_sends(host, peer, &gone);
+        }
+        if let Some(source) = source
+            && !self.links().any(|other| other.peer == peer)
+        {
+            self.rx.fail_directed(host, source, &gone);
+        }
+        self.rx.depart(link.key, name);
+        host.peer_disconnected(self.id, link.number);
+        let (socket, rest) = link.into_socket();
+        farewell::close(socket, &rest);
+        self.forget(peer);
+    }
+
+    /// The peer hears nothing any more, but something may have come from it that nobody has asked for yet.
+    pub(super) fn link_half_down(&mut self, host: &mut dyn Host, at: usize) {
+        let Some(Stage::Up(link)) = self.stages.get(at) else { return };
+        let (peer, gone) = (link.peer, self.gone(link));
+        self.peers[peer].link = None;
+        self.fail_sends(host, peer, &gone);
+    }
+
+    /// What operations hear that were for the peer of a connection that has ended.
+    fn gone(&self, link: &Link) -> Error {
+        let peer = self.peers[link.peer].name.clone();
+        match link.ended() {
+            Some(DownReason::Protocol(what)) => Error::Protocol { peer, what: what.into() },
+            _ => Error::PeerGone(peer),
+        }
+    }
+
+    /// A peer that nobody needs.
+    fn forget(&mut self, at: usize) {
+        let peer = &self.peers[at];
+        if peer.addr.is_none()
+            && peer.link.is_none()
+            && peer.sends.is_empty()
+            && !self.links().any(|l| l.peer == at)
+        {
+            let peer = self.peers.remove(at);
+            self.by_address.remove(&peer.at);
+        }
+    }
+}

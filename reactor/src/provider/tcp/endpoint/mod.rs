@@ -1,0 +1,272 @@
+//! An endpoint over TCP: where peers connect, one connection with each of them, and a receive context.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `mod` | the endpoint, its passes and its end |
+//! | `sending`, `receiving` | what is sent, to whom; what is received |
+//! | `asking`, `accepting` | connections that this side asks for, and those that peers ask for |
+//! | `links` | how connections come and go |
+//! | `clock` | what has its time |
+
+mod accepting;
+mod asking;
+mod clock;
+mod links;
+mod receiving;
+mod sending;
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric_core::buf::Pool;
+use fabric_core::provider::{EpId, Host, WaitSet};
+use fabric_core::rx::RxContext;
+use fabric_core::stats::ProviderStats;
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use slab::Slab;
+
+use super::farewell;
+use super::greeting::{Asked, Caller};
+use super::link::{Link, Sending};
+use super::socket::{Listener, Timer};
+
+/// Bytes of unexpected messages an endpoint buffers before it holds senders back.
+const UNEXPECTED_BYTES: usize = 16 << 20;
+/// What one look reads at most.
+const SCRATCH: usize = 256 << 10;
+/// How long a peer has to say who it is, to answer, and to stop refusing.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a descriptor of an endpoint is for. Packed into the token it is watched with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Token {
+    Listener,
+    Clock,
+    Socket(u32),
+}
+
+impl Token {
+    fn pack(self, ep: EpId) -> u64 {
+        let (kind, id) = match self {
+            Self::Listener => (0, 0),
+            Self::Clock => (1, 0),
+            Self::Socket(id) => (2, id),
+        };
+        kind << 60 | u64::from(ep.0 & 0x0fff_ffff) << 32 | u64::from(id)
+    }
+
+    pub(crate) fn unpack(token: u64) -> (EpId, Self) {
+        let kind = match token >> 60 {
+            0 => Self::Listener,
+            1 => Self::Clock,
+            _ => Self::Socket(token as u32),
+        };
+        (EpId((token >> 32) as u32 & 0x0fff_ffff), kind)
+    }
+}
+
+/// A connection, from its beginning.
+enum Stage {
+    /// Somebody connected, and has not said who it is.
+    Caller(Caller),
+    /// This side has asked a peer.
+    Asked(Asked),
+    Up(Box<Link>),
+}
+
+/// Somebody this endpoint talks with, or wants to.
+#[derive(Debug)]
+struct Peer {
+    name: Address,
+    at: SocketAddr,
+    /// Its number, if something was sent to it.
+    addr: Option<FiAddr>,
+    /// Where what is sent goes.
+    link: Option<usize>,
+    sends: VecDeque<Sending>,
+    /// It refused, because it asks itself: when it is asked again, and until when.
+    again: Option<(Instant, Duration)>,
+    until: Option<Instant>,
+}
+
+/// One endpoint.
+pub(crate) struct Endpoint {
+    id: EpId,
+    name: Address,
+    at: SocketAddr,
+    /// Another number for each endpoint; never 0.
+    instance: u32,
+    listener: Listener,
+    wait: Arc<dyn WaitSet>,
+    rx: RxContext,
+    stages: Slab<Stage>,
+    peers: Slab<Peer>,
+    by_address: HashMap<SocketAddr, usize>,
+    /// Position in `peers`, by the index of the number.
+    routes: Vec<Option<usize>>,
+    /// Connections that are looked at without being told.
+    hot: Vec<usize>,
+    /// Those who have connected and not said who they are, the first first.
+    callers: VecDeque<usize>,
+    /// There was no descriptor left for another connection: when to look again.
+    accept_again: Option<Instant>,
+    next_key: u32,
+    scratch: Box<[u8]>,
+    clock: Option<Timer>,
+}
+
+impl Endpoint {
+    pub(crate) fn open(
+        id: EpId,
+        at: Option<&Address>,
+        wait: Arc<dyn WaitSet>,
+        pool: &Arc<Pool>,
+    ) -> Result<Self> {
+        let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        let (listener, at) = Listener::open(at.and_then(Address::socket).unwrap_or(any))?;
+        listener.watch(&*wait, Token::Listener.pack(id))?;
+        Ok(Self {
+            id,
+            name: Address::of_socket(Scheme::Tcp, at)?,
+            at,
+            instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
+            listener,
+            wait,
+            rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
+            stages: Slab::new(),
+            peers: Slab::new(),
+            by_address: HashMap::new(),
+            routes: Vec::new(),
+            hot: Vec::new(),
+            callers: VecDeque::new(),
+            accept_again: None,
+            next_key: 0,
+            scratch: vec![0; SCRATCH].into(),
+            clock: None,
+        })
+    }
+
+    pub(crate) fn id(&self) -> EpId {
+        self.id
+    }
+
+    pub(crate) fn name(&self) -> &Address {
+        &self.name
+    }
+
+    fn links(&self) -> impl Iterator<Item = &Link> {
+        self.stages
+            .iter()
+            .filter_map(|(_, stage)| if let Stage::Up(link) = stage { Some(&**link) } else { None })
+    }
+
+    pub(crate) fn progress(&mut self, host: &mut dyn Host) -> bool {
+        let mut moved = self.rx.serve(host);
+        moved |= self.rx.is_copying() && self.rx.copy_on(host);
+        let mut index = 0;
+        while let Some(&at) = self.hot.get(index) {
+            let Some(Stage::Up(link)) = self.stages.get_mut(at) else {
+                self.hot.swap_remove(index);
+                continue;
+            };
+            let peer = link.peer;
+            moved |= link.pump(&mut self.scratch, &mut self.rx, host);
+            // An endpoint that talks with itself has a second connection, for what it receives.
+            let mut none = VecDeque::new();
+            let is_first = self.peers[peer].link == Some(at);
+            let sends = if is_first { &mut self.peers[peer].sends } else { &mut none };
+            moved |= link.drive(sends, host);
+            if link.ended().is_some() && !link.is_held() {
+                self.link_down(host, at);
+                moved = true;
+            } else if link.is_deaf() && is_first {
+                // What has come may still be received; nothing can be sent there any more.
+                self.link_half_down(host, at);
+                moved = true;
+                index += 1;
+            } else if link.is_hot()
+                || link.is_held()
+                || !link.is_flushed()
+                || !self.peers[peer].sends.is_empty()
+            {
+                index += 1;
+            } else {
+                self.hot.swap_remove(index);
+            }
+        }
+        moved
+    }
+
+    pub(crate) fn ready(&mut self, host: &mut dyn Host, token: Token) {
+        match token {
+            Token::Listener => self.accept(host),
+            Token::Clock => self.tick(host),
+            Token::Socket(at) => self.socket_ready(host, at as usize),
+        }
+    }
+
+    fn socket_ready(&mut self, host: &mut dyn Host, at: usize) {
+        match self.stages.get_mut(at) {
+            Some(Stage::Up(link)) => {
+                link.warm();
+                link.unblock();
+                self.heat(at);
+                self.progress(host);
+            }
+            Some(Stage::Asked(_)) => self.asked_ready(host, at),
+            Some(Stage::Caller(_)) => self.caller_ready(host, at),
+            None => {}
+        }
+    }
+
+    pub(crate) fn close(mut self, host: &mut dyn Host) {
+        self.rx.close(host);
+        let peers: Vec<_> = self.peers.iter().map(|(at, _)| at).collect();
+        for at in peers {
+            self.fail_sends(host, at, &Error::Canceled);
+        }
+        for link in self.links() {
+            host.peer_disconnected(self.id, link.number);
+        }
+    }
+
+    pub(crate) fn arm(&mut self) -> bool {
+        // Sockets tell by themselves; what could be sent and was not does not.
+        let waits = |peer: &Peer| match peer.link.and_then(|at| self.stages.get(at)) {
+            Some(Stage::Up(link)) => peer.sends.is_empty() || link.is_blocked(),
+            _ => true,
+        };
+        !self.rx.is_copying()
+            && self.links().all(Link::is_flushed)
+            && self.peers.iter().all(|(_, peer)| waits(peer))
+    }
+
+    pub(crate) fn stats(&self) -> ProviderStats {
+        let (peers, unexpected) = (self.links().count(), self.rx.unexpected());
+        ProviderStats { peers, unexpected, ..ProviderStats::default() }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let (messages, bytes) = self.rx.unexpected();
+        let links = self.links().count();
+        format!("{} ({links} connections, {messages} unexpected messages of {bytes} bytes)", self.name)
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.listener.unwatch(&*self.wait);
+        if let Some(clock) = &self.clock {
+            clock.unwatch(&*self.wait);
+        }
+        for stage in self.stages.drain() {
+            if let Stage::Up(link) = stage {
+                let (socket, rest) = link.into_socket();
+                farewell::close(socket, &rest);
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What an endpoint sends, and to whom.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use fabric_core::buf::Payload;
+use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::provider::{Host, OpKey, SendNow, SendSpec};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+
+use super::super::link::Sending;
+use super::{Endpoint, PATIENCE, Peer, Stage};
+
+impl Endpoint {
+    pub(crate) fn send_now(
+        &mut self,
+        host: &mut dyn Host,
+        spec: &SendSpec,
+        payload: Payload<'_>,
+    ) -> Result<SendNow> {
+        let Some(at) = self.route(spec.peer) else {
+            return host.address_of(self.id, spec.peer).map(|_| SendNow::Queue);
+        };
+        let peer = &self.peers[at];
+        let Some(at) = peer.link.filter(|_| spec.kind == OpKind::Send && peer.sends.is_empty()) else {
+            return Ok(SendNow::Queue);
+        };
+        let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return Ok(SendNow::Queue) };
+        let sent = link.send_now(host, spec, payload);
+        if !link.is_flushed() || link.is_deaf() {
+            self.heat(at);
+        }
+        Ok(if sent { SendNow::Done } else { SendNow::Queue })
+    }
+
+    /// A connection is looked at from now on, until there is no more news.
+    pub(super) fn heat(&mut self, at: usize) {
+        if !self.hot.contains(&at) {
+            self.hot.push(at);
+        }
+    }
+
+    /// Sends what was collected.
+    pub(crate) fn flush(&mut self) {
+        // Whatever has something pending is looked at anyway.
+        for at in &self.hot {
+            if let Some(Stage::Up(link)) = self.stages.get_mut(*at)
+                && !link.is_flushed()
+            {
+                link.flush();
+            }
+        }
+    }
+
+    pub(crate) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
+        if !matches!(spec.kind, OpKind::Send | OpKind::Connect) {
+            return Err(Error::NotSupported("one-sided operations over tcp"));
+        }
+        let at = match self.route(spec.peer) {
+            Some(at) => at,
+            None => {
+                let name = host.address_of(self.id, spec.peer)?;
+                let Some(to) = name.socket() else {
+                    return Err(Error::WrongScheme { provider: "tcp", address: name });
+                };
+                let at = self.peer_at(to)?;
+                self.peers[at].addr = Some(spec.peer);
+                let index = spec.peer.index();
+                if index >= self.routes.len() {
+                    self.routes.resize(index + 1, None);
+                }
+                self.routes[index] = Some(at);
+                at
+            }
+        };
+        self.peers[at].sends.push_back(Sending { op, spec: *spec, sent: None });
+        if self.peers[at].link.is_none() && self.peers[at].again.is_none() {
+            self.peers[at].until = Some(Instant::now() + PATIENCE);
+            if let Err(error) = self.dial(at) {
+                self.peers[at].sends.pop_back();
+                return Err(error);
+            }
+        }
+        self.drive(host, at);
+        host.unsettled();
+        Ok(())
+    }
+
+    /// The peer that listens there.
+    pub(super) fn peer_at(&mut self, at: SocketAddr) -> Result<usize> {
+        if let Some(known) = self.by_address.get(&at) {
+            return Ok(*known);
+        }
+        let name = Address::of_socket(Scheme::Tcp, at)?;
+        let sends = VecDeque::new();
+        let peer = Peer { name, at, addr: None, link: None, sends, again: None, until: None };
+        let known = self.peers.insert(peer);
+        self.by_address.insert(at, known);
+        Ok(known)
+    }
+
+    pub(super) fn route(&self, addr: FiAddr) -> Option<usize> {
+        let at = (*self.routes.get(addr.index())?)?;
+        (self.peers[at].addr == Some(addr)).then_some(at)
+    }
+
+    /// Moves what waits for a peer.
+    pub(super) fn drive(&mut self, host: &mut dyn Host, at: usize) {
+        let peer = &mut self.peers[at];
+        let Some(at) = peer.link else { return };
+        if let Some(Stage::Up(link)) = self.stages.get_mut(at) {
+            link.drive(&mut peer.sends, host);
+            self.heat(at);
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
+        if self.rx.cancel(host, op) {
+            if self.rx.is_copying() {
+                host.unsettled();
+            }
+            return true;
+        }
+        for (_, peer) in &mut self.peers {
+            if let Some(at) = peer.sends.iter().position(|send| send.op == op) {
+                if peer.sends[at].sent.is_some() {
+                    return false;
+                }
+                peer.sends.remove(at);
+                host.unsettled();
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What waits for a peer, or is on its way, ends.
+    pub(super) fn fail_sends(&mut self, host: &mut dyn Host, at: usize, error: &Error) {
+        self.peers[at].again = None;
+        for send in std::mem::take(&mut self.peers[at].sends) {
+            let transfer = Transfer::sent(send.sent.unwrap_or(0), send.spec.tag);
+            host.complete(send.op, Outcome::cut(transfer, error.clone()));
+        }
+    }
+}

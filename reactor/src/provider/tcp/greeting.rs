@@ -1,0 +1,182 @@
+//! A connection before it is one: who asks says who it is, and is answered.
+
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fabric_core::provider::{Interest, WaitSet};
+use fabric_core::tcp::{Control, ControlKind, Hello, Order, PRIVATE_BYTES};
+use fabric_core::{Address, Error, Scheme};
+use rustix::io::Errno;
+
+use super::socket::{Received, Sent, Socket};
+
+/// Bytes of the longest control message.
+const LONGEST: usize = 32 + PRIVATE_BYTES;
+
+/// Somebody who has connected.
+pub(crate) struct Caller {
+    pub(crate) from: SocketAddr,
+    /// When it has waited for too long.
+    pub(crate) until: Instant,
+    socket: Socket,
+    bytes: Vec<u8>,
+}
+
+/// A peer that this side asks.
+pub(crate) struct Asked {
+    pub(crate) peer: usize,
+    /// When it has waited for too long.
+    pub(crate) until: Instant,
+    socket: Socket,
+    hello: Hello,
+    has_asked: bool,
+    bytes: Vec<u8>,
+}
+
+/// What somebody asks with, and what came behind it.
+pub(crate) type Question = (Order, Hello, Vec<u8>);
+
+/// How far it has come.
+#[derive(Debug)]
+pub(crate) enum Greeting {
+    Later,
+    Answer(Answer),
+    /// Nobody was reached.
+    Failed(Errno),
+    /// It hung up.
+    Gone,
+    /// What it says makes no sense.
+    Broken(&'static str),
+}
+
+/// What a peer that was asked has said.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Accepted {
+        order: Order,
+        instance: Option<u32>,
+        /// What came behind the answer.
+        rest: Vec<u8>,
+    },
+    Refused {
+        /// It gave the question back: another connection stands in the way.
+        is_rival: bool,
+    },
+}
+
+impl Caller {
+    pub(crate) fn new(socket: Socket, from: SocketAddr, until: Instant) -> Self {
+        Self { from, until, socket, bytes: Vec::new() }
+    }
+
+    pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<(), Error> {
+        self.socket.watch(wait, token, Interest::Read)
+    }
+
+    pub(crate) fn into_socket(self) -> Socket {
+        self.socket
+    }
+
+    /// What it asks with, once that is there. An error when it is to go, with what is worth telling.
+    pub(crate) fn go_on(&mut self) -> Result<Option<Question>, Option<Error>> {
+        let is_over = match read(&self.socket, &mut self.bytes) {
+            Received::Nothing => return Ok(None),
+            Received::Bytes(_) => false,
+            Received::End | Received::Broken => true,
+        };
+        match Control::decode(&self.bytes) {
+            Ok(Some((control, len))) if control.kind == ControlKind::Request => {
+                let Some(hello) = Hello::decode(control.private()).filter(|hello| hello.port != 0) else {
+                    let refusal = Control::new(ControlKind::Refuse, control.private());
+                    refusal.map(|refusal| self.socket.send(&[IoSlice::new(&refusal.encode())]));
+                    return Err(self.strange("a request of another kind of endpoint"));
+                };
+                Ok(Some((control.order, hello, self.bytes.split_off(len))))
+            }
+            Ok(Some(_)) => Err(self.strange("an answer to no question")),
+            Err(broken) => Err(self.strange(broken.0)),
+            Ok(None) if is_over => Err(None),
+            Ok(None) => Ok(None),
+        }
+    }
+
+    /// What is told of one that is to go.
+    pub(crate) fn strange(&self, what: &str) -> Option<Error> {
+        let peer = Address::of_socket(Scheme::Tcp, self.from).ok()?;
+        Some(Error::Protocol { peer, what: what.into() })
+    }
+
+    /// Answers; false when the peer does not hear it.
+    pub(crate) fn say(&self, kind: ControlKind, hello: Hello) -> bool {
+        say(&self.socket, kind, hello)
+    }
+}
+
+impl Asked {
+    pub(crate) fn new(peer: usize, socket: Socket, hello: Hello, until: Instant) -> Self {
+        Self { peer, until, socket, hello, has_asked: false, bytes: Vec::new() }
+    }
+
+    pub(crate) fn into_socket(self) -> Socket {
+        self.socket
+    }
+
+    /// Goes on after the socket was ready.
+    pub(crate) fn go_on(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Greeting {
+        if !self.has_asked {
+            if let Err(errno) = self.socket.dialed() {
+                return Greeting::Failed(errno);
+            }
+            if !say(&self.socket, ControlKind::Request, self.hello) {
+                return Greeting::Gone;
+            }
+            self.has_asked = true;
+            return match self.socket.watch(wait, token, Interest::Read) {
+                Ok(()) => Greeting::Later,
+                Err(_) => Greeting::Gone,
+            };
+        }
+        let is_over = match read(&self.socket, &mut self.bytes) {
+            Received::Nothing => return Greeting::Later,
+            Received::Bytes(_) => false,
+            Received::End | Received::Broken => true,
+        };
+        let (control, len) = match Control::decode(&self.bytes) {
+            Ok(Some(whole)) => whole,
+            Ok(None) if is_over => return Greeting::Gone,
+            Ok(None) => return Greeting::Later,
+            Err(broken) => return Greeting::Broken(broken.0),
+        };
+        match control.kind {
+            ControlKind::Request => Greeting::Broken("a question instead of an answer"),
+            ControlKind::Refuse => {
+                Greeting::Answer(Answer::Refused { is_rival: control.private() == self.hello.encode() })
+            }
+            ControlKind::Accept => {
+                let instance = Hello::decode(control.private()).map(|hello| hello.instance);
+                let rest = self.bytes.split_off(len);
+                Greeting::Answer(Answer::Accepted { order: control.order, instance, rest })
+            }
+        }
+    }
+}
+
+/// Reads on, but not much further than a control message.
+fn read(socket: &Socket, bytes: &mut Vec<u8>) -> Received {
+    let mut room = [0; LONGEST];
+    let room = &mut room[..LONGEST - bytes.len().min(LONGEST - 1)];
+    let received = socket.recv(room);
+    if let Received::Bytes(count) = received {
+        bytes.extend_from_slice(&room[..count]);
+    }
+    received
+}
+
+/// Says something in one piece: a few hundred bytes always find room on a connection that has said nothing yet.
+fn say(socket: &Socket, kind: ControlKind, hello: Hello) -> bool {
+    let Some(control) = Control::new(kind, &hello.encode()) else { return false };
+    let bytes = control.encode();
+    socket.send(&[IoSlice::new(&bytes)]) == Sent::Bytes(bytes.len())
+}

@@ -1,0 +1,355 @@
+//! A connection that is up: bytes in, bytes out.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use fabric_core::buf::Payload;
+use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::event::DownReason;
+use fabric_core::matching::PeerKey;
+use fabric_core::provider::{Host, Interest, OpKey, SendSpec, WaitSet};
+use fabric_core::rx::RxContext;
+use fabric_core::tcp::{Inbox, Order, Outbox};
+use fabric_core::{Error, FiAddr};
+
+use super::socket::{Received, Sent, Socket};
+
+/// A longer message is not collected, but sent from where it lies.
+pub(crate) const SHORT: usize = 16 << 10;
+/// Bytes that are collected before they are sent in any case.
+const COLLECTED: usize = 64 << 10;
+/// Bytes to a peer in one pass.
+const PER_PASS: usize = 1 << 20;
+/// Passes without news after which a connection is not looked at any more until it is ready.
+const COLD: u32 = 2000;
+/// Parts of a message that one call sends.
+const PARTS: usize = 16;
+
+/// A connection.
+pub(crate) struct Link {
+    /// Position in the list of peers.
+    pub(crate) peer: usize,
+    pub(crate) key: PeerKey,
+    /// The peer's number now, and when it connected.
+    pub(crate) source: Option<FiAddr>,
+    pub(crate) number: Option<FiAddr>,
+    pub(crate) instance: Option<u32>,
+    socket: Socket,
+    wait: Arc<dyn WaitSet>,
+    token: u64,
+    inbox: Inbox,
+    outbox: Outbox,
+    /// Bytes that were read and not taken.
+    rest: Vec<u8>,
+    /// Nobody has looked at them.
+    is_fresh: bool,
+    /// The first message among them is nobody's yet.
+    held: bool,
+    /// There was no room to send.
+    is_blocked: bool,
+    /// Something was sent since the last pass: what follows is collected.
+    is_bursting: bool,
+    /// The peer sends no more, or the connection is broken.
+    ended: Option<DownReason>,
+    /// Nothing can be sent any more. What the peer has sent before may still be there to be read.
+    is_deaf: bool,
+    quiet_passes: u32,
+}
+
+/// An operation for a peer.
+#[derive(Debug)]
+pub(crate) struct Sending {
+    pub(crate) op: OpKey,
+    pub(crate) spec: SendSpec,
+    /// Bytes that have left; `None` when it has not begun.
+    pub(crate) sent: Option<usize>,
+}
+
+impl Link {
+    pub(crate) fn new(
+        (peer, key): (usize, PeerKey),
+        socket: Socket,
+        (wait, token): (Arc<dyn WaitSet>, u64),
+        order: Order,
+        rest: Vec<u8>,
+    ) -> Self {
+        Self {
+            peer,
+            key,
+            source: None,
+            number: None,
+            instance: None,
+            socket,
+            wait,
+            token,
+            inbox: Inbox::new(order),
+            outbox: Outbox::new(order),
+            is_fresh: !rest.is_empty(),
+            rest,
+            held: false,
+            is_blocked: false,
+            is_bursting: false,
+            ended: None,
+            is_deaf: false,
+            quiet_passes: 0,
+        }
+    }
+
+    pub(crate) fn ended(&self) -> Option<DownReason> {
+        self.ended
+    }
+
+    /// Whether the peer hears nothing any more.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.is_deaf
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Whether it is worth looking at without being told.
+    pub(crate) fn is_hot(&self) -> bool {
+        self.quiet_passes < COLD
+    }
+
+    pub(crate) fn warm(&mut self) {
+        self.quiet_passes = 0;
+    }
+
+    /// Whether there is no room to send.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
+    /// Nothing that was collected is left to be sent that could be.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.is_blocked || self.outbox.pending().is_empty()
+    }
+
+    pub(crate) fn into_socket(self) -> (Socket, Vec<u8>) {
+        let rest = self.outbox.pending().to_vec();
+        (self.socket, rest)
+    }
+
+    // ---- receiving
+
+    /// Takes in what has come. Returns whether anything has.
+    pub(crate) fn pump(&mut self, scratch: &mut [u8], rx: &mut RxContext, host: &mut dyn Host) -> bool {
+        let who = (self.key, self.source);
+        if self.held && !self.inbox.is_wanted(&self.rest, who, rx) {
+            return false;
+        }
+        // Whoever lets acknowledgements pile up is not read from.
+        if self.outbox.pending().len() > 2 * COLLECTED || self.ended.is_some() && self.rest.is_empty() {
+            return false;
+        }
+        let mut have = self.rest.len();
+        scratch[..have].copy_from_slice(&self.rest);
+        let mut news = self.held | std::mem::take(&mut self.is_fresh);
+        if !self.held && self.ended.is_none() {
+            match self.socket.recv(&mut scratch[have..]) {
+                Received::Nothing => {}
+                Received::Bytes(count) => {
+                    have += count;
+                    news = true;
+                }
+                Received::End => {
+                    let is_whole = self.rest.is_empty() && !self.inbox.is_arriving();
+                    self.end(if is_whole { DownReason::Closed } else { DownReason::Died });
+                }
+                Received::Broken => self.end(DownReason::Died),
+            }
+        }
+        if !news {
+            self.quiet_passes = self.quiet_passes.saturating_add(1);
+            return self.ended.is_some();
+        }
+        self.quiet_passes = 0;
+        let (used, held) = match self.inbox.take(&scratch[..have], who, rx, host) {
+            Ok(taken) => {
+                if !self.is_deaf {
+                    taken.owed.into_iter().for_each(|owed| self.outbox.acknowledge(owed));
+                }
+                (taken.bytes, taken.held)
+            }
+            Err(broken) => {
+                self.end(DownReason::Protocol(broken.0));
+                (have, false)
+            }
+        };
+        self.rest.clear();
+        self.rest.extend_from_slice(&scratch[used..have]);
+        if held != self.held {
+            self.held = held;
+            self.rewatch();
+        }
+        true
+    }
+
+    fn end(&mut self, reason: DownReason) {
+        self.ended.get_or_insert(reason);
+        self.is_deaf = true;
+        self.socket.unwatch();
+    }
+
+    /// The connection does not take anything any more: what is pending is lost.
+    fn deafen(&mut self) {
+        self.is_deaf = true;
+        self.is_blocked = false;
+        self.outbox.give_up();
+        self.rewatch();
+    }
+
+    /// The message that was arriving fails; the rest is nobody's.
+    pub(crate) fn give_up(&mut self, rx: &mut RxContext, host: &mut dyn Host, error: Error) {
+        if let Some(landing) = self.inbox.end() {
+            rx.fail(host, landing, error);
+        }
+    }
+
+    // ---- sending
+
+    /// Takes a short message; false when it has to wait.
+    pub(crate) fn send_now(&mut self, host: &mut dyn Host, spec: &SendSpec, payload: Payload<'_>) -> bool {
+        if self.is_deaf || self.outbox.is_open() || payload.len() > SHORT {
+            return false;
+        }
+        if self.outbox.pending().len() + payload.len() > COLLECTED && (self.is_blocked || !self.flush()) {
+            return false;
+        }
+        self.outbox.push(spec.tag, spec.data, payload);
+        if self.is_bursting || spec.more {
+            host.unsettled();
+        } else {
+            self.is_bursting = true;
+            self.flush();
+        }
+        !self.is_deaf
+    }
+
+    /// Sends what is pending. Returns whether all of it has left.
+    pub(crate) fn flush(&mut self) -> bool {
+        while !self.outbox.pending().is_empty() {
+            match self.socket.send(&[IoSlice::new(self.outbox.pending())]) {
+                Sent::Bytes(count) => self.outbox.left(count),
+                Sent::NoRoom => {
+                    self.block(true);
+                    return false;
+                }
+                Sent::Broken => {
+                    self.deafen();
+                    return false;
+                }
+            }
+        }
+        self.block(false);
+        true
+    }
+
+    /// Moves the operations on. Returns whether anything was sent.
+    pub(crate) fn drive(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
+        self.is_bursting = false;
+        if self.is_deaf || queue.is_empty() && self.outbox.pending().is_empty() {
+            return false;
+        }
+        let (mut moved, mut left) = (false, PER_PASS);
+        while let Some(front) = queue.front_mut()
+            && left > 0
+        {
+            let Sending { op, spec, sent } = front;
+            let payload = host.payload(*op);
+            let len = payload.len();
+            if spec.kind == OpKind::Send && (sent.is_some() || len > SHORT) {
+                let from = *sent.get_or_insert_with(|| {
+                    self.outbox.open(spec.tag, spec.data, len);
+                    0
+                });
+                let Some(count) = self.send_part(payload.part(from, (len - from).min(left))) else { break };
+                moved = true;
+                left -= count.min(left);
+                *sent = Some(from + count);
+                if from + count < len {
+                    continue;
+                }
+                self.outbox.close();
+            } else if spec.kind == OpKind::Send {
+                if self.outbox.pending().len() + len > COLLECTED && !self.flush() {
+                    break;
+                }
+                self.outbox.push(spec.tag, spec.data, payload);
+                left = left.saturating_sub(len);
+            }
+            let (op, transfer) = (*op, Transfer::sent(len, spec.tag));
+            queue.pop_front();
+            host.complete(op, Outcome::ok(transfer));
+            moved = true;
+        }
+        if !self.outbox.is_open() && !self.outbox.pending().is_empty() {
+            let before = self.outbox.pending().len();
+            self.flush();
+            moved |= self.outbox.pending().len() < before;
+        }
+        moved
+    }
+
+    /// Sends what is pending and behind it part of a message; returns how much of the message has left, or `None` when
+    /// there is no room for anything.
+    fn send_part(&mut self, payload: Payload<'_>) -> Option<usize> {
+        let pending = self.outbox.pending();
+        let mut parts = [IoSlice::new(&[]); PARTS];
+        parts[0] = IoSlice::new(pending);
+        let mut count = 1;
+        payload.for_each(|_, piece| {
+            if let Some(part) = parts.get_mut(count) {
+                *part = IoSlice::new(piece);
+                count += 1;
+            }
+        });
+        match self.socket.send(&parts[..count]) {
+            Sent::Bytes(sent) => {
+                let header = sent.min(pending.len());
+                self.outbox.left(header);
+                self.block(false);
+                Some(sent - header)
+            }
+            Sent::NoRoom => {
+                self.block(true);
+                None
+            }
+            Sent::Broken => {
+                self.deafen();
+                None
+            }
+        }
+    }
+
+    fn block(&mut self, is_blocked: bool) {
+        if is_blocked != self.is_blocked {
+            self.is_blocked = is_blocked;
+            self.rewatch();
+        }
+    }
+
+    /// Watches for what matters now. What is held back must not keep everybody awake.
+    pub(crate) fn rewatch(&mut self) {
+        if self.ended.is_some() {
+            return;
+        }
+        let interest = match (self.held, self.is_blocked) {
+            (true, false) => return self.socket.unwatch(),
+            (true, true) => Interest::Write,
+            (false, true) => Interest::Both,
+            (false, false) => Interest::Read,
+        };
+        if self.socket.watch(&self.wait, self.token, interest).is_err() {
+            self.end(DownReason::Died);
+        }
+    }
+
+    /// There may be room to send again.
+    pub(crate) fn unblock(&mut self) {
+        self.block(false);
+    }
+}

@@ -1,0 +1,247 @@
+//! TCP, on the wire of libfabric's provider of that name.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `endpoint` | an endpoint: where peers connect, its connections, its receive context |
+//! | `greeting` | a connection before it is one |
+//! | `link` | a connection: bytes in, bytes out |
+//! | `socket` | system calls that never block |
+//! | `farewell` | how a connection is closed without losing what was sent |
+
+mod endpoint;
+mod farewell;
+mod greeting;
+mod link;
+mod socket;
+
+use std::sync::Arc;
+
+use fabric_core::buf::{Payload, Pool, PooledBuf};
+use fabric_core::completion::Outcome;
+use fabric_core::flags::{Caps, MrMode, MsgOrder, OpFlags};
+use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
+use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::rx::RxContext;
+use fabric_core::stats::ProviderStats;
+use fabric_core::tcp::MAX_MESSAGE;
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+
+use crate::provider::origin::Origin;
+
+use endpoint::{Endpoint, Token};
+
+/// The provider `tcp`.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpProvider;
+
+impl Provider for TcpProvider {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    /// Twice the same, under manual and under automatic progress: who states no wish gets the first.
+    fn offers(&self) -> Vec<Info> {
+        let mut info = Info::template("tcp", "tcp", "tcp");
+        info.fabric.provider_version = Version::new(0, 1);
+        info.caps = Caps::MSG
+            | Caps::TAGGED
+            | Caps::SEND
+            | Caps::RECV
+            | Caps::DIRECTED_RECV
+            | Caps::MULTI_RECV
+            | Caps::TAGGED_MULTI_RECV
+            | Caps::SOURCE
+            | Caps::FENCE
+            | Caps::LOCAL_COMM
+            | Caps::REMOTE_COMM;
+        info.domain.caps = Caps::LOCAL_COMM | Caps::REMOTE_COMM;
+        info.domain.av_type = Some(AvType::Table);
+        info.domain.mr_mode = MrMode::SCALABLE;
+        info.domain.mr_key_size = 8;
+        info.domain.cq_data_size = 8;
+        info.domain.cq_cnt = 1024;
+        info.domain.ep_cnt = 1024;
+        info.domain.tx_ctx_cnt = 1024;
+        info.domain.rx_ctx_cnt = 1024;
+        info.domain.max_ep_tx_ctx = 1;
+        info.domain.max_ep_rx_ctx = 1;
+        info.domain.cntr_cnt = 1024;
+        info.ep.ep_type = EpType::Rdm;
+        info.ep.protocol = Some(Protocol::Tcp);
+        info.ep.protocol_version = 3;
+        info.ep.max_msg_size = MAX_MESSAGE;
+        info.ep.mem_tag_format = u64::MAX;
+        info.ep.tx_ctx_cnt = 1;
+        info.ep.rx_ctx_cnt = 1;
+        // A message counts as sent when this machine's network has taken it.
+        info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE;
+        info.rx.op_flags = OpFlags::COMPLETION;
+        info.tx.msg_order = MsgOrder::SAS;
+        info.tx.inject_size = 4096;
+        info.tx.size = 1024;
+        info.tx.iov_limit = 64;
+        info.rx.msg_order = MsgOrder::SAS;
+        info.rx.size = 1024;
+        info.rx.iov_limit = 64;
+        let mut auto = info.clone();
+        (auto.domain.control_progress, auto.domain.data_progress) = (Progress::Auto, Progress::Auto);
+        vec![info, auto]
+    }
+
+    fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
+        Ok(Box::new(TcpDomain { wait, endpoints: Vec::new(), origin: Origin::here() }))
+    }
+}
+
+/// The data path of a domain: its endpoints.
+struct TcpDomain {
+    wait: Arc<dyn WaitSet>,
+    endpoints: Vec<Endpoint>,
+    /// Nothing is moved in a forked child: the connections are its parent's.
+    origin: Origin,
+}
+
+impl TcpDomain {
+    fn ep(&mut self, ep: EpId) -> Result<&mut Endpoint> {
+        if !self.origin.is_here() {
+            return Err(Error::Closed(Class::Endpoint));
+        }
+        let mut endpoints = self.endpoints.iter_mut();
+        endpoints.find(|endpoint| endpoint.id() == ep).ok_or(Error::Closed(Class::Endpoint))
+    }
+}
+
+impl ProviderDomain for TcpDomain {
+    fn open_endpoint(
+        &mut self,
+        ep: EpId,
+        _info: &Info,
+        at: Option<&Address>,
+        pool: &Arc<Pool>,
+    ) -> Result<Address> {
+        if let Some(at) = at.filter(|at| at.scheme() != Scheme::Tcp) {
+            return Err(Error::WrongScheme { provider: "tcp", address: at.clone() });
+        }
+        let opened = Endpoint::open(ep, at, self.wait.clone(), pool)?;
+        let name = opened.name().clone();
+        self.endpoints.push(opened);
+        Ok(name)
+    }
+
+    fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
+        if let Some(at) = self.endpoints.iter().position(|endpoint| endpoint.id() == ep) {
+            self.endpoints.swap_remove(at).close(host);
+        }
+    }
+
+    fn send_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        payload: Payload<'_>,
+    ) -> Result<SendNow> {
+        self.ep(ep)?.send_now(host, spec, payload)
+    }
+
+    fn flush(&mut self, _: &mut dyn Host, ep: EpId) -> Result<()> {
+        self.ep(ep)?.flush();
+        Ok(())
+    }
+
+    fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
+        self.ep(ep)?.queue_send(host, op, spec)
+    }
+
+    fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+        match self.ep(ep) {
+            Ok(endpoint) => endpoint.post_recv(host, op, spec),
+            Err(error) => host.complete(op, Outcome::failed(error)),
+        }
+    }
+
+    fn post_multi_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+        match self.ep(ep) {
+            Ok(endpoint) => endpoint.post_multi_recv(host, op, spec),
+            Err(error) => host.complete(op, Outcome::failed(error)),
+        }
+    }
+
+    fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
+        self.ep(ep).ok().map(Endpoint::receive_side)
+    }
+
+    fn received(&mut self, host: &mut dyn Host, ep: EpId) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.received(host);
+        }
+    }
+
+    fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
+        self.ep(ep).is_ok_and(|endpoint| endpoint.cancel(host, op))
+    }
+
+    fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.abandon_recv(host, op);
+        }
+    }
+
+    fn put_back(&mut self, host: &mut dyn Host, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.put_back(host, envelope, bytes);
+        }
+    }
+
+    fn address_inserted(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr, address: &Address) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.address_inserted(host, addr, address);
+        }
+    }
+
+    fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.address_removed(host, addr);
+        }
+    }
+
+    fn holds(&self, ep: EpId, source: FiAddr) -> bool {
+        self.endpoints.iter().any(|endpoint| endpoint.id() == ep && endpoint.holds(source))
+    }
+
+    fn progress(&mut self, host: &mut dyn Host) -> bool {
+        if !self.origin.is_here() {
+            return false;
+        }
+        self.endpoints.iter_mut().fold(false, |moved, endpoint| moved | endpoint.progress(host))
+    }
+
+    fn ready(&mut self, host: &mut dyn Host, token: u64) {
+        if !self.origin.is_here() {
+            return;
+        }
+        let (ep, token) = Token::unpack(token);
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.ready(host, token);
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        !self.origin.is_here() || self.endpoints.iter_mut().all(Endpoint::arm)
+    }
+
+    /// Sockets tell of news whether anybody polls or not.
+    fn disarm(&mut self) {}
+
+    fn stats(&self, ep: EpId) -> ProviderStats {
+        let mut endpoints = self.endpoints.iter();
+        endpoints.find(|endpoint| endpoint.id() == ep).map_or_else(ProviderStats::default, Endpoint::stats)
+    }
+
+    fn describe(&self) -> String {
+        let endpoints: Vec<_> = self.endpoints.iter().map(Endpoint::describe).collect();
+        format!("tcp [{}]", endpoints.join(", "))
+    }
+}

@@ -1,0 +1,278 @@
+//! Sockets that never block, and the clock of an endpoint.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric_core::provider::{Interest, WaitSet};
+use fabric_core::{Address, Error, Result};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType,
+};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+
+use crate::provider::origin::Origin;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 4096;
+
+/// After so long without a word the kernel asks whether the peer is still there,
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+/// and again,
+const KEEPALIVE_PAUSE: Duration = Duration::from_secs(5);
+/// so many times.
+const KEEPALIVE_ATTEMPTS: u32 = 3;
+
+/// Where peers connect.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    fd: OwnedFd,
+    origin: Origin,
+}
+
+/// A connection.
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    origin: Origin,
+    watched: Option<(Arc<dyn WaitSet>, u64)>,
+}
+
+/// What a receive found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    Nothing,
+    Bytes(usize),
+    /// The peer sends no more.
+    End,
+    /// The connection is broken.
+    Broken,
+}
+
+/// What a send came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Bytes(usize),
+    NoRoom,
+    Broken,
+}
+
+fn socket(at: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+}
+
+fn unwatchable(error: std::io::Error) -> Error {
+    Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default())
+}
+
+impl Listener {
+    /// Listens at an address, and says at which when the port is 0.
+    pub(crate) fn open(at: SocketAddr) -> Result<(Self, SocketAddr)> {
+        let os = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
+        let socket = socket(at).map_err(os("socket"))?;
+        rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(os("setsockopt(SO_REUSEADDR)"))?;
+        let taken = |call| {
+            move |errno| match (errno, Address::of_socket(fabric_core::Scheme::Tcp, at)) {
+                (Errno::ADDRINUSE, Ok(at)) => Error::AddressInUse(at),
+                (errno, _) => os(call)(errno),
+            }
+        };
+        rustix::net::bind(&socket, &at).map_err(taken("bind"))?;
+        rustix::net::listen(&socket, BACKLOG).map_err(taken("listen"))?;
+        let name = rustix::net::getsockname(&socket).map_err(os("getsockname"))?;
+        let name = SocketAddr::try_from(name).map_err(|errno| os("getsockname")(errno))?;
+        Ok((Self { fd: socket, origin: Origin::here() }, name))
+    }
+
+    pub(crate) fn watch(&self, wait: &dyn WaitSet, token: u64) -> Result<()> {
+        wait.watch(self.fd.as_fd(), token).map_err(unwatchable)
+    }
+
+    pub(crate) fn unwatch(&self, wait: &dyn WaitSet) {
+        if self.origin.is_here() {
+            wait.unwatch(self.fd.as_fd());
+        }
+    }
+
+    /// Accepts a connection; `None` when there is none.
+    pub(crate) fn accept(&self) -> Result<Option<(Socket, SocketAddr)>, Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        loop {
+            return match rustix::net::acceptfrom_with(&self.fd, flags) {
+                Ok((socket, from)) => match from.and_then(|from| SocketAddr::try_from(from).ok()) {
+                    Some(from) => Ok(Some((Socket::new(socket)?, from))),
+                    None => continue,
+                },
+                Err(Errno::AGAIN) => Ok(None),
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(errno) => Err(errno),
+            };
+        }
+    }
+}
+
+impl Drop for Listener {
+    /// Nobody can connect any more, whichever forked child still has this.
+    fn drop(&mut self) {
+        if self.origin.is_here() {
+            let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+        }
+    }
+}
+
+impl Socket {
+    fn new(fd: OwnedFd) -> Result<Self, Errno> {
+        rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
+        // A machine that has gone says nothing.
+        rustix::net::sockopt::set_socket_keepalive(&fd, true)?;
+        rustix::net::sockopt::set_tcp_keepidle(&fd, KEEPALIVE_IDLE)?;
+        rustix::net::sockopt::set_tcp_keepintvl(&fd, KEEPALIVE_PAUSE)?;
+        rustix::net::sockopt::set_tcp_keepcnt(&fd, KEEPALIVE_ATTEMPTS)?;
+        Ok(Self { fd, origin: Origin::here(), watched: None })
+    }
+
+    /// Begins to connect, from the address that peers know this side by.
+    pub(crate) fn dial(from: SocketAddr, to: SocketAddr) -> Result<Self, Errno> {
+        let socket = socket(to)?;
+        // Both ends of a connection tell who the other is by its address.
+        if from.is_ipv4() == to.is_ipv4() {
+            rustix::net::bind(&socket, &SocketAddr::new(from.ip(), 0))?;
+        }
+        match rustix::net::connect(&socket, &to) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Self::new(socket),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// What became of the attempt to connect.
+    pub(crate) fn dialed(&self) -> Result<(), Errno> {
+        rustix::net::sockopt::socket_error(&self.fd)??;
+        // Where nobody listens, the kernel may have given this side the very port it calls, and let it call itself.
+        let this = rustix::net::getsockname(&self.fd)?;
+        if rustix::net::getpeername(&self.fd)? == Some(this) { Err(Errno::CONNREFUSED) } else { Ok(()) }
+    }
+
+    /// Watches it, instead of what it was watched for so far.
+    pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64, interest: Interest) -> Result<()> {
+        if self.watched.is_none() {
+            wait.watch(self.fd.as_fd(), token).map_err(unwatchable)?;
+            self.watched = Some((wait.clone(), token));
+            if interest == Interest::Read {
+                return Ok(());
+            }
+        }
+        wait.rewatch(self.fd.as_fd(), token, interest).map_err(unwatchable)
+    }
+
+    pub(crate) fn unwatch(&mut self) {
+        if let Some((wait, _)) = self.watched.take()
+            && self.origin.is_here()
+        {
+            wait.unwatch(self.fd.as_fd());
+        }
+    }
+
+    /// Sends what there is room for.
+    pub(crate) fn send(&self, parts: &[IoSlice<'_>]) -> Sent {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        loop {
+            let sent = match parts {
+                [one] => rustix::net::send(&self.fd, one, flags),
+                many => rustix::net::sendmsg(&self.fd, many, &mut SendAncillaryBuffer::default(), flags),
+            };
+            return match sent {
+                Ok(count) => Sent::Bytes(count),
+                Err(Errno::AGAIN | Errno::NOBUFS) => Sent::NoRoom,
+                Err(Errno::INTR) => continue,
+                Err(_) => Sent::Broken,
+            };
+        }
+    }
+
+    /// Receives what there is and room for.
+    pub(crate) fn recv(&self, into: &mut [u8]) -> Received {
+        loop {
+            return match rustix::net::recv(&self.fd, &mut *into, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => Received::End,
+                Ok((count, _)) => Received::Bytes(count),
+                Err(Errno::AGAIN) => Received::Nothing,
+                Err(Errno::INTR) => continue,
+                Err(_) => Received::Broken,
+            };
+        }
+    }
+
+    /// Whether it is this process's, and not that of the parent it was forked from.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.origin.is_here()
+    }
+
+    /// Says that nothing more is sent.
+    pub(crate) fn finish(&self) {
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
+    }
+
+    /// Throws away what has arrived; true when more may come.
+    pub(crate) fn drain(&self) -> bool {
+        let mut room = [MaybeUninit::<u8>::uninit(); 4096];
+        loop {
+            match rustix::net::recv(&self.fd, &mut room[..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return false,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return errno == Errno::AGAIN,
+            }
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.unwatch();
+    }
+}
+
+/// A clock that is watched like a socket.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    fd: OwnedFd,
+    origin: Origin,
+}
+
+impl Timer {
+    pub(crate) fn new() -> Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let fd = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(|errno| Error::os("timerfd_create", errno.raw_os_error()))?;
+        Ok(Self { fd, origin: Origin::here() })
+    }
+
+    pub(crate) fn watch(&self, wait: &dyn WaitSet, token: u64) -> Result<()> {
+        wait.watch(self.fd.as_fd(), token).map_err(unwatchable)
+    }
+
+    pub(crate) fn unwatch(&self, wait: &dyn WaitSet) {
+        if self.origin.is_here() {
+            wait.unwatch(self.fd.as_fd());
+        }
+    }
+
+    /// Becomes readable after this time, and not at all after none.
+    pub(crate) fn set(&self, after: Option<Duration>) {
+        let after = after.map(|after| after.max(Duration::from_micros(1)));
+        let value = after.and_then(|after| Timespec::try_from(after).ok());
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let spec = Itimerspec { it_interval: none, it_value: value.unwrap_or(none) };
+        let _ = rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &spec);
+    }
+}
