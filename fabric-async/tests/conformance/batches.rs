@@ -177,7 +177,7 @@ pub(crate) async fn a_full_queue_stops_a_batch_and_nothing_is_lost(setup: Setup)
 pub(crate) async fn want_of_credit_stops_a_batch(setup: Setup) {
     let plan = Plan { tx_size: Some(16), ..Plan::default() };
     let (mut a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
-    let requests = (0..40).map(|number| a.ep.send(to_b, numbered(number, 200_000)).context(number));
+    let requests = (0..40).map(|number| a.ep.send(to_b, numbered(number, 2_000_000)).context(number));
     let stopped = a.ep.post_all(requests).unwrap_err();
     assert_eq!(stopped.error, Error::Again(Scarce::TransmitCredit));
     let first = stopped.rest.into_iter().next().unwrap();
@@ -270,6 +270,9 @@ pub(crate) async fn writes_go_together_and_tell(setup: Setup) {
 }
 
 pub(crate) async fn a_closed_peer_ends_a_batch(setup: Setup) {
+    if setup.is_far().await {
+        return eprintln!("skipped: that a peer has closed is not known at once");
+    }
     let (a, b, to_b) = pair(&setup).await;
     b.ep.close().unwrap();
     let (accepted, refused) = a.ep.inject_all(to_b, [&b"one"[..]; 40]);

@@ -217,7 +217,7 @@ pub(crate) async fn a_guest_that_comes_back_keeps_its_number(setup: Setup) {
 
 /// An endpoint that has closed is known to have: nothing seems to arrive there.
 pub(crate) async fn sends_to_a_closed_peer_fail_at_once(setup: Setup) {
-    let (a, b, to_b) = pair(&setup).await;
+    let (mut a, b, to_b) = pair(&setup).await;
     for len in [8, 100_000] {
         let (sent, got) = tokio::join!(a.ep.send(to_b, vec![0; len]), b.ep.recv());
         sent.unwrap();
@@ -225,6 +225,9 @@ pub(crate) async fn sends_to_a_closed_peer_fail_at_once(setup: Setup) {
     }
     let name = b.ep.name().clone();
     b.ep.close().unwrap();
+    if setup.is_far().await {
+        while !matches!(next(&mut a).await.kind, EventKind::PeerDown { .. }) {}
+    }
     for len in [8, 8, 100_000] {
         let failed = a.ep.send(to_b, vec![0; len]).await.unwrap_err();
         let gone = matches!(&failed.error, Error::PeerGone(peer) | Error::NoSuchPeer(peer) if *peer == name);

@@ -6,8 +6,8 @@ use crate::payload::{LONG, assert_bytes, pattern, poll_once, yields};
 use crate::setup::Setup;
 use crate::station::{Plan, Station, fence as flush, pair, pair_of};
 
-/// Long messages that nobody receives: more than the peer buffers, so the last one is under way and stays so.
-const HELD: usize = 5;
+/// Long messages that nobody receives: more than the peer and a network buffer, so the last one is under way and stays so.
+const HELD: usize = 12;
 
 fn held_up(a: &Station, peer: fabric_async::FiAddr) -> Vec<Operation<&'static [u8]>> {
     (0..HELD).map(|_| a.ep.send(peer, pattern(LONG, 1)).start().unwrap()).collect()

@@ -417,7 +417,7 @@ macro_rules! combinations {
     )*};
 }
 
-combinations! { shm, sim, }
+combinations! { shm, tcp, sim, }
 
 /// The policies of waiting that are not the default, which concern the engine and not the provider.
 macro_rules! policies {

@@ -107,6 +107,16 @@ impl Setup {
         self.discover(self.caps).await.expect("it was there before the scenario began")
     }
 
+    /// Whether peers may be on other machines: what becomes of them is learned later then.
+    pub(crate) async fn is_far(&self) -> bool {
+        self.info().await.domain.caps.contains(Caps::REMOTE_COMM)
+    }
+
+    /// Whether the provider can do this.
+    pub(crate) async fn offers(&self, caps: Caps) -> bool {
+        self.discover(caps).await.is_ok()
+    }
+
     /// A fabric and its offer.
     pub(crate) async fn fabric(&self) -> (Fabric, Info) {
         let info = self.info().await;
@@ -132,6 +142,11 @@ impl Setup {
     pub(crate) fn name(&self, what: &str) -> String {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        if self.provider == "tcp" {
+            // Every process has a network of its own for this.
+            let [.., high, low] = std::process::id().to_be_bytes();
+            return format!("tcp://127.{high}.{low}.{}:{}", 1 + number % 250, 7000 + number / 250);
+        }
         format!("{}://{what}-{}-{number}", self.provider, std::process::id())
     }
 }
