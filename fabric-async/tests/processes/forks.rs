@@ -136,6 +136,33 @@ fn a_child_that_closes_what_it_inherited_breaks_nothing() {
     });
 }
 
+/// The same over TCP, where a connection could be ended by whoever has a copy.
+#[test]
+fn a_child_ends_no_connection_over_tcp() {
+    alone("forks::a_child_ends_no_connection_over_tcp", || {
+        run(async {
+            let ep = Endpoint::bind("tcp://").await.unwrap();
+            let _friend = Peer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+            let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
+            talks(&ep, peer).await;
+            let watcher = Endpoint::bind("tcp://").await.unwrap();
+            let mut events = watcher.events().unwrap();
+            let watched = watcher.lookup(ep.name()).await.unwrap();
+            let mut inherited = Some(ep.clone());
+            let child = fork(move || drop(inherited.take().map(Endpoint::close)));
+            talks(&ep, peer).await;
+            watcher.send(watched, "hello").tag(5).await.unwrap();
+            assert_eq!(ep.recv().tag(5).await.unwrap()[..], *b"hello");
+            // The child has all descriptors, and keeps neither the connections nor those who would connect.
+            let name = ep.name().to_string();
+            ep.close().unwrap();
+            assert_eq!(end(&mut events).await, DownReason::Closed);
+            assert!(matches!(watcher.lookup(&name[..]).await, Err(Error::NoSuchPeer(_))));
+            drop(child);
+        });
+    });
+}
+
 /// A child that lingers keeps peers from nothing: the parent's endpoint ends when the parent closes it. Only its name is
 /// taken as long as the child has it.
 #[test]

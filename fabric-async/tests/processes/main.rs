@@ -22,6 +22,7 @@ mod select;
 mod serving;
 mod stages;
 mod stopped;
+mod tcp;
 mod vectors;
 
 use std::future::Future;

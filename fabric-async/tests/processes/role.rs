@@ -87,6 +87,8 @@ pub(crate) fn play() {
         "scribbler" => run(scribbler::play(&name)),
         "lender" => run(lender(&name)),
         "silent" => run(silent(&name)),
+        "tcp echo" => run(crate::tcp::echo(&name)),
+        "tcp chatter" => run(crate::tcp::chatter(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),
         other => assert!(run(crate::copying::play(other, &name)), "unknown role {other}"),
     }

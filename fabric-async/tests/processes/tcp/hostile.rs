@@ -1,0 +1,253 @@
+//! Peers that speak to the socket themselves hurt their own connection and nothing else.
+
+use fabric_async::{DownReason, Endpoint, Error};
+use fabric_core::tcp::{Control, ControlKind, Hello};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::{bound, next_end, next_rejection, still_works};
+use crate::run;
+
+/// A connection that has said nothing yet.
+async fn knock(ep: &Endpoint) -> TcpStream {
+    TcpStream::connect(ep.name().socket().unwrap()).await.unwrap()
+}
+
+fn request(port: u16, instance: u32) -> Vec<u8> {
+    Control::new(ControlKind::Request, &Hello::new(port, instance).encode()).unwrap().encode()
+}
+
+/// A connection that was accepted.
+async fn accepted(ep: &Endpoint, port: u16) -> TcpStream {
+    let mut socket = knock(ep).await;
+    socket.write_all(&request(port, 7)).await.unwrap();
+    let mut answer = [0; 40];
+    socket.read_exact(&mut answer).await.unwrap();
+    let (control, _) = Control::decode(&answer).unwrap().unwrap();
+    assert_eq!(control.kind, ControlKind::Accept);
+    socket
+}
+
+/// The header of a message, with everything at will.
+fn header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u8> {
+    let mut bytes = vec![3, code, 0, 0, op, 0, len, 0];
+    bytes[2..4].copy_from_slice(&flags.to_le_bytes());
+    bytes.extend_from_slice(&total.to_le_bytes());
+    bytes
+}
+
+/// Reads until the other end is gone.
+async fn until_gone(mut socket: TcpStream) -> Vec<u8> {
+    let mut said = Vec::new();
+    // Whether it ends in order or not is of no interest.
+    let _ = socket.read_to_end(&mut said).await;
+    said
+}
+
+#[test]
+fn who_is_no_peer_is_sent_away_with_the_reason() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let good = request(9, 7);
+        let with = |at: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = byte;
+            bytes
+        };
+        let no_private = Control::new(ControlKind::Request, &[]).unwrap().encode();
+        let other = Control::new(ControlKind::Request, &[1, 2, 4, 3, 0x39, 0x30, 2, 0, 0, 64, 0, 0])
+            .unwrap()
+            .encode();
+        let cases = [
+            ("version", b"GET / HTTP/1.1\r\n\r\n".to_vec(), 0),
+            ("version", vec![0; 500], 0),
+            ("version", with(0, 2), 0),
+            ("unknown kind", with(1, 9), 0),
+            ("no question", with(1, 1), 0),
+            ("private data", with(2, 2), 0),
+            ("byte order", with(24, 2), 0),
+            ("another kind of endpoint", no_private, 32),
+            ("another kind of endpoint", other, 44),
+            ("another kind of endpoint", request(0, 7), 40),
+        ];
+        for (reason, bytes, answer) in cases {
+            let mut socket = knock(&ep).await;
+            socket.write_all(&bytes).await.unwrap();
+            let error = next_rejection(&mut events).await;
+            assert!(
+                matches!(&error, Error::Protocol { what, .. } if what.contains(reason)),
+                "{reason}: {error}"
+            );
+            assert_eq!(until_gone(socket).await.len(), answer, "{reason}");
+        }
+        drop(knock(&ep).await);
+        still_works(&ep).await;
+    });
+}
+
+#[test]
+fn a_request_may_come_in_pieces() {
+    run(async {
+        let (ep, _events) = bound().await;
+        let mut socket = knock(&ep).await;
+        let message = [&header(0, 0, 0, 16, 19)[..], b"abc"].concat();
+        for byte in [request(9, 7), message].concat() {
+            socket.write_all(&[byte]).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(&ep.recv().await.unwrap()[..], b"abc");
+    });
+}
+
+/// The silent ones make room for others, and go by themselves in the end.
+#[test]
+fn silence_is_nobodys_problem() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let first = knock(&ep).await;
+        let mut others = Vec::new();
+        for _ in 0..100 {
+            others.push(knock(&ep).await);
+        }
+        still_works(&ep).await;
+        assert_eq!(until_gone(first).await, []);
+        let error = next_rejection(&mut events).await;
+        assert!(error.to_string().contains("not said who it is"), "{error}");
+        assert_eq!(until_gone(others.pop().unwrap()).await, []);
+    });
+}
+
+#[test]
+fn half_a_message_fails_its_receive() {
+    for is_reset in [true, false] {
+        run(async {
+            let (ep, mut events) = bound().await;
+            let receiving = ep.recv().tag(5).start().unwrap();
+            let mut socket = accepted(&ep, 9).await;
+            let mut half = header(1, 0, 0, 24, 24 + 100_000);
+            half.extend_from_slice(&5u64.to_le_bytes());
+            half.resize(half.len() + 50_000, 1);
+            socket.write_all(&half).await.unwrap();
+            if is_reset {
+                // Once it has arrived: a reset throws away what has not.
+                while ep.stats().received.bytes == 0 && rest(&socket) > 0 {
+                    tokio::task::yield_now().await;
+                }
+                rustix::net::sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO)).unwrap();
+            }
+            drop(socket);
+            let failed = receiving.await.unwrap_err();
+            assert!(failed.error.is_peer_gone(), "{}", failed.error);
+            next_end(&mut events).await;
+            still_works(&ep).await;
+        });
+    }
+}
+
+/// Bytes that were sent and not acknowledged.
+fn rest(socket: &TcpStream) -> u64 {
+    rustix::io::ioctl_fionread(socket).unwrap_or(0)
+}
+
+#[test]
+fn what_breaks_the_rules_ends_that_connection_only() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let tag = 7u64.to_le_bytes();
+        let cases: [(&str, Vec<u8>); 8] = [
+            ("longer than memory", header(0, 0, 0, 16, 1 << 60)),
+            ("longer than memory", header(0, 0, 0, 16, u64::MAX)),
+            ("shorter than its header", header(0, 0, 0, 16, 15)),
+            ("acknowledgement of nothing", header(0, 0, 2, 16, 16)),
+            ("one-sided", header(3, 0, 0, 16, 20)),
+            ("rendezvous", header(6, 0, 1, 16, 16)),
+            ("unknown operation", header(200, 0, 0, 16, 16)),
+            ("lacks a part", [&header(1, 0, 0, 23, 40)[..], &tag].concat()),
+        ];
+        // One that waits for something sees none of it.
+        let quiet = ep.recv().tag(1).start().unwrap();
+        for (number, (reason, bytes)) in cases.into_iter().enumerate() {
+            let mut socket = accepted(&ep, 9).await;
+            // What came before is still there.
+            let good = [&header(0, 0, 0, 16, 17)[..], &[number as u8]].concat();
+            socket.write_all(&[good, bytes].concat()).await.unwrap();
+            assert_eq!(ep.recv().await.unwrap()[..], [number as u8]);
+            let end = next_end(&mut events).await;
+            assert!(matches!(end, DownReason::Protocol(what) if what.contains(reason)), "{reason}: {end:?}");
+            assert_eq!(until_gone(socket).await, [], "{reason}");
+        }
+        still_works(&ep).await;
+        assert!(matches!(quiet.cancel().await, fabric_async::Canceled::Withdrawn(_)));
+    });
+}
+
+/// Whoever claims much and sends little gets no memory for it.
+#[test]
+fn claims_wait_for_their_bytes() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let mut socket = accepted(&ep, 9).await;
+        let receiving = ep.recv().start().unwrap();
+        socket.write_all(&[&header(0, 0, 0, 16, 16 + (1 << 40))[..], b"a little"].concat()).await.unwrap();
+        still_works(&ep).await;
+        drop(socket);
+        assert!(receiving.await.unwrap_err().error.is_peer_gone());
+        next_end(&mut events).await;
+    });
+}
+
+/// One that does not read has what is for it wait; the others go on.
+#[test]
+fn who_does_not_read_holds_up_nobody() {
+    run(async {
+        let (ep, _events) = bound().await;
+        let mut socket = accepted(&ep, 9).await;
+        socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+        let stuck = ep.recv().await.unwrap().source().unwrap();
+        let mut sends: Vec<_> = (0..20).map(|_| ep.send(stuck, vec![1; 5 << 20]).start().unwrap()).collect();
+        for _ in 0..20 {
+            still_works(&ep).await;
+        }
+        let last = sends.pop().unwrap();
+        assert!(
+            matches!(last.cancel().await, fabric_async::Canceled::Withdrawn(buf) if buf.len() == 5 << 20)
+        );
+        drop(socket);
+        let failed = sends.pop().unwrap().await.unwrap_err();
+        assert!(failed.error.is_peer_gone(), "{}", failed.error);
+        still_works(&ep).await;
+    });
+}
+
+/// Answers it owes are not collected without end: who does not read them is not read from.
+#[test]
+fn who_asks_for_answers_and_does_not_read_them_is_not_heard() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut socket = socket.connect(ep.name().socket().unwrap()).await.unwrap();
+        socket.write_all(&request(9, 7)).await.unwrap();
+        let asking = std::iter::repeat_n(header(0, 4, 0, 16, 16), 1 << 12).collect::<Vec<_>>().concat();
+        let receiver = tokio::spawn({
+            let ep = ep.clone();
+            async move { while ep.recv().await.is_ok() {} }
+        });
+        // The network holds tens of megabytes at most; without a bound this goes on.
+        let mut asked = 0usize;
+        loop {
+            let wrote =
+                tokio::time::timeout(std::time::Duration::from_secs(2), socket.write_all(&asking)).await;
+            match wrote {
+                Ok(wrote) => wrote.unwrap(),
+                Err(_) => break,
+            }
+            asked += asking.len();
+            assert!(asked < 1 << 30, "it goes on being heard");
+        }
+        drop(socket);
+        next_end(&mut events).await;
+        receiver.abort();
+        still_works(&ep).await;
+    });
+}

@@ -1,0 +1,176 @@
+//! Over TCP: peers that die and come back, and peers that speak to the socket themselves.
+
+mod answers;
+mod hostile;
+
+use std::time::Duration;
+
+use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, Progress};
+
+use crate::role::Peer;
+use crate::run;
+
+/// An endpoint at an address of its own on the network inside the machine.
+async fn bound() -> (Endpoint, EventQueue) {
+    let ep = Endpoint::bind("tcp://").await.unwrap();
+    let events = ep.events().unwrap();
+    (ep, events)
+}
+
+/// The endpoint still works: a friend can connect, send and get an answer.
+async fn still_works(ep: &Endpoint) {
+    let friend = Endpoint::bind("tcp://").await.unwrap();
+    let peer = friend.lookup(ep.name()).await.unwrap();
+    friend.send(peer, "are you there").tag(99).await.unwrap();
+    let got = ep.recv().tag(99).await.unwrap();
+    ep.send(got.source().unwrap(), "yes").await.unwrap();
+    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
+}
+
+async fn next_rejection(events: &mut EventQueue) -> Error {
+    loop {
+        if let EventKind::Rejected { error } = events.next().await.kind {
+            return error;
+        }
+    }
+}
+
+async fn next_end(events: &mut EventQueue) -> DownReason {
+    loop {
+        if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
+            return reason;
+        }
+    }
+}
+
+/// Plays the part of one that sends back what it receives; its name and that of the survivor are in `names`.
+pub(crate) async fn echo(names: &str) {
+    let (name, survivor) = names.split_once(' ').expect("two names");
+    let ep = Endpoint::bind(name).await.expect("bind");
+    let peer = ep.lookup(survivor).await.expect("the survivor is there");
+    ep.send(peer, "ready").tag(3).await.expect("a peer");
+    while let Ok(message) = ep.recv().from(peer).await {
+        if ep.send(peer, message.into_bytes()).tag(4).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends messages of all sizes, for ever.
+pub(crate) async fn chatter(name: &str) {
+    let ep = Endpoint::bind("tcp://").await.expect("bind");
+    let peer = ep.lookup(name).await.expect("the survivor is there");
+    for round in 0usize.. {
+        let len = [8, 100, 4096, 60_000, 3_000_000][round % 5];
+        if ep.send(peer, vec![round as u8; len]).tag(1).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// It has gone, in the middle of a message or between two.
+fn is_gone(error: &Error) -> bool {
+    error.is_peer_gone()
+}
+
+#[test]
+fn a_peer_that_comes_back_under_its_name_is_reached_again() {
+    for progress in [Progress::Manual, Progress::Auto] {
+        run(async {
+            let ep = Endpoint::options().progress(progress).bind("tcp://").await.unwrap();
+            let mut events = ep.events().unwrap();
+            // A port that was free a moment ago, on an address that nobody else asks for a free one.
+            let [.., high, low] = std::process::id().to_be_bytes();
+            let host = if progress == Progress::Auto { 3 } else { 2 };
+            let port =
+                Endpoint::bind(&format!("tcp://127.{high}.{low}.{host}:0")).await.unwrap().name().clone();
+            let name = port.to_string();
+            let mut addr = None;
+            for life in 0..10u8 {
+                let mut peer = Peer::start("tcp echo", &format!("{name} {}", ep.name()));
+                let ready = ep.recv().tag(3).await.unwrap();
+                // A number that was given by hand means the address, whoever is there.
+                let addr = match addr {
+                    Some(addr) => addr,
+                    None => *addr.insert(ep.lookup(&name[..]).await.unwrap()),
+                };
+                assert!(life == 0 || ready.source().unwrap() == addr);
+                ep.send(addr, vec![life; 1000]).await.unwrap();
+                assert_eq!(ep.recv().tag(4).await.unwrap()[..], [life; 1000]);
+                // What is under way when it dies: more than the network takes, and an answer that never comes.
+                let sent = ep.send(addr, vec![life; 100 << 20]).start().unwrap();
+                let awaited = ep.recv().tag(5).from(addr).start().unwrap();
+                peer.0.kill().unwrap();
+                peer.0.wait().unwrap();
+                let failed = awaited.await.unwrap_err();
+                assert!(is_gone(&failed.error), "{}", failed.error);
+                let failed = sent.await.unwrap_err();
+                assert!(is_gone(&failed.error) && failed.buf.len() == 100 << 20, "{}", failed.error);
+                next_end(&mut events).await;
+            }
+            still_works(&ep).await;
+        });
+    }
+}
+
+#[test]
+fn kills_are_noticed_and_disturb_nobody() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let mut friend = Peer::start("tcp echo", &format!("tcp:// {}", ep.name()));
+        let ready = ep.recv().tag(3).await.unwrap();
+        let to_friend = ready.source().unwrap();
+        for kill in 0..30u64 {
+            let mut victim = Peer::start("tcp chatter", &ep.name().to_string());
+            let source = ep.recv().tag(1).await.unwrap().source().unwrap();
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(kill * 300));
+                victim.0.kill().unwrap();
+                victim.0.wait().unwrap();
+            });
+            let error = loop {
+                match ep.recv().tag(1).from(source).await {
+                    Ok(message) => assert!(message.iter().all(|byte| *byte == message[0])),
+                    Err(failed) => break failed.error,
+                }
+            };
+            assert!(is_gone(&error), "{error}");
+            killer.join().unwrap();
+            next_end(&mut events).await;
+            ep.send(to_friend, kill.to_le_bytes().to_vec()).await.unwrap();
+            assert_eq!(ep.recv().tag(4).await.unwrap()[..], kill.to_le_bytes());
+        }
+        assert!(friend.0.try_wait().unwrap().is_none());
+    });
+}
+
+/// Each dials the other before it hears of it: one connection is left, and nothing is lost.
+#[test]
+fn two_that_dial_each_other_at_once_agree() {
+    for progress in [Progress::Manual, Progress::Auto] {
+        run(async {
+            for round in 0..100 {
+                let open = || Endpoint::options().progress(progress).bind("tcp://");
+                let (a, b) = (open().await.unwrap(), open().await.unwrap());
+                let (to_b, to_a) = tokio::join!(a.lookup(b.name()), b.lookup(a.name()));
+                let (to_b, to_a) = (to_b.unwrap(), to_a.unwrap());
+                let ab = (0..5u8).map(|number| a.send(to_b, vec![number; 1 + round * 500]).start().unwrap());
+                let ba = (0..5u8).map(|number| b.send(to_a, vec![number; 1 + round * 500]).start().unwrap());
+                let sent: Vec<_> = ab.collect::<Vec<_>>().into_iter().chain(ba.collect::<Vec<_>>()).collect();
+                for number in 0..5u8 {
+                    for ep in [&a, &b] {
+                        assert_eq!(
+                            ep.recv().await.unwrap()[..],
+                            vec![number; 1 + round * 500],
+                            "round {round}"
+                        );
+                    }
+                }
+                for sent in sent {
+                    sent.await.unwrap();
+                }
+                assert_eq!((a.stats().peers, b.stats().peers), (1, 1), "round {round}");
+            }
+        });
+    }
+}
