@@ -99,14 +99,15 @@
 //!     let Error::NoMatch(why) = refused else { panic!("{refused}") };
 //!     assert_eq!(why.refusals[0].attribute, attribute);
 //! }
-//! let unknown = discover(&Hints::new().provider("tcp")).await.unwrap_err();
+//! let unknown = discover(&Hints::new().provider("verbs")).await.unwrap_err();
 //! assert_eq!(unknown.errno(), 19);                                  // FI_ENODEV; lists those there are
 //! # Ok(()) }
 //! ```
 //!
 //! | not there | a hint for it |
 //! |---|---|
-//! | `tcp`, `udp` and other providers | [`Error::UnknownProvider`]; `tcp://` as an address is [`Error::BadAddress`] |
+//! | `udp`, `verbs` and other providers | [`Error::UnknownProvider`]; `udp://` as an address is [`Error::BadAddress`] |
+//! | one-sided operations over `tcp` | `caps` refused |
 //! | passive and connected endpoints, datagrams | `ep_type` refused |
 //! | multicast, collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |

@@ -14,6 +14,7 @@
 //! | [`sending`] | How are many messages sent at once, and who hears of what? |
 //! | [`backpressure`] | What happens when the receiver is slower than the sender? |
 //! | [`serving`] | How do a server and its clients find each other, and what if one is gone? |
+//! | [`tcp`] | What is different with peers on other machines? |
 //! | [`errors`] | Where do failures go, and what are their numbers in libfabric? |
 //! | [`libfabric`] | Which call is which, for those who come from C? |
 //! | [`defaults`] | Which values are chosen when none is given, and why? |
@@ -32,4 +33,5 @@ pub mod ordering;
 pub mod progress;
 pub mod sending;
 pub mod serving;
+pub mod tcp;
 pub mod waiting;

@@ -111,7 +111,8 @@
 //!
 //! # What "sent" means
 //!
-//! A send has ended well when the peer's endpoint has the whole message: all of it is in the peer's ring, or the
+//! Over shared memory a send has ended well when the peer's endpoint has the whole message; what it means over TCP
+//! [is weaker](super::tcp#sent). All of it is in the peer's ring then, or the
 //! peer has copied it. The buffer is free then, and nothing on this side is needed any more
 //! (`FI_TRANSMIT_COMPLETE`). It does *not* mean that a receive took it, nor, of a short one, that the peer looked.
 //!
