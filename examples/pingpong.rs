@@ -1,6 +1,7 @@
-//! Two processes talk over shared memory through `.await`; prints what it takes.
+//! Two processes talk over shared memory, or over tcp, through `.await`; prints what it takes.
 //!
 //! `cargo run --release --example pingpong`
+//! `cargo run --release --example pingpong -- --provider tcp`
 //!
 //! The program starts itself a second time as the peer, each process on a core of its own. For every size it measures
 //! the half round trip of a message, then how fast messages stream in one direction. Beside it stands what this
@@ -30,14 +31,18 @@ const CONTROL: u64 = 0xc0;
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let peer_of = match &args[..] {
-        [] => None,
-        [flag, name, core] if flag == "--peer" => Some((name, core.parse().ok())),
-        other => {
-            eprintln!("pingpong takes no arguments, not {other:?}");
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let (provider, peer_of) = match words[..] {
+        [] => ("shm", None),
+        ["--provider", provider @ ("shm" | "tcp")] => (provider, None),
+        // How the program starts itself.
+        ["--peer", provider, name, core] => (provider, Some((name.to_owned(), core.parse().ok()))),
+        _ => {
+            eprintln!("usage: pingpong [--provider shm|tcp]");
             std::process::exit(2);
         }
     };
+    let provider = provider.to_owned();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -45,13 +50,13 @@ fn main() -> Result<()> {
     match peer_of {
         Some((name, core)) => {
             core.map(pin::to_core);
-            runtime.block_on(in_a_task(peer(name.clone())))
+            runtime.block_on(in_a_task(peer(provider, name)))
         }
         None => {
             let floor = (floor::core_to_core(), floor::memcpy(1 << 20));
             let cores = pin::cores();
             cores.first().map(|core| pin::to_core(*core));
-            runtime.block_on(in_a_task(measure(floor, cores.last().copied())))
+            runtime.block_on(in_a_task(measure(provider, floor, cores.last().copied())))
         }
     }
 }
@@ -62,8 +67,8 @@ async fn in_a_task(work: impl Future<Output = Result<()>> + Send + 'static) -> R
 }
 
 /// The peer: does what it is asked until told to end, or until the other process is gone.
-async fn peer(name: String) -> Result<()> {
-    let ep = Endpoint::options().wait_policy(WaitPolicy::Spin).bind("shm://").await?;
+async fn peer(provider: String, name: String) -> Result<()> {
+    let ep = endpoint(&provider).await?;
     let other = ep.lookup(&name).await?;
     ep.send(other, "ready").tag(CONTROL).await?;
     loop {
@@ -88,14 +93,20 @@ async fn peer(name: String) -> Result<()> {
     }
 }
 
-async fn measure((line, memcpy): (Duration, f64), peer_core: Option<usize>) -> Result<()> {
-    let ep = Endpoint::options().wait_policy(WaitPolicy::Spin).bind("shm://").await?;
-    let _child = Peer::start(&ep.name().to_string(), peer_core)?;
+/// An endpoint at an address that the provider finds.
+async fn endpoint(provider: &str) -> Result<Endpoint> {
+    let anywhere = if provider == "tcp" { "tcp://127.0.0.1:0" } else { "shm://" };
+    Endpoint::options().wait_policy(WaitPolicy::Spin).bind(anywhere).await
+}
+
+async fn measure(provider: String, (line, memcpy): (Duration, f64), peer_core: Option<usize>) -> Result<()> {
+    let ep = endpoint(&provider).await?;
+    let _child = Peer::start(&provider, &ep.name().to_string(), peer_core)?;
     let ready = ep.recv().tag(CONTROL).await?;
     let peer = ready.source()?;
 
     let floor_ns = line.as_secs_f64() * 1e9;
-    println!("two processes, shared memory, .await, one core each");
+    println!("two processes, {provider}, .await, one core each");
     println!(
         "floor of this machine: a cache line from core to core {floor_ns:.0} ns, memcpy of 1 MiB {:.1} GB/s\n",
         memcpy / 1e9
@@ -133,7 +144,7 @@ async fn latency(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<Histogram<u
     let mut batch = 200;
     let start = Instant::now();
     let mut warm = false;
-    while start.elapsed() < LATENCY_TIME {
+    while start.elapsed() < LATENCY_TIME || histogram.is_empty() {
         ask(ep, peer, [ECHO, size as u64, batch]).await?;
         // The clock is looked at once a trip, which is a tenth of what is measured; what is done with the time waits.
         let mut times = Vec::with_capacity(batch as usize + 1);
@@ -233,12 +244,12 @@ fn progress(at: Option<(usize, &str, f64)>) {
 struct Peer(Child);
 
 impl Peer {
-    fn start(name: &str, core: Option<usize>) -> Result<Self> {
+    fn start(provider: &str, name: &str, core: Option<usize>) -> Result<Self> {
         let failed =
             |error: std::io::Error| Error::Os { call: "execve", errno: error.raw_os_error().unwrap_or(0) };
         let program = std::env::current_exe().map_err(failed)?;
         let core = core.map_or_else(|| "any".into(), |core| core.to_string());
-        Command::new(program).args(["--peer", name, &core]).spawn().map(Self).map_err(failed)
+        Command::new(program).args(["--peer", provider, name, &core]).spawn().map(Self).map_err(failed)
     }
 }
 
