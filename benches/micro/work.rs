@@ -40,7 +40,7 @@ fn tagged(tag: u64) -> RecvSpec {
 
 fn envelope(matcher: &mut Matcher<u32, u32>, tag: u64) -> Envelope {
     let arrival = matcher.next_arrival();
-    Envelope { peer: PeerKey(0), source: None, tag: Some(tag), len: 8, data: None, arrival }
+    Envelope { peer: PeerKey(0), source: None, tag: Some(tag), len: 8, data: None, arrival, receipt: None }
 }
 
 /// A receive is posted, its message arrives; so many receives that do not fit stand in front.

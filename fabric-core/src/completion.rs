@@ -9,6 +9,7 @@ use crate::address::FiAddr;
 use crate::atomic::{AtomicType, bits_at};
 use crate::buf::{AnyBuf, FlatBuf, IoBuf, PooledBuf};
 use crate::error::{Error, Result};
+use crate::flags::OpFlags;
 use crate::matching::{Envelope, PeerKey};
 
 /// What kind of operation ended.
@@ -48,6 +49,44 @@ impl OpKind {
     #[must_use]
     pub fn fills(self) -> bool {
         matches!(self, Self::Recv | Self::Read | Self::FetchAtomic)
+    }
+}
+
+/// What has come true when an operation ends well (the completion levels of `fi_cq(3)`). Each includes those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CompletionLevel {
+    /// The provider calls it sent: at best the peer's endpoint has it, and nothing on this side is needed any more
+    /// (`FI_TRANSMIT_COMPLETE`).
+    #[default]
+    #[doc(alias = "FI_TRANSMIT_COMPLETE")]
+    Transmitted,
+    /// A receive has taken the message, or the peer has discarded it (`FI_MATCH_COMPLETE`).
+    #[doc(alias = "FI_MATCH_COMPLETE")]
+    Matched,
+    /// All of the message that the receive has room for is in its buffer, and the receive has ended; or the peer has
+    /// discarded the message (`FI_DELIVERY_COMPLETE`).
+    #[doc(alias = "FI_DELIVERY_COMPLETE")]
+    Delivered,
+}
+
+impl CompletionLevel {
+    /// The highest level among these flags.
+    #[must_use]
+    pub fn of(flags: OpFlags) -> Self {
+        if flags.contains(OpFlags::DELIVERY_COMPLETE) {
+            Self::Delivered
+        } else if flags.contains(OpFlags::MATCH_COMPLETE) {
+            Self::Matched
+        } else {
+            Self::Transmitted
+        }
+    }
+
+    /// Whether it takes a word of the peer's to know.
+    #[must_use]
+    #[inline]
+    pub fn is_confirmed(self) -> bool {
+        self != Self::Transmitted
     }
 }
 
@@ -107,6 +146,8 @@ impl Transfer {
             len: self.len + lost,
             data: self.data,
             arrival: self.arrival,
+            // The sender was told when it was received.
+            receipt: None,
         }
     }
 }

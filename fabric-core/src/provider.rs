@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::address::{Address, FiAddr};
 use crate::atomic::AtomicSpec;
 use crate::buf::{AnyBuf, Loan, Payload, Pool, PooledBuf, Source};
-use crate::completion::{OpKind, Outcome, Transfer};
+use crate::completion::{CompletionLevel, OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::event::EventKind;
 use crate::flags::Access;
@@ -53,6 +53,8 @@ pub struct SendSpec {
     /// It begins when everything that was posted before it for that peer has ended. Providers need not look at this: they
     /// are not given the operation, nor those behind it, before.
     pub fence: bool,
+    /// When a message has ended well. A provider that does not offer the level fails it with [`Error::NotSupported`]. One-sided operations end when the peer's memory has been accessed, whatever this says.
+    pub level: CompletionLevel,
     /// More follows under the same lock, and then [`ProviderDomain::flush`]: nobody need be woken for this one.
     pub more: bool,
 }
@@ -74,7 +76,8 @@ impl SendSpec {
     /// Something to be done at a peer that needs no more than that.
     #[must_use]
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {
-        Self { kind, peer, tag: None, data: None, remote: None, loan: None, fence: false, more: false }
+        let level = CompletionLevel::Transmitted;
+        Self { kind, peer, tag: None, data: None, remote: None, loan: None, fence: false, level, more: false }
     }
 
     /// A one-sided operation.
@@ -180,7 +183,7 @@ pub trait ProviderDomain: Send {
     fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId);
 
     /// Sends, or writes to a peer's memory, at once if nothing stands in the way. Takes nothing from `payload` when it
-    /// cannot.
+    /// cannot. What ends only with the [word](SendSpec::level) of the peer is not ended at once, and so is to be queued.
     ///
     /// # Errors
     /// What is known to be impossible now; nothing was sent.

@@ -6,11 +6,12 @@
 //!
 //! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
 //!
-//! Messages in memory of the sender's are the subject of `lent`.
+//! Messages in memory of the sender's are the subject of `lent`, and what senders wait to hear of is that of `receipts`.
 
 mod claim;
 mod lent;
 mod multi;
+mod receipts;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::provider::{EpId, Host, OpKey};
 use claim::Claims;
 use lent::Fleeting;
 use multi::{Match, Multi};
+use receipts::confirm_match;
 
 pub use claim::ClaimId;
 
@@ -56,6 +58,8 @@ pub struct RxContext {
     fleeting: Vec<Fleeting>,
     /// One of those was discarded, which its sender is to be told.
     let_go: bool,
+    /// What senders are to be told: which peer, and which number.
+    receipts: Vec<(PeerKey, u32)>,
     budget: usize,
     used: usize,
     pool: Arc<Pool>,
@@ -133,6 +137,7 @@ impl RxContext {
             copying: VecDeque::new(),
             fleeting: Vec::new(),
             let_go: false,
+            receipts: Vec::new(),
             budget,
             used: 0,
             pool,
@@ -194,6 +199,7 @@ impl RxContext {
             Match::Receive(op) => {
                 envelope.arrival = self.matcher.next_arrival();
                 host.deliver(op, &envelope, source);
+                self.received(&envelope);
                 return true;
             }
             Match::Held => return false,
@@ -226,6 +232,7 @@ impl RxContext {
         let id = slot.key();
         let target = match matched {
             Some(op) => {
+                confirm_match(&mut self.receipts, &mut envelope);
                 self.filling.push((op, id));
                 Target::Receive { op, room: host.expect(op, envelope.len), placed: 0 }
             }
@@ -295,6 +302,7 @@ impl RxContext {
                 Target::Receive { op, placed, .. } => {
                     self.filling.retain(|(filled, _)| *filled != op);
                     host.complete(op, Outcome::received(&landing.envelope, placed));
+                    self.received(&landing.envelope);
                 }
                 Target::Buffer(key) => {
                     if let Some((_, message)) = self.matcher.message_mut(key) {
@@ -487,6 +495,7 @@ impl RxContext {
         self.fleeting.clear();
         self.matcher.take_waiting();
         self.posted.clear();
+        self.receipts.clear();
         self.used = 0;
     }
 
@@ -531,7 +540,7 @@ impl RxContext {
     }
 
     /// Gives a buffered message to a receive.
-    fn give(&mut self, host: &mut dyn Host, op: OpKey, envelope: Envelope, message: Unexpected) {
+    fn give(&mut self, host: &mut dyn Host, op: OpKey, mut envelope: Envelope, message: Unexpected) {
         self.used = self.used.saturating_sub(message.cost(&envelope));
         if message.is_fleeting() {
             self.unnote(envelope.arrival);
@@ -541,14 +550,17 @@ impl RxContext {
             None => {
                 let placed = host.adopt(op, message.bytes);
                 host.complete(op, Outcome::received(&envelope, placed));
+                self.received(&envelope);
             }
             Some(id) => {
+                confirm_match(&mut self.receipts, &mut envelope);
                 let room = host.expect(op, envelope.len);
                 let placed = message.bytes.len().min(room);
                 host.place(op, 0, &&message.bytes[..], 0, placed);
                 self.filling.push((op, id));
                 if let Some(landing) = self.landings.get_mut(id) {
                     landing.target = Target::Receive { op, room, placed };
+                    landing.envelope.receipt = envelope.receipt;
                 }
             }
         }

@@ -235,7 +235,10 @@ impl Pair {
         let arrival = self.matcher.next_arrival();
         let source = sent.known.then_some(self.sources[sent.peer]);
         let (peer, len) = (PeerKey(sent.peer as u32), arrival as usize * 3);
-        (Envelope { peer, source, tag: sent.tag, len, data: Some(!arrival), arrival }, (arrival, 0))
+        (
+            Envelope { peer, source, tag: sent.tag, len, data: Some(!arrival), arrival, receipt: None },
+            (arrival, 0),
+        )
     }
 
     fn keep(&mut self, envelope: Envelope, body: Body) {

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use fabric_core::completion::CompletionLevel;
 use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
 use fabric_core::info::Info;
 use fabric_core::tree::{Class, Hold, Node};
@@ -221,6 +222,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
                 && !self.info.tx.op_flags.contains(OpFlags::COMPLETION),
             quiet_rx: self.quiet.contains(CqBind::RECV)
                 && !self.info.rx.op_flags.contains(OpFlags::COMPLETION),
+            level: CompletionLevel::of(self.info.tx.op_flags),
             info: self.info,
             av,
             holds: Mutex::new(self.holds),

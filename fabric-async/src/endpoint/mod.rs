@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
 use fabric_core::buf::{IoBuf, IoBufMut, Lent, Loan, PooledBuf};
-use fabric_core::completion::{Failed, OpKind};
+use fabric_core::completion::{CompletionLevel, Failed, OpKind};
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::RecvSpec;
@@ -51,6 +51,8 @@ pub(crate) struct EndpointInner {
     /// Success of what is posted to the transmit queue is reported only when asked for; likewise, of receives.
     pub(crate) quiet_tx: bool,
     pub(crate) quiet_rx: bool,
+    /// When messages have ended, unless they say otherwise.
+    pub(crate) level: CompletionLevel,
     av: Arc<AvInner>,
     /// What it is bound to cannot be closed before it.
     holds: Mutex<Vec<Hold>>,
@@ -73,7 +75,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// A message to this peer, to be awaited, started or posted.
     ///
     /// It has been sent when the peer's endpoint has it, in its ring or copied from here; the buffer comes back then.
-    /// Only an answer proves that somebody has received it. A message below 64 KiB needs nobody's help to be sent, as
+    /// Only an answer proves that somebody has received it, unless the send is told to wait for
+    /// [that](SendRequest::delivery_complete). A message below 64 KiB needs nobody's help to be sent, as
     /// long as the ring has room; a [longer one](crate::manual::memory#one-copy) waits until the peer receives, or
     /// buffers it within its budget. A message above [`Info::ep`]`.max_msg_size` is [`Error::TooLong`].
     ///

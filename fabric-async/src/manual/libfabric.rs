@@ -51,6 +51,7 @@
 //! | `FI_PEEK`, `FI_PEEK \| FI_CLAIM` | [`Endpoint::probe`](crate::Endpoint::probe), [`Probe::claim`](crate::Probe::claim) |
 //! | `FI_CLAIM`, `FI_DISCARD` | [`Claimed::recv_into`](crate::Claimed::recv_into), [`Claimed::discard`](crate::Claimed::discard) |
 //! | `FI_FENCE` | [`fence`](crate::SendRequest::fence) of every request but receives |
+//! | `FI_TRANSMIT_COMPLETE`, `FI_MATCH_COMPLETE`, `FI_DELIVERY_COMPLETE` | [`transmit_complete`](crate::SendRequest::transmit_complete), [`match_complete`](crate::SendRequest::match_complete), [`delivery_complete`](crate::SendRequest::delivery_complete), or [`tx_op_flags`](crate::Hints::tx_op_flags) for all; [`ordering`](super::ordering#what-sent-means) says what differs |
 //! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](crate::RecvRequest::from) |
 //! | `-FI_EAGAIN` | [`Endpoint::try_send`], `.start()`, `.post()` |
 //! | `fi_cancel` | [`Operation::cancel`](crate::Operation::cancel), or drop |
@@ -113,7 +114,7 @@
 //! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
 //! | persistent memory | `caps` refused, or there is no hint |
 //! | several places in one operation (`rma_iov` of `fi_writemsg`) | `rma_iov_limit` above 1 refused |
-//! | default operation flags beyond `FI_TRANSMIT_COMPLETE`, such as `FI_DELIVERY_COMPLETE` | `tx_op_flags` refused |
+//! | `FI_COMMIT_COMPLETE`, and `FI_INJECT` or `FI_MULTI_RECV` as a default of all operations | `tx_op_flags`, `rx_op_flags` refused |
 //! | authentication keys | `auth_key`, `ep_auth_key` refused |
 //! | `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |
 //!

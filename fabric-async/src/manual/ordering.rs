@@ -129,5 +129,40 @@
 //! this side if there is no connection yet, or no room in the ring. A process that ends then takes it along.
 //! Await the operation, or take its completion out of the queue, before the program returns from `main`.
 //!
-//! Whoever needs to know that a message was processed lets the peer answer. There is no delivery-complete
-//! level yet: asking for it in the hints is [`Error::NoMatch`](crate::Error::NoMatch).
+//! Whoever needs to know that a message was *processed* lets the peer answer. That it was *received* a send over `shm` and
+//! `sim` can wait for itself (over [`tcp`](super::tcp) it is [`Error::NotSupported`](crate::Error::NotSupported)):
+//!
+//! | level | a send ends well when | |
+//! |---|---|---|
+//! | transmit, the default | the peer's endpoint has the message | [`transmit_complete`](crate::SendRequest::transmit_complete) |
+//! | match | a receive has taken it, though perhaps not all its bytes | [`match_complete`](crate::SendRequest::match_complete) |
+//! | delivery | all that the receive has room for is in its buffer, and the receive has ended | [`delivery_complete`](crate::SendRequest::delivery_complete) |
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::Endpoint;
+//! let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+//! let to_b = a.lookup(b.name()).await?;
+//! let sent = a.send(to_b, "the last word").delivery_complete();
+//! let (sent, got) = tokio::join!(sent, b.recv());         // alone, the send would wait for ever
+//! assert_eq!((sent?.into_buf(), &got?[..]), ("the last word", &b"the last word"[..]));
+//! # Ok(()) }
+//! ```
+//!
+//! The default of an endpoint is in its hints: [`tx_op_flags`](crate::Hints::tx_op_flags) with
+//! [`OpFlags::DELIVERY_COMPLETE`](crate::OpFlags::DELIVERY_COMPLETE) or `MATCH_COMPLETE`; with both it is delivery.
+//! [`inject`](crate::Endpoint::inject) reports nothing, and so knows no level. In detail:
+//!
+//! * A message that nobody has posted a receive for holds its send back, on both levels, though the peer may have all of it:
+//!   libfabric lets a delivery end there. Two programs that both send like this before they receive wait for each other.
+//! * A [claim](crate::Claimed) is no receipt yet; receiving what was claimed is one, and so is discarding it. A message that was
+//!   cut to the room of its receive has been delivered.
+//! * Sends end in the order in which their messages are received, which need not be that of their posts.
+//! * A receive that is dropped unseen gives its message to the next one. Its sender has been told once, and is not told
+//!   again.
+//! * Such a send keeps its buffer, its credit and its entry in the queue until the word comes. Other messages pass it; a
+//!   [fence](crate::SendRequest::fence) does not. Dropped, it goes on without a hearer; it cannot be taken back once it has begun.
+//! * If the peer closes or dies before that, the send fails, though it may have been received: the word may be what was
+//!   lost.
+//! * Writes and atomic operations end when the peer's memory has been changed, so they are delivered when they end;
+//!   `delivery_complete` is accepted and changes nothing. There is nothing for them to match.

@@ -108,6 +108,7 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
 
     asked!();
     fenced!();
+    delivered!();
 
     /// Posts now; the result is awaited later, or never.
     ///

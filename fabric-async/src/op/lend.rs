@@ -26,7 +26,8 @@ pub struct LendRequest<'a, M: ThreadModel = Shared> {
 
 impl<'a, M: ThreadModel> LendRequest<'a, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, loan: Loan) -> Self {
-        let spec = SendSpec { loan: loan.key(), ..SendSpec::new(OpKind::Send, peer) };
+        let (plain, level) = (SendSpec::new(OpKind::Send, peer), ep.inner.level);
+        let spec = SendSpec { loan: loan.key(), level, ..plain };
         Self { ep, spec, loan, report: Report::default() }
     }
 
@@ -50,6 +51,7 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
 
     asked!();
     fenced!();
+    leveled!();
 
     /// Posts now; the result is awaited later, or never.
     ///

@@ -29,6 +29,54 @@ macro_rules! fenced {
     };
 }
 
+/// The methods by which a message says when it has ended.
+macro_rules! leveled {
+    () => {
+        /// Ends when all of the message that the receive has room for is in the buffer of the receive that took it, and that
+        /// receive has ended (`FI_DELIVERY_COMPLETE`), whatever the endpoint's
+        /// [default](crate::manual::ordering#what-sent-means). A message that no receive takes is held back until one does.
+        /// One that the peer [discards](crate::Claimed::discard) has been delivered too.
+        /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack this flag.
+        #[doc(alias = "FI_DELIVERY_COMPLETE")]
+        pub fn delivery_complete(mut self) -> Self {
+            self.spec.level = fabric_core::completion::CompletionLevel::Delivered;
+            self
+        }
+
+        /// Ends when a receive has taken the message, though perhaps not all its bytes yet, or the peer has
+        /// [discarded](crate::Claimed::discard) it (`FI_MATCH_COMPLETE`).
+        /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack this flag.
+        #[doc(alias = "FI_MATCH_COMPLETE")]
+        pub fn match_complete(mut self) -> Self {
+            self.spec.level = fabric_core::completion::CompletionLevel::Matched;
+            self
+        }
+
+        /// Ends as soon as the provider calls a message sent: the default, unless
+        /// [`tx_op_flags`](crate::Hints::tx_op_flags) ask for more. With `shm` and `sim` that is when the peer's endpoint has it
+        /// (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less, when the buffer is free (`FI_INJECT_COMPLETE`).
+        #[doc(alias = "FI_TRANSMIT_COMPLETE")]
+        pub fn transmit_complete(mut self) -> Self {
+            self.spec.level = fabric_core::completion::CompletionLevel::Transmitted;
+            self
+        }
+    };
+}
+
+/// The method by which a change of a peer's memory says when it has ended.
+macro_rules! delivered {
+    () => {
+        /// Ends when the peer's memory has been changed (`FI_DELIVERY_COMPLETE`). That is when such an operation ends
+        /// anyway, with all providers there are: this says that the program relies on it. What tells the peer of it, an
+        /// entry of its queue or a count, follows and is not waited for.
+        #[doc(alias = "FI_DELIVERY_COMPLETE")]
+        pub fn delivery_complete(mut self) -> Self {
+            self.spec.level = fabric_core::completion::CompletionLevel::Delivered;
+            self
+        }
+    };
+}
+
 mod atomic;
 mod batch;
 mod lend;

@@ -47,6 +47,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
 
     asked!();
     fenced!();
+    delivered!();
 
     /// The buffer back, and nothing is written.
     pub fn into_buf(self) -> B {

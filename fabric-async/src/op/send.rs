@@ -36,7 +36,7 @@ pub struct SendRequest<'a, B, M: ThreadModel = Shared> {
 
 impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, buf: B) -> Self {
-        let spec = SendSpec::new(OpKind::Send, peer);
+        let spec = SendSpec { level: ep.inner.level, ..SendSpec::new(OpKind::Send, peer) };
         Self { ep, spec, buf, report: Report::default(), permit: None }
     }
 
@@ -62,6 +62,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
 
     asked!();
     fenced!();
+    leveled!();
 
     /// The buffer back, and nothing is sent.
     pub fn into_buf(self) -> B {

@@ -25,6 +25,7 @@ mod details;
 mod events;
 mod fences;
 mod lending;
+mod levels;
 mod loopback;
 mod matching;
 mod messages;
@@ -303,6 +304,28 @@ macro_rules! scenarios {
                 a_dropped_fence_goes_on: FENCED,
                 fences_end_with_their_peer_and_with_their_endpoint: FENCED,
                 a_fence_needs_its_capability: FENCED,
+            }
+            levels {
+                a_message_ends_when_a_receive_has_it: BOTH,
+                a_posted_receive_lets_it_end: BOTH,
+                completions_come_in_the_order_of_receipt: BOTH,
+                every_kind_of_message_asks: BOTH,
+                the_default_is_the_endpoints: BOTH,
+                what_is_discarded_has_ended: BOTH,
+                a_claim_that_is_put_back_is_no_receipt: BOTH,
+                a_receive_that_is_dropped_says_nothing_twice: BOTH,
+                receives_that_go_midway_say_nothing_early: MSG,
+                a_dropped_send_is_confirmed_to_nobody: BOTH,
+                a_cancelled_one_waits_for_its_receipt: BOTH,
+                a_truncated_message_has_ended: BOTH,
+                receives_of_several_confirm_each: MULTI,
+                a_stranger_is_confirmed_once_inserted: DIRECTED,
+                two_flooding_each_other_go_on: BOTH,
+                a_fence_waits_for_the_receipt: FENCED,
+                closing_ends_them: BOTH,
+                one_that_talks_to_itself_is_its_own_receiver: BOTH,
+                what_changes_memory_is_delivered_at_its_end: ATOMIC,
+                what_is_not_offered_is_refused: MSG,
             }
             copies {
                 the_threshold_says_which_way: MSG,

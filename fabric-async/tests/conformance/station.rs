@@ -68,7 +68,7 @@ impl Station {
         info.tx.size = plan.tx_size.unwrap_or(info.tx.size);
         info.rx.size = plan.rx_size.unwrap_or(info.rx.size);
         info.ep.max_msg_size = plan.max_msg_size.unwrap_or(info.ep.max_msg_size);
-        (info.tx.op_flags, info.rx.op_flags) = (plan.op_flags, plan.op_flags);
+        (info.tx.op_flags, info.rx.op_flags) = (plan.op_flags, plan.op_flags & OpFlags::COMPLETION);
         let mut domain = fabric.domain_builder(&info).wait_policy(setup.policy);
         if let Some(len) = plan.single_copy_from.or(setup.single_copy_from) {
             domain = domain.single_copy_from(len);

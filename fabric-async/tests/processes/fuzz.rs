@@ -91,6 +91,14 @@ fn entertain(tasks: &mut JoinSet<()>, ep: &Endpoint, peer: FiAddr, theirs: Remot
     tasks.spawn(async move { while hears.recv().from(peer).await.is_ok() {} });
     let hears = ep.clone();
     tasks.spawn(async move { while hears.recv().tag_mask(0, u64::MAX).from(peer).await.is_ok() {} });
+    // Nothing is known of when these end, but that they do.
+    let (confirmed, mut lengths) = (ep.clone(), Random::new(!seed));
+    tasks.spawn(async move {
+        let mut buf = || vec![5; lengths.below(20_000) as usize];
+        while confirmed.send(peer, buf()).match_complete().await.is_ok()
+            && confirmed.send(peer, buf()).delivery_complete().await.is_ok()
+        {}
+    });
     let (ep, mut random) = (ep.clone(), Random::new(seed));
     tasks.spawn(async move {
         // A region may be spoilt while its connection goes on, so failures count only together.

@@ -10,6 +10,7 @@ mod fuzz;
 mod hostile;
 mod kill;
 mod lending;
+mod levels;
 mod limits;
 mod multi;
 mod onesided;

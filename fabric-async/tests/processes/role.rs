@@ -87,6 +87,7 @@ pub(crate) fn play() {
         "scribbler" => run(scribbler::play(&name)),
         "lender" => run(lender(&name)),
         "silent" => run(silent(&name)),
+        "patient" => run(crate::levels::patient(&name)),
         "tcp echo" => run(crate::tcp::echo(&name)),
         "tcp chatter" => run(crate::tcp::chatter(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),

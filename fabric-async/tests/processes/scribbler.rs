@@ -82,7 +82,7 @@ async fn live(name: &str, random: &mut Random) -> Result<(), Error> {
 /// Does something. It may fail, or never end, in which case the life does.
 async fn act(ep: &Endpoint, peer: FiAddr, theirs: RemoteRegion, random: &mut Random) {
     let len = [8, 60, 500, 5000, 70_000][random.below(5) as usize];
-    match random.below(6) {
+    match random.below(7) {
         0 => drop(ep.send(peer, random.bytes(len)).await),
         1 => drop(ep.send(peer, random.bytes(len)).tag(random.next()).await),
         2 => {
@@ -92,7 +92,8 @@ async fn act(ep: &Endpoint, peer: FiAddr, theirs: RemoteRegion, random: &mut Ran
             }
         }
         3 => drop(ep.write(peer, theirs.at(0), random.bytes(len.min(AREA))).await),
-        4 => drop(ep.atomic(peer, theirs.at(8), AtomicOp::Sum, 1u64).await),
+        4 => drop(ep.send(peer, random.bytes(len)).delivery_complete().await),
+        5 => drop(ep.atomic(peer, theirs.at(8), AtomicOp::Sum, 1u64).await),
         _ => drop(ep.recv().from(peer).await),
     }
 }
@@ -137,7 +138,7 @@ fn strike(random: &mut Random, style: u64, len: u64) -> (u64, Vec<u8>) {
         2 => {
             let kind = if random.below(8) == 0 { 0xff } else { random.below(7) };
             let long = [0, 7, 8, 24, 64, 600, 16_384, 16_385, 0xff_ffff][random.below(9) as usize];
-            let header = kind | random.below(8) << 8 | long << 16 | (1 + random.below(3)) << 40;
+            let header = kind | random.below(16) << 8 | long << 16 | (1 + random.below(3)) << 40;
             let line = random.below((len.saturating_sub(CONTROL) / 64).clamp(1, 64));
             let words = [header, random.below(1 << 20), random.below(70), random.below(300)];
             (CONTROL + line * 64, words.into_iter().flat_map(u64::to_le_bytes).collect())

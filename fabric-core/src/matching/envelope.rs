@@ -1,6 +1,7 @@
 //! What a message shows before its bytes, what a receive asks for, and the one place where the two are compared.
 
 use crate::address::FiAddr;
+use crate::completion::CompletionLevel;
 
 use super::list::Kind;
 
@@ -26,6 +27,17 @@ pub struct Envelope {
     pub data: Option<u64>,
     /// The message's place in arrival order, from [`Matcher::next_arrival`](super::Matcher::next_arrival).
     pub arrival: u64,
+    /// What the sender waits for, if it does.
+    pub receipt: Option<Receipt>,
+}
+
+/// The sender waits for word of its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// Which word, by the sender's numbering. It is said once.
+    pub number: u32,
+    /// What it says.
+    pub level: CompletionLevel,
 }
 
 /// What a receive accepts.

@@ -24,7 +24,7 @@ use super::waiting::{WaitKey, WaitingQueue};
 /// let mut matcher: Matcher<&str, &[u8]> = Matcher::new();
 /// let tagged = |tag| RecvSpec { from: None, tag: Some(TagMatch { tag, ignore: 0 }) };
 /// let arrival = matcher.next_arrival();
-/// let hello = Envelope { peer: PeerKey(0), source: None, tag: Some(7), len: 5, data: None, arrival };
+/// let hello = Envelope { peer: PeerKey(0), source: None, tag: Some(7), len: 5, data: None, arrival, receipt: None };
 ///
 /// assert!(matches!(matcher.post(tagged(8), "first"), Posted::Queued(_)));
 /// assert_eq!(matcher.arrive(&hello), None);

@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `envelope` | what a message shows and what a receive asks for: [`Envelope`], [`RecvSpec`], [`TagMatch`] |
+//! | `envelope` | what a message shows and what a receive asks for: [`Envelope`], [`Receipt`], [`RecvSpec`], [`TagMatch`] |
 //! | `matcher` | the two sides together: [`Matcher`], [`Posted`] |
 //! | `posted` | receives in posting order |
 //! | `waiting` | messages in arrival order |
@@ -37,7 +37,7 @@ mod matcher;
 mod posted;
 mod waiting;
 
-pub use envelope::{Envelope, PeerKey, RecvSpec, TagMatch};
+pub use envelope::{Envelope, PeerKey, Receipt, RecvSpec, TagMatch};
 pub use matcher::{Matcher, Posted};
 pub use posted::PostKey;
 pub use waiting::WaitKey;

@@ -20,7 +20,15 @@ const UNTAGGED: RecvSpec = RecvSpec { from: None, tag: None };
 
 fn message(matcher: &mut Names, source: Option<FiAddr>, tag: impl Into<Option<u64>>) -> Envelope {
     let peer = PeerKey(source.map_or(9, |source| source.index));
-    Envelope { peer, source, tag: tag.into(), len: 3, data: None, arrival: matcher.next_arrival() }
+    Envelope {
+        peer,
+        source,
+        tag: tag.into(),
+        len: 3,
+        data: None,
+        arrival: matcher.next_arrival(),
+        receipt: None,
+    }
 }
 
 /// A message that is kept without looking for a receive.

@@ -136,6 +136,7 @@ impl RxContext {
             landing.target = Target::Nobody;
         }
         self.let_go |= message.is_fleeting();
+        self.received(&envelope);
         envelope.source
     }
 

@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::multi::Match;
+use super::receipts::confirm_match;
 use super::{Landing, LandingId, OVERHEAD, RxContext, Target, Unexpected};
 use crate::buf::{LentMemory, Source};
 use crate::error::Error;
@@ -98,12 +99,14 @@ impl RxContext {
         &mut self,
         host: &mut dyn Host,
         op: OpKey,
-        envelope: Envelope,
+        mut envelope: Envelope,
         memory: Arc<dyn LentMemory>,
     ) {
         if memory.is_mapped() && (envelope.len <= COPIED_AT_ONCE || host.shares(op, envelope.len)) {
-            return host.deliver(op, &envelope, &Held(&memory));
+            host.deliver(op, &envelope, &Held(&memory));
+            return self.received(&envelope);
         }
+        confirm_match(&mut self.receipts, &mut envelope);
         let room = host.expect(op, envelope.len);
         let target = Target::Receive { op, room, placed: 0 };
         let id = self.landings.insert(Landing { envelope, arrived: 0, cut: false, target });
@@ -123,11 +126,12 @@ impl RxContext {
         true
     }
 
-    /// Whether [`RxContext::serve`] or [`RxContext::copy_on`] have something to do.
+    /// Whether [`RxContext::serve`] or [`RxContext::copy_on`] have something to do, or senders something to hear.
     #[must_use]
     #[inline]
     pub fn is_copying(&self) -> bool {
-        !self.copying.is_empty() || self.let_go || self.is_serving() || self.bufferable().is_some()
+        let copies = !self.copying.is_empty() || self.let_go || self.is_serving();
+        copies || self.owes_receipts() || self.bufferable().is_some()
     }
 
     /// What this peer has not mapped here is lost: the receives that it was being copied to fail, and what nobody had

@@ -48,8 +48,12 @@ impl SimDomain {
         self.endpoints.values().map(|endpoint| endpoint.node)
     }
 
-    /// After a call that may have made a declined message welcome: no peer will ring for it.
-    fn look_at_held(&self, ep: EpId) {
+    /// After a call that may have given a message to a receive: its sender may wait to hear of that. And after one that
+    /// may have made a declined message welcome: no peer will ring for it.
+    fn look_at_held(&mut self, ep: EpId) {
+        if let Some(endpoint) = self.endpoints.get_mut(&ep) {
+            endpoint.inbound.confirm();
+        }
         if self.armed && self.endpoints.get(&ep).is_some_and(|endpoint| endpoint.inbound.wants_held()) {
             self.wait.kick();
         }
@@ -171,12 +175,14 @@ impl ProviderDomain for SimDomain {
         if endpoint.inbound.rx.is_copying() {
             host.unsettled();
         }
+        endpoint.inbound.confirm();
         canceled
     }
 
     fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.rx.abandon(host, op);
+            endpoint.inbound.confirm();
         }
     }
 

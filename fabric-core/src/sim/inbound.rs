@@ -103,7 +103,17 @@ impl Inbound {
                 Step::Idle => {}
             }
         }
+        self.confirm();
         pass
+    }
+
+    /// Tells senders what they wait to hear of their messages.
+    pub(super) fn confirm(&mut self) {
+        while let Some((key, number)) = self.rx.next_receipt() {
+            if let Some((&node, _)) = self.peers.iter().find(|(_, peer)| peer.key == key) {
+                net::confirm(self.node, node, number);
+            }
+        }
     }
 
     /// Whether a pass would take something that was declined before.
@@ -141,6 +151,7 @@ impl Inbound {
     }
 
     pub(super) fn close(mut self, host: &mut dyn Host) {
+        self.confirm();
         self.rx.close(host);
         for peer in self.peers.values() {
             host.peer_disconnected(self.ep, peer.number);
@@ -237,6 +248,7 @@ impl Peer {
             data: head.data,
             // Given by the receive context.
             arrival: 0,
+            receipt: head.receipt,
         }
     }
 }

@@ -123,7 +123,11 @@ fn offer(progress: Progress) -> Info {
     info.ep.max_order_waw_size = usize::MAX;
 
     info.tx.caps = CAPS.difference(RECEIVING);
-    info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::TRANSMIT_COMPLETE;
+    info.tx.op_flags = OpFlags::COMPLETION
+        | OpFlags::INJECT_COMPLETE
+        | OpFlags::TRANSMIT_COMPLETE
+        | OpFlags::MATCH_COMPLETE
+        | OpFlags::DELIVERY_COMPLETE;
     info.tx.msg_order = ORDER;
     info.tx.inject_size = 4096;
     info.tx.size = 256;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::address::{Address, Scheme};
 use crate::error::{Error, Result};
+use crate::matching::Receipt;
 use crate::mr::Region;
 use crate::provider::{Deed, WaitSet};
 
@@ -42,6 +43,8 @@ pub(super) struct Head {
     pub(super) data: Option<u64>,
     /// Length of the whole message.
     pub(super) len: usize,
+    /// What the sender waits for.
+    pub(super) receipt: Option<Receipt>,
 }
 
 /// Something that was done to the receiver's memory.
@@ -96,6 +99,8 @@ struct Port {
     passes: u64,
     /// By sender.
     lanes: BTreeMap<Node, Lane>,
+    /// What receivers have said of messages from here: which receiver, and the number of the receipt.
+    receipts: Vec<(Node, u32)>,
 }
 
 /// Everything from one sender to one receiver.
@@ -147,8 +152,17 @@ pub(super) fn open(
         if net.names.contains_key(&address) {
             return Err(Error::AddressInUse(address));
         }
-        let (passes, lanes) = (0, BTreeMap::new());
-        let port = Port { address: address.clone(), config, wait, regions, heeds, armed, passes, lanes };
+        let port = Port {
+            address: address.clone(),
+            config,
+            wait,
+            regions,
+            heeds,
+            armed,
+            passes: 0,
+            lanes: BTreeMap::new(),
+            receipts: Vec::new(),
+        };
         net.names.insert(address.clone(), node);
         net.ports.insert(node, port);
         Ok((node, address))
@@ -298,6 +312,32 @@ pub(super) fn release(me: Node, from: Node) {
             sender.ring(bells);
         }
     });
+}
+
+/// Tells the sender of a message what it waits to hear of it.
+pub(super) fn confirm(me: Node, to: Node, number: u32) {
+    locked(|net, bells| {
+        if let Some(port) = net.ports.get_mut(&to) {
+            port.receipts.push((me, number));
+            port.ring(bells);
+        }
+    });
+}
+
+/// What receivers have said since the last call.
+pub(super) fn confirmed(me: Node) -> Vec<(Node, u32)> {
+    locked(|net, _| net.ports.get_mut(&me).map(|port| std::mem::take(&mut port.receipts)).unwrap_or_default())
+}
+
+/// Whether receivers have said something, or one of these is gone.
+pub(super) fn has_word(me: Node, mut from: impl Iterator<Item = Node>) -> bool {
+    let said = |net: &Network| net.ports.get(&me).is_some_and(|port| !port.receipts.is_empty());
+    locked(|net, _| said(net) || from.any(|node| !net.ports.contains_key(&node)))
+}
+
+/// Whether this endpoint is there.
+pub(super) fn is_open(node: Node) -> bool {
+    locked(|net, _| net.ports.contains_key(&node))
 }
 
 /// Whoever sleeps is to look again.

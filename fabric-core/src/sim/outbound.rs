@@ -6,8 +6,11 @@ use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, Payload};
 use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
+use crate::matching::Receipt;
 use crate::mr::{Memory, Reached, check_access, execute, wanted};
 use crate::provider::{Deed, EpId, Host, OpKey, SendNow, SendSpec};
+
+use slab::Slab;
 
 use super::net::{self, Head, Node, Notice, Packet};
 
@@ -24,6 +27,20 @@ pub(super) struct Outbound {
     node: Node,
     /// Never empty ones.
     waiting: BTreeMap<Node, Backlog>,
+    /// Messages whose senders wait for word of the receiver, by the number of the receipt.
+    unconfirmed: Slab<Unconfirmed>,
+}
+
+/// A message that has not ended before its receiver says so.
+#[derive(Debug)]
+struct Unconfirmed {
+    op: OpKey,
+    peer: Node,
+    to: Address,
+    transfer: Transfer,
+    /// The network has all of it.
+    sent: bool,
+    confirmed: bool,
 }
 
 /// What waits for one peer, in posting order.
@@ -39,11 +56,13 @@ struct Sending {
     spec: SendSpec,
     /// Bytes the network has; `None` when the message has not begun.
     sent: Option<usize>,
+    /// The number of its receipt, once it has begun.
+    number: Option<u32>,
 }
 
 impl Outbound {
     pub(super) fn new(ep: EpId, node: Node) -> Self {
-        Self { ep, node, waiting: BTreeMap::new() }
+        Self { ep, node, waiting: BTreeMap::new(), unconfirmed: Slab::new() }
     }
 
     /// Sends the whole message, or nothing.
@@ -54,14 +73,14 @@ impl Outbound {
             return self.access_now(peer, spec, payload.len(), write);
         }
         let count = payload.len().div_ceil(PIECE).max(1);
-        if spec.kind != OpKind::Send || self.waiting.contains_key(&peer) {
+        if spec.kind != OpKind::Send || spec.level.is_confirmed() || self.waiting.contains_key(&peer) {
             return Ok(SendNow::Queue);
         }
         if net::room(self.node, peer, false).is_some_and(|room| room < count) {
             return Ok(SendNow::Queue);
         }
         let mut sent = None;
-        let packets = (0..count).map(|_| cut(payload, spec.tag, spec.data, &mut sent)).collect();
+        let packets = (0..count).map(|_| cut(payload, spec, None, &mut sent)).collect();
         if net::push(self.node, peer, packets, false) {
             Ok(SendNow::Done)
         } else {
@@ -76,7 +95,7 @@ impl Outbound {
             OpKind::Send | OpKind::Write | OpKind::Read | OpKind::Atomic | OpKind::FetchAtomic => {
                 let backlog = self.waiting.entry(peer);
                 let backlog = backlog.or_insert_with(|| Backlog { to, sends: VecDeque::new() });
-                backlog.sends.push_back(Sending { op, spec: *spec, sent: None });
+                backlog.sends.push_back(Sending { op, spec: *spec, sent: None, number: None });
                 self.flush_to(host, peer);
                 Ok(())
             }
@@ -93,15 +112,53 @@ impl Outbound {
 
     /// Sends what there is room for. Returns whether anything was sent, or has failed.
     pub(super) fn flush(&mut self, host: &mut dyn Host) -> bool {
+        let ended = !self.unconfirmed.is_empty() && self.end_confirmed(host);
         let peers: Vec<_> = self.waiting.keys().copied().collect();
-        peers.into_iter().fold(false, |moved, peer| self.flush_to(host, peer) | moved)
+        peers.into_iter().fold(ended, |moved, peer| self.flush_to(host, peer) | moved)
+    }
+
+    /// Ends the messages of which receivers have said what was waited for, and those that wait for somebody who is gone.
+    fn end_confirmed(&mut self, host: &mut dyn Host) -> bool {
+        // Looked for first: who is gone by now has said all it had to say.
+        let gone = |message: &Unconfirmed| message.sent && !net::is_open(message.peer);
+        let gone: Vec<_> =
+            self.unconfirmed.iter().filter(|(_, message)| gone(message)).map(|(at, _)| at).collect();
+        let mut ended = false;
+        for (from, number) in net::confirmed(self.node) {
+            let message = self.unconfirmed.get_mut(number as usize).filter(|message| message.peer == from);
+            let Some(message) = message else { continue };
+            message.confirmed = true;
+            ended |= self.end_one(host, number);
+        }
+        for number in gone {
+            let Some(message) = self.unconfirmed.try_remove(number) else { continue };
+            let Unconfirmed { op, to, transfer, .. } = message;
+            host.complete(op, Outcome::cut(transfer, Error::PeerGone(to)));
+            ended = true;
+        }
+        ended
+    }
+
+    /// Ends a message that is sent and confirmed.
+    fn end_one(&mut self, host: &mut dyn Host, number: u32) -> bool {
+        let ended = self.unconfirmed.get(number as usize).is_some_and(|it| it.sent && it.confirmed);
+        if ended {
+            let message = self.unconfirmed.remove(number as usize);
+            host.complete(message.op, Outcome::ok(message.transfer));
+        }
+        ended
     }
 
     /// Whether [`Outbound::flush`] would do something.
     pub(super) fn could_flush(&self) -> bool {
         self.waiting.iter().any(|(&peer, backlog)| {
             net::room(self.node, peer, true).is_none_or(|room| room > 0) && !self.is_in_hand(peer, backlog)
-        })
+        }) || self.has_word()
+    }
+
+    fn has_word(&self) -> bool {
+        let peers = self.unconfirmed.iter().map(|(_, message)| message.peer);
+        !self.unconfirmed.is_empty() && net::has_word(self.node, peers)
     }
 
     /// Whether the first that waits is for memory that its owner has in hand.
@@ -138,6 +195,10 @@ impl Outbound {
     pub(super) fn close(self, host: &mut dyn Host) {
         for send in self.waiting.into_values().flat_map(|backlog| backlog.sends) {
             host.complete(send.op, Outcome::failed(Error::Canceled));
+        }
+        // Those that were not sent are among the others.
+        for (_, message) in self.unconfirmed.into_iter().filter(|(_, message)| message.sent) {
+            host.complete(message.op, Outcome::cut(message.transfer, Error::Canceled));
         }
     }
 
@@ -287,9 +348,15 @@ impl Outbound {
             && let Some(send) = backlog.sends.front_mut().filter(|send| send.spec.remote.is_none())
         {
             let payload = host.payload(send.op);
-            packets.push(cut(payload, send.spec.tag, send.spec.data, &mut send.sent));
+            let transfer = Transfer::sent(payload.len(), send.spec.tag);
+            if send.sent.is_none() && send.spec.level.is_confirmed() {
+                let (op, to) = (send.op, backlog.to.clone());
+                let message = Unconfirmed { op, peer, to, transfer, sent: false, confirmed: false };
+                send.number = Some(self.unconfirmed.insert(message) as u32);
+            }
+            packets.push(cut(payload, &send.spec, send.number, &mut send.sent));
             if send.sent.is_some_and(|sent| sent >= payload.len()) {
-                sent.push((send.op, Transfer::sent(payload.len(), send.spec.tag)));
+                sent.push((send.op, transfer, send.number));
                 backlog.sends.pop_front();
             }
         }
@@ -300,16 +367,26 @@ impl Outbound {
             if backlog.sends.is_empty() {
                 self.waiting.remove(&peer);
             }
-            for (op, transfer) in sent {
-                host.complete(op, Outcome::ok(transfer));
+            for (op, transfer, number) in sent {
+                let message = number.and_then(|number| self.unconfirmed.get_mut(number as usize));
+                match message {
+                    Some(message) => message.sent = true,
+                    None => host.complete(op, Outcome::ok(transfer)),
+                }
+                if let Some(number) = number {
+                    self.end_one(host, number);
+                }
             }
             return moved | ended;
         }
         // Nothing of what was cut just now has arrived.
         let lost = self.waiting.remove(&peer);
-        let ops = sent.into_iter().map(|(op, _)| op);
+        let ops = sent.into_iter().map(|(op, _, number)| (op, number));
         if let Some(Backlog { to, sends }) = lost {
-            for op in ops.chain(sends.into_iter().map(|send| send.op)) {
+            for (op, number) in ops.chain(sends.into_iter().map(|send| (send.op, send.number))) {
+                if let Some(number) = number {
+                    self.unconfirmed.remove(number as usize);
+                }
                 host.complete(op, Outcome::failed(Error::PeerGone(to.clone())));
             }
         }
@@ -323,8 +400,10 @@ fn write(memory: &dyn Memory, at: usize, payload: Payload<'_>) {
 }
 
 /// The next packet of a message of which `sent` bytes have left.
-fn cut(payload: Payload<'_>, tag: Option<u64>, data: Option<u64>, sent: &mut Option<usize>) -> Packet {
-    let head = sent.is_none().then_some(Head { tag, data, len: payload.len() });
+fn cut(payload: Payload<'_>, spec: &SendSpec, number: Option<u32>, sent: &mut Option<usize>) -> Packet {
+    let receipt = number.map(|number| Receipt { number, level: spec.level });
+    let (tag, data, len) = (spec.tag, spec.data, payload.len());
+    let head = sent.is_none().then_some(Head { tag, data, len, receipt });
     let from = sent.unwrap_or(0).min(payload.len());
     let to = payload.len().min(from + PIECE);
     *sent = Some(to);

@@ -83,7 +83,7 @@ impl Inbox {
                 return Err(Broken("a message longer than memory"));
             };
             // The receive context counts arrivals.
-            let envelope = Envelope { peer, source, tag, len, data: frame.data, arrival: 0 };
+            let envelope = Envelope { peer, source, tag, len, data: frame.data, arrival: 0, receipt: None };
             if let Some(message) = rest.get(header..).and_then(|rest| rest.get(..len)) {
                 if !rx.deliver(host, envelope, &message) {
                     taken.held = true;
@@ -119,6 +119,6 @@ impl Inbox {
         let Ok(Some((frame, _))) = Frame::decode(bytes, self.order) else { return false };
         let tag = if let FrameKind::Tagged(tag) = frame.kind { Some(tag) } else { None };
         let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);
-        rx.would_take(&Envelope { peer, source, tag, len, data: frame.data, arrival: 0 })
+        rx.would_take(&Envelope { peer, source, tag, len, data: frame.data, arrival: 0, receipt: None })
     }
 }

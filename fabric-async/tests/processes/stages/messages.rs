@@ -37,6 +37,18 @@ pub(super) async fn unread(name: &str) -> ! {
     }
 }
 
+/// Dies with some messages received, and more that wait for a receive.
+pub(super) async fn unconfirmed(name: &str) -> ! {
+    let ep = Endpoint::bind("shm://").await.unwrap();
+    let peer = ep.lookup(name).await.unwrap();
+    ep.send(peer, "here").tag(1).await.unwrap();
+    for word in 0..WORDS {
+        assert_eq!(ep.recv().tag(3).from(peer).await.unwrap()[..8], word.to_le_bytes());
+    }
+    ep.recv().tag(2).from(peer).await.unwrap();
+    super::die()
+}
+
 /// Dies behind what it had to say.
 pub(super) async fn last_words(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
@@ -86,6 +98,34 @@ pub(super) mod survives {
             let failed = send.await.unwrap_err();
             assert_gone(&failed.error);
             assert_eq!(failed.buf, vec![at as u8; 100]);
+        }
+        survivor.hears_of_the_death(victim).await;
+    }
+
+    /// What was received before has ended well; what was not is the sender's again.
+    pub(crate) async fn unconfirmed(survivor: &mut Survivor, victim: Peer) {
+        let ep = survivor.ep.clone();
+        let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
+        let sends: Vec<_> = (0..2 * WORDS)
+            .map(|word| {
+                let mut message = word.to_le_bytes().to_vec();
+                message.resize([8, 100, 20_000][word as usize % 3], 1);
+                let request = ep.send(peer, message).tag(3);
+                let request =
+                    if word % 2 == 0 { request.delivery_complete() } else { request.match_complete() };
+                request.start().unwrap()
+            })
+            .collect();
+        ep.send(peer, "go").tag(2).await.unwrap();
+        for (word, send) in sends.into_iter().enumerate() {
+            match send.await {
+                Ok(_) => assert!(word < WORDS as usize, "message {word} was not received"),
+                Err(failed) => {
+                    assert!(word >= WORDS as usize, "message {word} was received: {failed}");
+                    assert_gone(&failed.error);
+                    assert_eq!(failed.buf[..8], (word as u64).to_le_bytes());
+                }
+            }
         }
         survivor.hears_of_the_death(victim).await;
     }

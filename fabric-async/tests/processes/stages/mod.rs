@@ -42,6 +42,7 @@ pub(crate) async fn play(stage: &str, name: &str) -> ! {
         "mid_send" => messages::mid_send(name).await,
         "mid_receive" => messages::mid_receive(name).await,
         "unread" => messages::unread(name).await,
+        "unconfirmed" => messages::unconfirmed(name).await,
         "last_words" => messages::last_words(name).await,
         "holding" => memory::holding(name).await,
         "lending" => memory::lending(name).await,
@@ -145,7 +146,7 @@ macro_rules! stages {
 
 stages! {
     bootstrap: connected, greeted, spoke, unaccepted, accepted, heard, welcomed, asked;
-    messages: mid_send, mid_receive, unread, last_words;
+    messages: mid_send, mid_receive, unread, unconfirmed, last_words;
     memory: holding, lending, writing, owning, locking;
     sleep: parked, parked_thread;
 }

@@ -1,7 +1,9 @@
 //! An endpoint over shared memory: a name where peers knock, the connections in both directions, and a receive
 //! context.
 
+mod meet;
 mod report;
+mod tell;
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,28 +13,23 @@ use fabric_core::buf::{Payload, Pool, PooledBuf};
 use fabric_core::completion::Outcome;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
-use fabric_core::matching::{Envelope, PeerKey, RecvSpec};
+use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::Reached;
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet};
 use fabric_core::rx::RxContext;
-use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scheme};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
 use super::Means;
 use super::callers::{Callers, FEW};
-use super::handshake::{self, Word};
-use super::incoming::{Here, Incoming, Met, Stranger};
+use super::handshake::Word;
+use super::incoming::{Here, Incoming};
 use super::loans::Adopted;
 use super::outgoing::{Doings, Ended, Outgoing, Pumped, Push};
 use super::socket::{self, Listener};
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
 const UNEXPECTED_BYTES: usize = 16 << 20;
-
-/// Connections an endpoint accepts in one go.
-const ACCEPTS_PER_LOOK: usize = 64;
-/// Connections that may wait to say hello. The one that has waited longest makes room for another.
-const STRANGERS: usize = 64;
 
 /// What a descriptor of an endpoint is for. Packed into the token it is watched with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,6 +288,7 @@ impl Endpoint {
 
     /// After a receive was posted, or a message was discarded.
     pub(crate) fn received(&mut self, host: &mut dyn Host) {
+        self.confirm();
         if self.rx.is_copying() {
             // Its sender waits, whoever waits here.
             host.under_way();
@@ -392,32 +390,6 @@ impl Endpoint {
         self.callers.attended() == 0 && self.busy.is_empty() && !receives
     }
 
-    /// Copies a piece of what lies with its sender, who is told when that was the last.
-    #[cold]
-    fn copy_on(&mut self, host: &mut dyn Host) -> bool {
-        let copied = self.rx.copy_on(host);
-        let mut ended = Vec::new();
-        self.callers.each(|at, peer| {
-            if peer.down().is_none()
-                && let Err(reason) = peer.acknowledge()
-            {
-                ended.push((at, reason));
-            }
-        });
-        for (at, reason) in ended {
-            self.caller_ended(host, at, reason);
-            // What one that died has left in the ring is still taken.
-            if let DownReason::Protocol(_) = reason {
-                self.end_caller(host, at);
-            }
-        }
-        if self.rx.is_copying() {
-            // Its sender waits, whoever waits here.
-            host.under_way();
-        }
-        copied
-    }
-
     /// Takes what callers have sent: of the attended, and of one of those left alone.
     #[inline(always)] // on the way of a small message
     fn pump_callers(&mut self, host: &mut dyn Host) -> bool {
@@ -434,6 +406,7 @@ impl Endpoint {
             self.visit(at, &mut found, host);
         }
         self.held = found.held;
+        self.confirm();
         if !found.over.is_empty() {
             self.end_callers(found.over, host);
             return true;
@@ -497,65 +470,6 @@ impl Endpoint {
                 };
                 self.outgoing_ended(host, at, ended);
             }
-        }
-    }
-
-    fn accept(&mut self, host: &mut dyn Host) {
-        self.spare = self.spare.take().or_else(|| socket::spare().ok());
-        for _ in 0..ACCEPTS_PER_LOOK {
-            match self.listener.accept() {
-                Ok(Some(mut socket)) => {
-                    let at = self.callers.vacant();
-                    let token = Token::Incoming(at as u32).pack(self.id);
-                    if socket.watch(&self.wait, token).is_ok() {
-                        self.callers.add_stranger(Stranger { socket });
-                        self.caller_ready(host, at);
-                        self.callers.limit_strangers(STRANGERS);
-                    }
-                }
-                Ok(None) => return,
-                Err(errno) => {
-                    // Out of descriptors, most likely. The caller must not stay in the queue: it would keep the
-                    // listener ready, and everybody awake.
-                    self.spare = None;
-                    if let Ok(Some(socket)) = self.listener.accept() {
-                        let error = Error::os("accept4", errno.raw_os_error());
-                        host.event(self.id, EventKind::Rejected { error });
-                        handshake::say(&socket, Word::Refused(Refusal::Resources));
-                        socket.close_now();
-                    }
-                    self.spare = socket::spare().ok();
-                    return;
-                }
-            }
-        }
-    }
-
-    fn caller_ready(&mut self, host: &mut dyn Host, at: usize) {
-        if let Some(stranger) = self.callers.take_stranger(at) {
-            return self.meet(host, stranger);
-        }
-        self.callers.attend(at);
-        if let Some(reason) = self.callers.get(at).and_then(|peer| peer.readable(host)) {
-            self.caller_ended(host, at, reason);
-            self.pump_callers(host);
-        }
-    }
-
-    fn meet(&mut self, host: &mut dyn Host, stranger: Stranger) {
-        self.next_key += 1;
-        match stranger.meet(PeerKey(self.next_key), self.here.clone()) {
-            Met::Later(stranger) => self.callers.add_stranger(stranger),
-            Met::Peer(mut peer) => {
-                peer.number = host.peer_connected(self.id, &peer.peer);
-                peer.source = peer.number;
-                let (name, source) = (peer.peer.clone(), peer.source);
-                self.callers.add(peer);
-                host.event(self.id, EventKind::PeerConnected { peer: name, source });
-                self.pump_callers(host);
-            }
-            Met::Refused(error) => host.event(self.id, EventKind::Rejected { error }),
-            Met::Left => {}
         }
     }
 
@@ -627,6 +541,7 @@ impl Endpoint {
     pub(crate) fn close(mut self, host: &mut dyn Host) {
         // What is dropped now was not received.
         self.callers.peers().for_each(Incoming::stop_fetching);
+        self.confirm();
         self.rx.close(host);
         for peer in self.callers.peers() {
             host.peer_disconnected(self.id, peer.number);

@@ -20,7 +20,9 @@ use super::desk::{self, REQUEST_BYTES, Request};
 use super::fetch::{Fetch, Reach};
 use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, VERSION, Word};
 use super::loans::{self, Adopted, Borrow, Foreign, Keep, Offer};
-use super::record::{BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE};
+use super::record::{
+    BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE, from_total_word,
+};
 use super::ring::{Broken, Consumer, Record};
 use super::segment::{Payload, Segment, Unfit};
 use super::socket::{self, Socket};
@@ -267,6 +269,7 @@ impl Incoming {
             len,
             data: layout.data.map(word),
             arrival: 0,
+            receipt: None,
         }
     }
 
@@ -327,9 +330,9 @@ impl Incoming {
             if payload.len() != PLACE_BYTES {
                 return Err(Broken("a loan of another length"));
             }
-            let len = layout.total.and_then(|at| usize::try_from(word(at)).ok()).unwrap_or(usize::MAX);
+            let (len, receipt) = from_total_word(layout.total.map_or(u64::MAX, word));
             let slot = usize::try_from(word(layout.payload + 8)).unwrap_or(usize::MAX);
-            let (envelope, place) = (envelope(len), (word(layout.payload), slot));
+            let (envelope, place) = (Envelope { receipt, ..envelope(len) }, (word(layout.payload), slot));
             return match kind {
                 LOAN => self.borrow(envelope, place, rx, host),
                 _ => self.fetch(envelope, place, rx, host),
@@ -337,11 +340,15 @@ impl Incoming {
         }
         match (kind, layout.total) {
             (BEGIN, Some(at)) => {
-                let total = usize::try_from(word(at)).unwrap_or(usize::MAX);
+                let (total, receipt) = from_total_word(word(at));
+                let envelope = Envelope { receipt, ..envelope(total) };
+                if receipt.is_some() && total == payload.len() {
+                    return Ok(rx.deliver(host, envelope, &payload));
+                }
                 if total <= payload.len() || total > MAX_MESSAGE {
                     return Err(Broken("a message length out of bounds"));
                 }
-                let Some(id) = rx.begin(host, envelope(total)) else { return Ok(false) };
+                let Some(id) = rx.begin(host, envelope) else { return Ok(false) };
                 rx.land(host, id, &payload);
                 self.landing = Some(id);
                 Ok(true)
@@ -487,6 +494,15 @@ impl Incoming {
             self.doorbells += 1;
         }
         Ok(())
+    }
+
+    /// Tells the peer what it waits to hear of the message with this receipt.
+    pub(crate) fn confirm(&mut self, receipt: u32) {
+        self.ring.memory().confirm(receipt as usize);
+        if self.ring.starves() {
+            handshake::say(&self.socket, Word::Ring);
+            self.doorbells += 1;
+        }
     }
 
     /// What was fetched from there; nothing when that cannot be done.

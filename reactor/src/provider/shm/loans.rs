@@ -231,6 +231,8 @@ pub(crate) struct Offered {
     pub(crate) op: OpKey,
     pub(crate) len: usize,
     pub(crate) tag: Option<u64>,
+    /// What the peer is to confirm as well.
+    pub(crate) receipt: Option<u32>,
 }
 
 /// A chunk that is about to be lent.

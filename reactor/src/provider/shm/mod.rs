@@ -27,6 +27,7 @@ mod incoming;
 mod loans;
 mod memfd;
 mod outgoing;
+mod receipts;
 mod record;
 pub(crate) mod ring;
 #[cfg(all(test, not(loom)))]
@@ -128,7 +129,11 @@ impl Provider for ShmProvider {
         info.ep.max_order_waw_size = usize::MAX;
         info.ep.tx_ctx_cnt = 1;
         info.ep.rx_ctx_cnt = 1;
-        info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::TRANSMIT_COMPLETE;
+        info.tx.op_flags = OpFlags::COMPLETION
+            | OpFlags::INJECT_COMPLETE
+            | OpFlags::TRANSMIT_COMPLETE
+            | OpFlags::MATCH_COMPLETE
+            | OpFlags::DELIVERY_COMPLETE;
         info.rx.op_flags = OpFlags::COMPLETION;
         info.tx.msg_order = ORDER;
         info.tx.inject_size = 4096;

@@ -3,8 +3,10 @@
 //! It is made with the first operation for the peer. Until the peer has answered, and whenever its ring is full,
 //! operations wait in the queue; otherwise messages go into the ring at once.
 
+mod confirmed;
 mod lent;
 mod onesided;
+mod sleep;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,17 +16,19 @@ use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
+use fabric_core::matching::Receipt;
 use fabric_core::mr::Reached;
 use fabric_core::provider::{Host, OpKey, SendSpec, WaitSet};
 use fabric_core::stats::Moved;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use super::area::Area;
-use super::desk::{Desk, REQUEST_BYTES};
+use super::desk::Desk;
 use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, Word};
 use super::incoming::Identity;
 use super::loans::Borrowed;
-use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE};
+use super::receipts::Receipts;
+use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE, total_word};
 use super::ring::{Producer, Reader};
 use super::segment::Segment;
 use super::socket::{self, Socket};
@@ -75,6 +79,8 @@ struct Wires {
     windows: Windows,
     /// What the peer has of ours.
     borrowed: Borrowed,
+    /// Messages that the peer is to confirm.
+    receipts: Receipts,
     /// Messages of so many bytes are the peer's to fetch.
     fetched_from: usize,
     /// Where the peer answers what it is asked to do, once it was asked anything.
@@ -112,6 +118,8 @@ struct Queued {
     begun: bool,
     /// The peer is to fetch it.
     offered: bool,
+    /// The receipt that the peer is to confirm, once it has begun.
+    receipt: Option<u32>,
 }
 
 /// What became of a record.
@@ -175,8 +183,10 @@ impl Outgoing {
     pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Result<Push> {
         let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
         match spec.kind {
+            // It ends when the peer says so.
+            OpKind::Send if spec.level.is_confirmed() => Ok(Push::NoRoom),
             OpKind::Send => {
-                let lent = spec.loan.and_then(|key| wires.lend(spec, key, payload.whole()?));
+                let lent = spec.loan.and_then(|key| wires.lend(spec, key, payload.whole()?, None));
                 Ok(lent.unwrap_or_else(|| wires.whole(spec, payload)))
             }
             OpKind::Write => wires.access_now(spec, payload.len(), |window, at, _| window.write(at, payload)),
@@ -233,7 +243,8 @@ impl Outgoing {
     pub(crate) fn queue(&mut self, op: OpKey, spec: SendSpec) {
         // Nobody knows when it will move, so it wakes the peer by itself.
         let spec = SendSpec { more: false, ..spec };
-        self.queue.push_back(Queued { op, spec, sent: 0, total: None, begun: false, offered: false });
+        let (begun, offered) = (false, false);
+        self.queue.push_back(Queued { op, spec, sent: 0, total: None, begun, offered, receipt: None });
     }
 
     /// Takes an operation back of which nothing was sent.
@@ -248,13 +259,13 @@ impl Outgoing {
         cancelled
     }
 
-    /// Nothing is queued, and nothing waits until the peer has fetched it.
+    /// Nothing is queued, and nothing waits until the peer has fetched or confirmed it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.queue.is_empty() && !self.is_fetching()
+        self.queue.is_empty() && !self.awaits_peer()
     }
 
-    fn is_fetching(&self) -> bool {
-        matches!(&self.link, Link::Live(wires) if wires.borrowed.is_fetching())
+    fn awaits_peer(&self) -> bool {
+        matches!(&self.link, Link::Live(wires) if wires.awaits_peer())
     }
 
     /// Makes the connection if there is none.
@@ -285,6 +296,7 @@ impl Outgoing {
             ring,
             windows: Windows::default(),
             borrowed: Borrowed::new(self.means.loans.clone()),
+            receipts: Receipts::default(),
             fetched_from: usize::MAX,
             desk: None,
             done: Doings::default(),
@@ -296,7 +308,7 @@ impl Outgoing {
     pub(crate) fn pump(&mut self, host: &mut dyn Host) -> Pumped {
         let Link::Live(wires) = &mut self.link else { return Pumped::Idle };
         let mut bytes = 0;
-        let mut moved = wires.borrowed.is_fetching() && wires.end_fetched(host);
+        let mut moved = wires.awaits_peer() && (wires.end_fetched(host) | wires.end_confirmed(host));
         while bytes < BYTES_PER_PASS
             && let Some(front) = self.queue.front_mut()
         {
@@ -318,12 +330,15 @@ impl Outgoing {
                 self.queue.pop_front();
             } else if pushed == Push::Done && front.is_done() {
                 let transfer = Transfer::sent(front.sent, front.spec.tag);
-                let op = front.op;
+                let (op, receipt) = (front.op, front.receipt);
                 if front.spec.remote.is_none() && front.sent > PIECE_BYTES && front.begun {
                     wires.done.pieces.add(front.sent);
                 }
                 self.queue.pop_front();
-                host.complete(op, Outcome::ok(transfer));
+                match receipt {
+                    None => host.complete(op, Outcome::ok(transfer)),
+                    Some(number) => wires.sent_with(number, host),
+                }
             } else if pushed == Push::Closed {
                 return Pumped::Closed;
             } else if pushed == Push::NoRoom {
@@ -452,6 +467,7 @@ impl Outgoing {
     pub(crate) fn end(&mut self, host: &mut dyn Host, error: &Error) {
         if let Link::Live(wires) = &mut self.link {
             wires.end_offered(host, error);
+            wires.end_unconfirmed(host, error);
         }
         self.done = self.done();
         self.link = Link::Gone;
@@ -507,44 +523,6 @@ impl Outgoing {
 }
 
 impl Wires {
-    /// Before sleeping with this operation in front: false when something could move now.
-    fn arm(&mut self, front: Option<&Queued>) -> bool {
-        if self.borrowed.has_fetched() {
-            return false;
-        }
-        // Asked once: an answer that comes between two questions would be waited for by nobody.
-        let awaits_answer = self.desk.as_ref().is_some_and(Desk::is_waiting);
-        let room = match front.map(|front| self.room_for(front, awaits_answer)) {
-            Some(Some(0)) => return false,
-            Some(room) => room,
-            None => None,
-        };
-        let is_fetching = self.borrowed.is_fetching();
-        let desk = self.desk.as_ref().filter(|_| awaits_answer);
-        if room.is_none() && !is_fetching && desk.is_none() {
-            return true;
-        }
-        self.ring.arm(|ring| {
-            room.is_some_and(|len| ring.fits(len))
-                || (is_fetching && ring.memory().has_returned())
-                || desk.is_some_and(|desk| !desk.is_waiting())
-        })
-    }
-
-    /// How many bytes of the ring this operation waits for, if it does; 0 when it could move now.
-    fn room_for(&mut self, front: &Queued, awaits_answer: bool) -> Option<usize> {
-        let Some(remote) = &front.spec.remote else { return Some(self.ring.shape().longest()) };
-        // An answer comes over the socket, which is watched.
-        if self.windows.awaits(remote.key) {
-            return None;
-        }
-        if self.windows.serves(remote.key).is_some() {
-            return (!awaits_answer).then_some(NOTICE_BYTES + REQUEST_BYTES);
-        }
-        let told = self.windows.get(remote.key).is_some_and(|window| window.tells(&front.spec));
-        Some(if told { NOTICE_BYTES } else { 0 })
-    }
-
     /// Sends a message in one record, unless it is too long for one.
     #[inline]
     fn whole(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
@@ -563,33 +541,39 @@ impl Wires {
         }
         let payload = host.payload(front.op);
         front.total = Some(payload.len());
+        let receipt = self.receipt_for(front)?;
         let loan = front.spec.loan.filter(|_| !front.begun);
-        let lent = loan.and_then(|key| self.lend(&front.spec, key, payload.whole()?));
+        let lent = loan.and_then(|key| self.lend(&front.spec, key, payload.whole()?, receipt));
         let may_fetch = lent.is_none()
             && payload.len() >= self.fetched_from
             && !front.begun
             && host.is_ordinary(front.op);
-        let offered = payload.whole().filter(|_| may_fetch).and_then(|bytes| self.offer(front, bytes));
+        let offered =
+            payload.whole().filter(|_| may_fetch).and_then(|bytes| self.offer(front, bytes, receipt));
         let (pushed, count) = if let Some(pushed) = lent {
             (pushed, payload.len())
         } else if let Some(pushed) = offered {
             front.offered = pushed == Push::Done;
             (pushed, 0)
-        } else if !front.begun && payload.len() <= PIECE_BYTES {
+        } else if !front.begun && payload.len() <= PIECE_BYTES && receipt.is_none() {
             (self.whole(&front.spec, payload), payload.len())
         } else {
             let kind = if front.begun { PIECE } else { BEGIN };
             let piece = payload.part(front.sent, (payload.len() - front.sent).min(PIECE_BYTES));
-            (self.push(kind, &front.spec, payload.len() as u64, piece), piece.len())
+            (self.push(kind, &front.spec, total_word(payload.len(), receipt), piece), piece.len())
         };
         if pushed == Push::Done {
+            if let Some(Receipt { number, .. }) = receipt {
+                self.receipts.expect(number, front.op, Transfer::sent(payload.len(), front.spec.tag));
+                front.receipt = Some(number);
+            }
             front.begun = true;
             front.sent += count;
         }
         Ok(pushed)
     }
 
-    /// Publishes a record of this kind; `total` is the length of the whole message, for its beginning.
+    /// Publishes a record of this kind; `total` says how long the whole message is, for its beginning.
     #[inline]
     fn push(&mut self, kind: u8, spec: &SendSpec, total: u64, payload: Payload<'_>) -> Push {
         let flags = if kind == PIECE { 0 } else { flags_of(spec) };

@@ -5,6 +5,12 @@
 //! a one-sided operation, of how many bytes it was about and in which region; a [`REQUEST`] asks for one. Behind the header come, each only where its flag or kind asks
 //! for it: the tag, the data for the receiver's completion, and the full length, eight bytes each; then the payload, at
 //! the next line if it is long.
+//!
+//! A message whose sender waits for word of it is never a `WHOLE`, however short: above its full length there is the receipt,
+//! which so costs the other messages nothing.
+
+use fabric_core::completion::CompletionLevel;
+use fabric_core::matching::Receipt;
 
 use super::ring::HEADER;
 
@@ -38,6 +44,33 @@ pub(crate) const TAGGED: u8 = 1;
 pub(crate) const DATA: u8 = 2;
 /// What the sender did was to read.
 pub(crate) const HAS_READ: u8 = 4;
+
+/// Receipts of a connection: more than an endpoint can have sends under way.
+pub(crate) const RECEIPTS: usize = 4096;
+/// In the word of the full length: where the number of the receipt is, that the match is enough, and that there is one.
+const NUMBER_AT: u32 = 48;
+const MATCH_BIT: u64 = 1 << 60;
+const RECEIPT_BIT: u64 = 1 << 61;
+
+/// The full length of a message with its receipt, as a record says it.
+pub(crate) fn total_word(len: usize, receipt: Option<Receipt>) -> u64 {
+    let Some(Receipt { number, level }) = receipt else { return len as u64 };
+    let at_match = if level == CompletionLevel::Matched { MATCH_BIT } else { 0 };
+    len as u64 | u64::from(number) << NUMBER_AT | at_match | RECEIPT_BIT
+}
+
+/// What such a word says. A length that cannot be is left as it is.
+pub(crate) fn from_total_word(word: u64) -> (usize, Option<Receipt>) {
+    let len = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
+    // With any bit above, it is only too long.
+    if word & !(RECEIPT_BIT - 1) != RECEIPT_BIT {
+        return (len(word), None);
+    }
+    let number = (word >> NUMBER_AT) as u32 % RECEIPTS as u32;
+    let at_match = word & MATCH_BIT != 0;
+    let level = if at_match { CompletionLevel::Matched } else { CompletionLevel::Delivered };
+    (len(word & ((1 << NUMBER_AT) - 1)), Some(Receipt { number, level }))
+}
 
 /// Where the parts of a record lie, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,5 +130,21 @@ mod tests {
             }
         }
         assert_eq!(Layout::for_record(WHOLE, TAGGED, HEADER + 7), None);
+    }
+
+    #[test]
+    fn a_length_and_a_receipt_share_a_word() {
+        for len in [0, 1, 1 << 40] {
+            assert_eq!(from_total_word(total_word(len, None)), (len, None));
+            for level in [CompletionLevel::Matched, CompletionLevel::Delivered] {
+                for number in [0, 1, RECEIPTS as u32 - 1] {
+                    let receipt = Some(Receipt { number, level });
+                    assert_eq!(from_total_word(total_word(len, receipt)), (len, receipt));
+                }
+            }
+        }
+        for word in [u64::MAX, 1 << 63, 1 << 62 | RECEIPT_BIT, 1 << 60] {
+            assert_eq!(from_total_word(word), (word as usize, None));
+        }
     }
 }

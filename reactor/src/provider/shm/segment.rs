@@ -24,6 +24,7 @@ use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::memfd;
+use super::record::RECEIPTS;
 use super::ring::{LINE, Memory};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
@@ -40,8 +41,13 @@ pub(crate) const RETURN_WORDS: usize = 4;
 const PROBE_AT: usize = 5 * STRIDE;
 const REACHED_AT: usize = 6 * STRIDE;
 const WITHDRAWN_AT: usize = 7 * STRIDE;
+/// The word of the receiver that it has said something of messages that the sender waits to hear of; and what it has said, a
+/// bit for each receipt.
+const CONFIRMED_AT: usize = 8 * STRIDE;
+const RECEIPTS_AT: usize = 9 * STRIDE;
 /// Where the lines begin.
 const LINES_AT: usize = 4096;
+const _: () = assert!(RECEIPTS_AT + RECEIPTS / 8 <= LINES_AT);
 
 /// Fewest and most lines of a segment that is accepted from a peer.
 const FEWEST_LINES: usize = 64;
@@ -160,6 +166,38 @@ impl Segment {
 
     fn returns(&self, word: usize) -> &AtomicU64 {
         self.wide(RETURNS_AT + 8 * (word % RETURN_WORDS))
+    }
+
+    /// Says of the message with this receipt what its sender waits to hear. There must be such a receipt.
+    pub(crate) fn confirm(&self, number: usize) {
+        // SYNC: pairs with the acquire in `take_confirmed`: whoever sees the bit sees what the receiver did before.
+        self.receipts(number / 64).fetch_or(1 << (number % 64), Ordering::Release);
+        // SYNC: pairs with the acquire in `has_confirmed`: whoever takes the word down sees the bit.
+        self.control(CONFIRMED_AT).store(1, Ordering::Release);
+    }
+
+    /// Whether receipts were confirmed, as far as can be told without taking note of it.
+    pub(crate) fn is_confirming(&self) -> bool {
+        self.control(CONFIRMED_AT).load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether receipts were confirmed since the last call.
+    pub(crate) fn has_confirmed(&self) -> bool {
+        // SYNC: pairs with the release in `confirm`.
+        self.is_confirming() && self.control(CONFIRMED_AT).swap(0, Ordering::Acquire) != 0
+    }
+
+    /// The receipts of this word that were confirmed since the last call, a bit each.
+    pub(crate) fn take_confirmed(&self, word: usize) -> u64 {
+        match self.receipts(word).load(Ordering::Relaxed) {
+            0 => 0,
+            // SYNC: pairs with the release in `confirm`.
+            _ => self.receipts(word).swap(0, Ordering::Acquire),
+        }
+    }
+
+    fn receipts(&self, word: usize) -> &AtomicU64 {
+        self.wide(RECEIPTS_AT + 8 * (word % (RECEIPTS / 64)))
     }
 
     /// The sender's probe, before the hello: where it is and what is there.

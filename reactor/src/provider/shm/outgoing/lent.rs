@@ -4,20 +4,27 @@ use fabric_core::Error;
 use fabric_core::buf::Payload;
 use fabric_core::completion::{Outcome, Transfer};
 use fabric_core::flags::Access;
+use fabric_core::matching::Receipt;
 use fabric_core::mr::Memory;
 use fabric_core::provider::{Host, SendSpec};
 use rustix::io::Errno;
 
 use super::super::handshake::{self, Grant, Word};
 use super::super::loans::Offered;
-use super::super::record::{FETCH, LOAN, PLACE_BYTES};
+use super::super::record::{FETCH, LOAN, PLACE_BYTES, total_word};
 use super::{NOTICE_BYTES, Push, Queued, Wires, flags_of};
 
 impl Wires {
     /// Lends a message to the peer: gives it the memory, if it has not got it before, and tells it where the message is.
     /// Nothing when it has to be copied: the peer has too much already, or the memory is not ours.
     #[cold]
-    pub(super) fn lend(&mut self, spec: &SendSpec, key: u64, payload: &[u8]) -> Option<Push> {
+    pub(super) fn lend(
+        &mut self,
+        spec: &SendSpec,
+        key: u64,
+        payload: &[u8],
+        receipt: Option<Receipt>,
+    ) -> Option<Push> {
         if !self.ring.fits(NOTICE_BYTES + PLACE_BYTES) {
             return Some(Push::NoRoom);
         }
@@ -39,7 +46,8 @@ impl Wires {
             }
         }
         let place = place(key, prepared.slot);
-        let pushed = self.record(LOAN, flags_of(spec), spec, payload.len() as u64, Payload::Whole(&place));
+        let total = total_word(payload.len(), receipt);
+        let pushed = self.record(LOAN, flags_of(spec), spec, total, Payload::Whole(&place));
         if pushed == Push::Done {
             self.borrowed.lend(prepared);
             self.done.lent += 1;
@@ -49,16 +57,18 @@ impl Wires {
 
     /// Lets the peer fetch a message, and tells it where it is. Nothing when it has too much to fetch already.
     #[cold]
-    pub(super) fn offer(&mut self, front: &Queued, payload: &[u8]) -> Option<Push> {
+    pub(super) fn offer(&mut self, front: &Queued, payload: &[u8], receipt: Option<Receipt>) -> Option<Push> {
         if !self.ring.fits(NOTICE_BYTES + PLACE_BYTES) {
             return Some(Push::NoRoom);
         }
         let slot = self.borrowed.vacant(self.ring.memory())?;
         let place = place(payload.as_ptr().expose_provenance() as u64, slot);
-        let spec = &front.spec;
-        let pushed = self.record(FETCH, flags_of(spec), spec, payload.len() as u64, Payload::Whole(&place));
+        let (spec, len) = (&front.spec, payload.len());
+        let pushed =
+            self.record(FETCH, flags_of(spec), spec, total_word(len, receipt), Payload::Whole(&place));
         if pushed == Push::Done {
-            self.borrowed.offer(slot, Offered { op: front.op, len: payload.len(), tag: spec.tag });
+            let receipt = receipt.map(|receipt| receipt.number);
+            self.borrowed.offer(slot, Offered { op: front.op, len, tag: spec.tag, receipt });
         }
         Some(pushed)
     }
@@ -67,10 +77,13 @@ impl Wires {
     pub(super) fn end_fetched(&mut self, host: &mut dyn Host) -> bool {
         self.borrowed.collect(self.ring.memory());
         let mut any = false;
-        while let Some(Offered { op, len, tag }) = self.borrowed.next_fetched() {
+        while let Some(Offered { op, len, tag, receipt }) = self.borrowed.next_fetched() {
             any = true;
             self.done.single_copy.add(len);
-            host.complete(op, Outcome::ok(Transfer::sent(len, tag)));
+            match receipt {
+                None => host.complete(op, Outcome::ok(Transfer::sent(len, tag))),
+                Some(number) => self.sent_with(number, host),
+            }
         }
         any
     }

@@ -23,7 +23,8 @@ impl Endpoint {
             return host.address_of(self.id, spec.peer).map(|_| SendNow::Queue);
         };
         let peer = &self.peers[at];
-        let Some(at) = peer.link.filter(|_| spec.kind == OpKind::Send && peer.sends.is_empty()) else {
+        let is_plain = spec.kind == OpKind::Send && !spec.level.is_confirmed();
+        let Some(at) = peer.link.filter(|_| is_plain && peer.sends.is_empty()) else {
             return Ok(SendNow::Queue);
         };
         let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return Ok(SendNow::Queue) };
@@ -56,6 +57,9 @@ impl Endpoint {
     pub(crate) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
         if !matches!(spec.kind, OpKind::Send | OpKind::Connect) {
             return Err(Error::NotSupported("one-sided operations over tcp"));
+        }
+        if spec.level.is_confirmed() {
+            return Err(Error::NotSupported("FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over tcp"));
         }
         let at = match self.route(spec.peer) {
             Some(at) => at,

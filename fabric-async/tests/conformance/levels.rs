@@ -1,0 +1,503 @@
+//! Messages that have not ended before a receive has taken them, or has all of them.
+
+use bytes::BytesMut;
+use fabric_async::{
+    Access, AtomicOp, Canceled, Completion, Error, FiAddr, Gather, Hints, OpFlags, Operation, Scarce,
+    SendRequest, discover,
+};
+use futures_util::StreamExt;
+
+use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern, poll_once, yields};
+use crate::setup::Setup;
+use crate::station::{Plan, Station, fence, pair, pair_of};
+
+const LEVELS: [OpFlags; 2] = [OpFlags::MATCH_COMPLETE, OpFlags::DELIVERY_COMPLETE];
+/// Lengths on all the ways there are that fit into any budget several times.
+const LENGTHS: [usize; 8] = [0, 1, 40, 48, 60, 8192, 100_000, 1 << 20];
+
+/// Whether the provider has such levels at all.
+async fn has_levels(setup: &Setup) -> bool {
+    let flags = LEVELS[0] | LEVELS[1];
+    let hints = Hints::new().provider(setup.provider).caps(setup.caps).progress(setup.progress);
+    match discover(&hints.tx_op_flags(flags)).await {
+        Ok(found) => {
+            assert!(found.iter().all(|info| info.tx.op_flags == flags), "what was asked is what is had");
+            true
+        }
+        Err(refused) => {
+            eprintln!("skipped, the provider does not offer {flags:?}: {refused}");
+            false
+        }
+    }
+}
+
+fn at<'a, B: fabric_async::IoBuf>(level: OpFlags, request: SendRequest<'a, B>) -> SendRequest<'a, B> {
+    if level == OpFlags::DELIVERY_COMPLETE { request.delivery_complete() } else { request.match_complete() }
+}
+
+/// Sends with a receipt and waits until the message is there, unexpected: it has not ended.
+async fn waits<B: fabric_async::IoBuf>(
+    (a, b, to_b): (&Station, &Station, FiAddr),
+    request: SendRequest<'_, B>,
+) -> Operation<B> {
+    let mut sent = request.start().unwrap_or_else(|failed| panic!("{failed:?}"));
+    fence(a, b, to_b).await;
+    yields(5).await;
+    assert!(poll_once(&mut sent).await.is_pending(), "nobody has received it");
+    sent
+}
+
+pub(crate) async fn a_message_ends_when_a_receive_has_it(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        for (which, len) in LENGTHS.into_iter().enumerate() {
+            let tag = which as u64;
+            let request = at(level, a.ep.send(to_b, pattern(len, which)).tag(tag).data(7));
+            let sent = waits((&a, &b, to_b), request).await;
+            let counted = a.sends.value();
+            let got = b.ep.recv_into(Vec::with_capacity(len)).tag(tag).await.unwrap();
+            assert_bytes(&got, pattern(len, which));
+            assert_eq!(got.data(), Some(7));
+            let done = sent.await.unwrap();
+            assert_eq!((done.transfer.len, done.transfer.tag), (len, Some(tag)));
+            assert_bytes(done.buf, pattern(len, which));
+            assert_eq!(a.sends.value(), counted + 1);
+        }
+    }
+}
+
+pub(crate) async fn a_posted_receive_lets_it_end(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        for (which, len) in LENGTHS.into_iter().chain([LONG]).enumerate() {
+            let receive = b.ep.recv().start().unwrap();
+            let sent = at(level, a.ep.send(to_b, pattern(len, which)));
+            // The one waits for the other: in any order.
+            let got = if which % 2 == 0 {
+                let (got, sent) = tokio::join!(receive, sent);
+                assert_eq!(sent.unwrap().transfer.len, len);
+                got
+            } else {
+                let receiving = tokio::spawn(receive);
+                assert_eq!(sent.await.unwrap().transfer.len, len);
+                receiving.await.unwrap()
+            };
+            assert_bytes(&got.unwrap(), pattern(len, which));
+        }
+    }
+}
+
+async fn entries(station: &mut Station, count: usize) -> Vec<Completion> {
+    let mut out = Vec::new();
+    while out.len() < count {
+        station.cq.next_batch(&mut out, count).await;
+    }
+    out
+}
+
+/// In a batch, posted to a queue, and received from the last to the first.
+pub(crate) async fn completions_come_in_the_order_of_receipt(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    const COUNT: u64 = 48;
+    let (mut a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        let len = |number: u64| [8, 30, 3000, 20_000][number as usize % 4];
+        let all = (0..COUNT).map(|number| {
+            at(level, a.ep.send(to_b, numbered(number, len(number))).tag(number).context(number))
+        });
+        assert_eq!(a.ep.post_all(all).unwrap(), COUNT as usize);
+        fence(&a, &b, to_b).await;
+        let mut out = Vec::new();
+        assert_eq!(a.cq.try_batch(&mut out, 1), 0, "nothing has ended");
+        for number in (0..COUNT).rev() {
+            let got = b.ep.recv().tag(number).await.unwrap();
+            assert_eq!(number_of(&got), number);
+            let entry = entries(&mut a, 1).await.remove(0);
+            assert_eq!((entry.context, &entry.error), (number, &None));
+            assert_eq!(entry.into_result::<Vec<u8>>().unwrap().transfer.len, len(number));
+        }
+    }
+}
+
+pub(crate) async fn every_kind_of_message_asks(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    let parts = [vec![1; 5000], vec![2; 9000], vec![3; 40]];
+    let whole = parts.concat();
+    let sent = waits((&a, &b, to_b), a.ep.send(to_b, Gather::from(parts)).delivery_complete()).await;
+    assert_bytes(&b.ep.recv().await.unwrap(), &whole);
+    assert_eq!(sent.await.unwrap().buf.into_parts::<Vec<u8>>().unwrap().len(), 3);
+    // Lent, and received both ways there are.
+    for len in [100, 5 << 20] {
+        let mut loan = a.ep.loan(len).unwrap();
+        loan.copy_from_slice(pattern(len, 1));
+        let lent = a.ep.lend(to_b, loan).tag(1);
+        let mut lent = if len == 100 { lent.delivery_complete() } else { lent.match_complete() }.start();
+        if len == 100 {
+            fence(&a, &b, to_b).await;
+            assert!(poll_once(lent.as_mut().unwrap()).await.is_pending());
+        }
+        let got = b.ep.recv().tag(1).await.unwrap();
+        assert_bytes(&got, pattern(len, 1));
+        lent.unwrap().await.map_err(|failed| failed.error).unwrap();
+    }
+    // With a credit that was reserved.
+    let permit = a.ep.reserve(to_b).await.unwrap();
+    let (sent, got) = tokio::join!(permit.send(&a.ep, "reserved").delivery_complete(), b.ep.recv());
+    assert_eq!((sent.unwrap().buf, &got.unwrap()[..]), ("reserved", &b"reserved"[..]));
+}
+
+pub(crate) async fn the_default_is_the_endpoints(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    for level in LEVELS {
+        let plan = Plan { op_flags: level, ..Plan::default() };
+        let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
+        // Ends where it is posted, as it says.
+        a.ep.send(to_b, "now").tag(1).transmit_complete().await.unwrap();
+        a.ep.inject_tagged(to_b, 1, b"nobody waits").unwrap();
+        let mut sent = a.ep.send(to_b, "later").tag(1).start().unwrap();
+        let mut lent = a.ep.lend(to_b, a.ep.loan(10).unwrap()).tag(1).start().unwrap();
+        let marked = a.ep.send(to_b, "").tag(2).transmit_complete();
+        let (marked, got) = tokio::join!(marked, b.ep.recv().tag(2));
+        marked.unwrap();
+        got.unwrap();
+        assert!(poll_once(&mut sent).await.is_pending() && poll_once(&mut lent).await.is_pending());
+        for _ in 0..4 {
+            b.ep.recv().tag(1).await.unwrap();
+        }
+        sent.await.unwrap();
+        lent.await.map_err(|failed| failed.error).unwrap();
+    }
+}
+
+pub(crate) async fn what_is_discarded_has_ended(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    for level in LEVELS {
+        for len in [8, 9000, 1 << 20] {
+            let sent = waits((&a, &b, to_b), at(level, a.ep.send(to_b, pattern(len, 1)).tag(1))).await;
+            b.ep.probe().tag(1).claim().await.unwrap().discard();
+            assert_eq!(sent.await.unwrap().transfer.len, len);
+        }
+        // While it arrives.
+        let sent = at(level, a.ep.send(to_b, pattern(LONG, 1)).tag(1)).start().unwrap();
+        b.ep.probe().tag(1).claim().await.unwrap().discard();
+        let (sent, got) = tokio::join!(sent, async {
+            a.ep.send(to_b, "behind").tag(2).await.unwrap();
+            b.ep.recv().tag(2).await.unwrap()
+        });
+        assert_eq!((sent.unwrap().transfer.len, &got[..]), (LONG, &b"behind"[..]));
+        assert_eq!(b.ep.probe().tag(1).now(), Ok(None));
+    }
+}
+
+pub(crate) async fn a_claim_that_is_put_back_is_no_receipt(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        let mut sent = waits((&a, &b, to_b), at(level, a.ep.send(to_b, vec![5; 100]).tag(1))).await;
+        drop(b.ep.probe().tag(1).claim().await.unwrap());
+        fence(&a, &b, to_b).await;
+        assert!(poll_once(&mut sent).await.is_pending());
+        let claimed = b.ep.probe().tag(1).claim().await.unwrap();
+        fence(&a, &b, to_b).await;
+        assert!(poll_once(&mut sent).await.is_pending(), "claimed is not received");
+        assert_eq!(claimed.recv_into(Vec::with_capacity(100)).await.unwrap().into_buf(), [5; 100]);
+        sent.await.unwrap();
+    }
+}
+
+/// The message has been in a receive, which was dropped unseen: it ends once, and the next receive has it.
+pub(crate) async fn a_receive_that_is_dropped_says_nothing_twice(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    for level in LEVELS {
+        let dropped = b.ep.recv().tag(1).start().unwrap();
+        let first = at(level, a.ep.send(to_b, "first").tag(1));
+        let second = a.ep.send(to_b, "second").tag(1).delivery_complete();
+        first.await.unwrap();
+        drop(dropped);
+        let mut second = waits((&a, &b, to_b), second).await;
+        assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"first");
+        fence(&a, &b, to_b).await;
+        assert!(poll_once(&mut second).await.is_pending(), "that was the receipt of another");
+        assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"second");
+        second.await.unwrap();
+    }
+}
+
+pub(crate) async fn receives_that_go_midway_say_nothing_early(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        for number in 0..10u64 {
+            let sent = at(level, a.ep.send(to_b, numbered(number, LONG))).start().unwrap();
+            let mut got = None;
+            for _ in 0..number % 4 {
+                let mut dropped = b.ep.recv().start().unwrap();
+                if let std::task::Poll::Ready(message) = poll_once(&mut dropped).await {
+                    got = Some(message.unwrap());
+                    break;
+                }
+            }
+            let got = match got {
+                Some(got) => got,
+                None => b.ep.recv().await.unwrap(),
+            };
+            assert_eq!(number_of(&got), number);
+            assert_eq!(sent.await.unwrap().transfer.len, LONG);
+        }
+    }
+    assert_eq!((a.sends.value(), b.recvs.value(), a.ep.stats().failed), (20, b.recvs.value(), 0));
+}
+
+/// The credits come back with the receipts, and the messages arrive.
+pub(crate) async fn a_dropped_send_is_confirmed_to_nobody(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let plan = Plan { tx_size: Some(8), ..Plan::default() };
+    let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
+    let _moving = a.keep_moving();
+    for level in LEVELS {
+        let mut number = 0u8;
+        let refused = loop {
+            match at(level, a.ep.send(to_b, vec![number; 10]).tag(1)).start() {
+                Ok(sent) => drop(sent),
+                Err(refused) => break refused,
+            }
+            number += 1;
+        };
+        assert_eq!(refused.error, Error::Again(Scarce::TransmitCredit));
+        assert!((1..=8).contains(&number), "{number} are under way");
+        let waiting = at(level, a.ep.send(to_b, refused.buf).tag(1)).into_future();
+        let taking = async {
+            for expected in 0..=number {
+                assert_eq!(b.ep.recv().tag(1).await.unwrap()[..], [expected; 10]);
+            }
+        };
+        let (waited, ()) = tokio::join!(waiting, taking);
+        waited.unwrap();
+        // The last receipts may be on their way.
+        while a.domain.stats().operations > 0 {
+            yields(1).await;
+        }
+    }
+}
+
+pub(crate) async fn a_cancelled_one_waits_for_its_receipt(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        let sent = waits((&a, &b, to_b), at(level, a.ep.send(to_b, vec![9; 20]))).await;
+        let mut cancel = Box::pin(sent.cancel());
+        assert!(poll_once(&mut cancel).await.is_pending(), "it is not here any more");
+        assert_eq!(b.ep.recv().await.unwrap()[..], [9; 20]);
+        match cancel.await {
+            Canceled::Completed(Ok(done)) => assert_eq!(done.buf, [9; 20]),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub(crate) async fn a_truncated_message_has_ended(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        for len in [100, 9000, LONG] {
+            let receive = b.ep.recv_into(vec![0; 50].into_boxed_slice()).start().unwrap();
+            let (sent, got) = tokio::join!(at(level, a.ep.send(to_b, pattern(len, 3))), receive);
+            assert_eq!(sent.unwrap().transfer.len, len);
+            assert_eq!(got.unwrap_err().error, Error::Truncated { len: 50, lost: len - 50 });
+        }
+    }
+}
+
+pub(crate) async fn receives_of_several_confirm_each(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        let first = waits((&a, &b, to_b), at(level, a.ep.send(to_b, numbered(0, 100)))).await;
+        let mut messages = b.ep.recv_multi(BytesMut::with_capacity(100_000)).start().unwrap();
+        let second = at(level, a.ep.send(to_b, numbered(1, 20_000))).start().unwrap();
+        for number in 0..2 {
+            let message = messages.next().await.unwrap().unwrap();
+            assert_eq!(number_of(&message.into_buf()), number);
+        }
+        first.await.unwrap();
+        second.await.unwrap();
+        drop(messages);
+    }
+}
+
+pub(crate) async fn a_stranger_is_confirmed_once_inserted(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let stranger = Plan { welcoming: false, ..Plan::default() };
+    for level in LEVELS {
+        let (a, b, to_b) = pair_of(&setup, Plan::default(), stranger.clone()).await;
+        let sent = waits((&a, &b, to_b), at(level, a.ep.send(to_b, "who?").tag(1))).await;
+        let from_nobody = b.ep.recv().tag(1);
+        let from_a = b.av.insert(a.ep.name()).unwrap();
+        let (got, sent) = tokio::join!(from_nobody.from(from_a), sent);
+        assert_eq!((&got.unwrap()[..], sent.unwrap().buf), (&b"who?"[..], "who?"));
+    }
+}
+
+/// Full rings in both directions hold no receipt up.
+pub(crate) async fn two_flooding_each_other_go_on(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    const COUNT: u64 = 60;
+    let (a, b, to_b) = pair(&setup).await;
+    let to_a = b.meet(&a).await;
+    let talk = async |one: &Station, to, level| {
+        let sends: Vec<_> = (0..COUNT)
+            .map(|number| at(level, one.ep.send(to, numbered(number, 30_000)).tag(1)).start().unwrap())
+            .collect();
+        for number in 0..COUNT {
+            assert_eq!(number_of(&one.ep.recv().tag(1).await.unwrap()), number);
+        }
+        for sent in sends {
+            sent.await.unwrap();
+        }
+    };
+    for _ in 0..3 {
+        tokio::join!(talk(&a, to_b, LEVELS[0]), talk(&b, to_a, LEVELS[1]));
+    }
+}
+
+pub(crate) async fn a_fence_waits_for_the_receipt(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        let sent = waits((&a, &b, to_b), at(level, a.ep.send(to_b, "before").tag(1))).await;
+        let mut fenced = a.ep.send(to_b, "behind").tag(2).fence().start().unwrap();
+        assert!(poll_once(&mut fenced).await.is_pending());
+        assert_eq!(b.ep.probe().tag(2).now(), Ok(None));
+        b.ep.recv().tag(1).await.unwrap();
+        let (fenced, got) = tokio::join!(fenced, b.ep.recv().tag(2));
+        fenced.unwrap();
+        got.unwrap();
+        sent.await.unwrap();
+    }
+}
+
+pub(crate) async fn closing_ends_them(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    for closing_here in [false, true] {
+        let (mut a, b, to_b) = pair(&setup).await;
+        let received = a.ep.send(to_b, "received").delivery_complete().start().unwrap();
+        b.ep.recv().await.unwrap();
+        let sent = waits((&a, &b, to_b), a.ep.send(to_b, vec![1; 10]).delivery_complete()).await;
+        let matched = waits((&a, &b, to_b), a.ep.send(to_b, vec![2; 9000]).match_complete()).await;
+        let long = a.ep.send(to_b, pattern(LONG, 1)).delivery_complete().start().unwrap();
+        a.ep.send(to_b, vec![3; 10]).delivery_complete().context(5).post().unwrap();
+        // Those that wait, and those of which nothing was sent.
+        if closing_here {
+            a.ep.clone().close().unwrap();
+        } else {
+            b.ep.clone().close().unwrap();
+        }
+        let is_it = |error: &Error| {
+            if closing_here { *error == Error::Canceled } else { error.is_peer_gone() }
+        };
+        for (which, len, sent) in [(1, 10, sent), (2, 9000, matched)] {
+            let failed = sent.await.unwrap_err();
+            assert!(is_it(&failed.error), "{}", failed.error);
+            assert_eq!(failed.buf, vec![which; len]);
+        }
+        assert!(is_it(&long.await.unwrap_err().error));
+        let entry = entries(&mut a, 1).await.remove(0);
+        assert!(entry.context == 5 && is_it(entry.error.as_ref().unwrap()), "{entry:?}");
+        // What was received before has ended well, if that was known when the endpoint closed.
+        match received.await {
+            Ok(_) => {}
+            Err(failed) => assert!(closing_here, "{failed}"),
+        }
+    }
+}
+
+pub(crate) async fn one_that_talks_to_itself_is_its_own_receiver(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let a = setup.station().await;
+    let me = a.meet(&a).await;
+    for level in LEVELS {
+        for len in LENGTHS {
+            let (sent, got) = tokio::join!(at(level, a.ep.send(me, pattern(len, 4))), a.ep.recv());
+            assert_eq!(sent.unwrap().transfer.len, len);
+            assert_bytes(&got.unwrap(), pattern(len, 4));
+        }
+    }
+}
+
+pub(crate) async fn what_changes_memory_is_delivered_at_its_end(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let plan = Plan { op_flags: OpFlags::DELIVERY_COMPLETE, ..Plan::default() };
+    let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let place = |offset| region.remote().at(offset);
+    for round in 1..=5u64 {
+        a.ep.write(to_b, place(0), round.to_le_bytes().to_vec()).delivery_complete().await.unwrap();
+        assert_eq!(region.load::<u64>(0), Ok(round));
+        a.ep.atomic(to_b, place(8), AtomicOp::Sum, 1u64).delivery_complete().await.unwrap();
+        assert_eq!(region.load::<u64>(8), Ok(round));
+        assert_eq!(a.ep.fetch_add(to_b, place(8), 0u64).await, Ok(round));
+        assert_eq!(a.ep.read(to_b, region.remote().slice(..8)).await.unwrap()[..], round.to_le_bytes());
+    }
+}
+
+/// A provider without such levels says so, and goes on.
+pub(crate) async fn what_is_not_offered_is_refused(setup: Setup) {
+    if has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    for level in LEVELS {
+        let refused = at(level, a.ep.send(to_b, vec![1; 10])).await.unwrap_err();
+        assert!(matches!(refused.error, Error::NotSupported(_)), "{}", refused.error);
+        let sent = a.ep.send(to_b, refused.buf).transmit_complete();
+        let (sent, got) = tokio::join!(sent, b.ep.recv());
+        sent.unwrap();
+        assert_eq!(got.unwrap()[..], [1; 10]);
+    }
+}
