@@ -46,8 +46,10 @@ pub struct SendSpec {
     pub tag: Option<u64>,
     /// Data for the receiver's completion.
     pub data: Option<u64>,
-    /// Where, of one-sided operations.
+    /// Where, of one-sided operations. Of one with several [places](Host::places) this is where the first of them is.
     pub remote: Option<Remote>,
+    /// The number of its places, where it has several. It is not tried at once, but queued.
+    pub spread: Option<Spread>,
     /// The payload is a loan of this name: the receiver may have it instead of a copy.
     pub loan: Option<u64>,
     /// It begins when everything that was posted before it for that peer has ended. Providers need not look at this: they
@@ -58,6 +60,10 @@ pub struct SendSpec {
     /// More follows under the same lock, and then [`ProviderDomain::flush`]: nobody need be woken for this one.
     pub more: bool,
 }
+
+/// The number of several places that an operation is about, as the host counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread(pub u32);
 
 /// A place in a peer's memory, and what is done there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +83,8 @@ impl SendSpec {
     #[must_use]
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {
         let level = CompletionLevel::Transmitted;
-        Self { kind, peer, tag: None, data: None, remote: None, loan: None, fence: false, level, more: false }
+        let (tag, data, remote, spread, loan) = (None, None, None, None, None);
+        Self { kind, peer, tag, data, remote, spread, loan, fence: false, level, more: false }
     }
 
     /// A one-sided operation.
@@ -357,6 +364,13 @@ pub trait Host {
     fn is_ordinary(&self, op: OpKey) -> bool {
         let _ = op;
         true
+    }
+
+    /// The places of a write or read that has several. Its bytes go to them, or come from them, in this order. All of them
+    /// are to be checked before the first byte moves.
+    fn places(&self, spread: Spread) -> &[Remote] {
+        let _ = spread;
+        &[]
     }
 
     /// A message of `len` bytes is about to be placed in this receive; returns how many bytes it can take.

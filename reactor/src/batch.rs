@@ -7,7 +7,7 @@
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::matching::RecvSpec;
-use fabric_core::provider::{EpId, SendSpec};
+use fabric_core::provider::{EpId, Remote, SendSpec};
 use fabric_core::{Error, Result};
 
 use crate::domain::Domain;
@@ -48,6 +48,22 @@ impl Batch<'_> {
         debug_assert!(spec.more, "somebody would be woken for each");
         self.posts += 1;
         self.locked.send(self.ep, spec, buf, route, Credit::Now).map(drop)
+    }
+
+    /// Posts a write to several places that reports to the transmit queue.
+    ///
+    /// # Errors
+    /// With the buffer, as [`Domain::write_to`].
+    #[allow(clippy::result_large_err)] // as of every post
+    pub fn write_to<B: IoBuf>(
+        &mut self,
+        spec: SendSpec,
+        places: &[Remote],
+        buf: B,
+        route: Route,
+    ) -> Result<(), Failed<B>> {
+        self.posts += 1;
+        self.locked.write_to(self.ep, spec, places, buf, route, Credit::Now).map(drop)
     }
 
     /// Sends a copy of borrowed bytes. The spec says that more follows.

@@ -10,7 +10,7 @@ use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
 use fabric_core::mr::{Memory, Reached};
-use fabric_core::provider::{EpId, Host, Lender, OpKey, Provider, SendNow, SendSpec};
+use fabric_core::provider::{EpId, Host, Lender, OpKey, Provider, Remote, SendNow, SendSpec};
 use fabric_core::stats::{DomainStats, EndpointStats};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -442,6 +442,44 @@ impl Domain {
     ) -> Result<Posted<B>, Failed<B>> {
         let mut locked = self.engine.lock();
         let posted = locked.read(ep, spec, buf, route, credit);
+        locked.finish();
+        posted
+    }
+
+    /// Posts a write of this buffer to several places, which have as many bytes.
+    ///
+    /// # Errors
+    /// As [`Domain::send`].
+    pub fn write_to<B: IoBuf>(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        places: &[Remote],
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let mut locked = self.engine.lock();
+        let posted = locked.write_to(ep, spec, places, buf, route, credit);
+        locked.finish();
+        posted
+    }
+
+    /// Posts a read of several places; the spec says how many bytes they have together.
+    ///
+    /// # Errors
+    /// As [`Domain::read`].
+    pub fn read_from<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        places: &[Remote],
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let mut locked = self.engine.lock();
+        let posted = locked.read_from(ep, spec, places, buf, route, credit);
         locked.finish();
         posted
     }

@@ -5,7 +5,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::Envelope;
 use fabric_core::mr::Region;
-use fabric_core::provider::{Deed, EpId, Host, OpKey, Split};
+use fabric_core::provider::{Deed, EpId, Host, OpKey, Remote, Split, Spread};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -22,6 +22,10 @@ impl Host for Hub {
         self.ops
             .get(op)
             .is_some_and(|op| !matches!(op.buf, AnyBuf::Custom(_) | AnyBuf::Gather(_) | AnyBuf::Scatter(_)))
+    }
+
+    fn places(&self, spread: Spread) -> &[Remote] {
+        self.spreads.get(spread.0 as usize).map_or(&[], |places| places)
     }
 
     fn expect(&mut self, op: OpKey, len: usize) -> usize {
@@ -116,6 +120,9 @@ impl Host for Hub {
         let Some(op) = self.ops.get_mut(key) else { return };
         let (ep, kind, route, peer) = (op.ep, op.kind, op.route, op.spec.map(|spec| spec.peer));
         let permit = op.permit;
+        if let Some(spread) = op.spec.as_mut().and_then(|spec| spec.spread.take()) {
+            self.spreads.try_remove(spread.0 as usize);
+        }
         if kind.fills() {
             op.buf.finish(outcome.transfer.len);
         }

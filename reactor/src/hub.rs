@@ -10,7 +10,7 @@ use std::task::Waker;
 use fabric_core::buf::{AnyBuf, IoBuf, Pool};
 use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::mr::RegionTable;
-use fabric_core::provider::{Deed, EpId, OpKey};
+use fabric_core::provider::{Deed, EpId, OpKey, Remote};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
@@ -140,6 +140,8 @@ pub(crate) struct Hub {
     pub(crate) held_notice: bool,
     /// Receives that take several messages.
     pub(crate) multis: Slab<Multi>,
+    /// The places of operations that have several.
+    pub(crate) spreads: Slab<Box<[Remote]>>,
     /// Event queues of this domain and its endpoints: their readers wait for it too.
     pub(crate) eqs: Vec<Arc<EventRing>>,
     /// A call left something behind that waits for a peer.
@@ -181,6 +183,7 @@ impl Hub {
             under_way: false,
             held_notice: false,
             multis: Slab::new(),
+            spreads: Slab::new(),
             eqs: Vec::new(),
             unsettled: false,
             follow_ups: Vec::new(),
@@ -286,6 +289,9 @@ impl Hub {
                 self.sends -= 1;
             }
             self.release(op.ep, op.kind, op.spec.map(|spec| spec.peer));
+        }
+        if let Some(spread) = op.spec.as_mut().and_then(|spec| spec.spread.take()) {
+            self.spreads.try_remove(spread.0 as usize);
         }
     }
 

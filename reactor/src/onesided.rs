@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use fabric_core::atomic::AtomicSpec;
-use fabric_core::buf::{AnyBuf, IoBufMut};
+use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
 use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
 use fabric_core::flags::Access;
 use fabric_core::mr::Memory;
-use fabric_core::provider::{Deed, EpId, SendNow, SendSpec};
+use fabric_core::provider::{Deed, EpId, Remote, SendNow, SendSpec, Spread};
 use fabric_core::{Error, Result};
 
 use crate::engine::Locked;
@@ -95,6 +95,52 @@ impl Locked<'_> {
             self.hub.unreserve_entry(ep, spec.kind);
         }
         Err(failed)
+    }
+
+    /// Posts a write of this payload to several places.
+    pub(crate) fn write_to<B: IoBuf>(
+        &mut self,
+        ep: EpId,
+        spec: SendSpec,
+        places: &[Remote],
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let spread = self.spread(places);
+        let posted = self.send(ep, SendSpec { spread: Some(spread), ..spec }, buf, route, credit);
+        self.forget_refused(spread, posted)
+    }
+
+    /// Posts a read of several places into this buffer, which has the room.
+    pub(crate) fn read_from<B: IoBufMut>(
+        &mut self,
+        ep: EpId,
+        spec: SendSpec,
+        places: &[Remote],
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let spread = self.spread(places);
+        let posted = self.read(ep, SendSpec { spread: Some(spread), ..spec }, buf, route, credit);
+        self.forget_refused(spread, posted)
+    }
+
+    fn spread(&mut self, places: &[Remote]) -> Spread {
+        Spread(self.hub.spreads.insert(places.into()) as u32)
+    }
+
+    /// The places are the operation's, unless there is none.
+    fn forget_refused<B>(
+        &mut self,
+        spread: Spread,
+        posted: Result<Posted<B>, Failed<B>>,
+    ) -> Result<Posted<B>, Failed<B>> {
+        if posted.is_err() {
+            self.hub.spreads.try_remove(spread.0 as usize);
+        }
+        posted
     }
 
     fn read_now(&mut self, ep: EpId, spec: &SendSpec, into: &mut AnyBuf) -> Result<SendNow> {

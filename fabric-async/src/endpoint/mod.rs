@@ -47,7 +47,7 @@ pub(crate) struct EndpointInner {
     pub(crate) id: EpId,
     pub(crate) domain: Arc<DomainInner>,
     name: Address,
-    info: Info,
+    pub(crate) info: Info,
     /// Success of what is posted to the transmit queue is reported only when asked for; likewise, of receives.
     pub(crate) quiet_tx: bool,
     pub(crate) quiet_rx: bool,

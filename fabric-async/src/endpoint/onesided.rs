@@ -37,6 +37,68 @@ impl<M: ThreadModel> Endpoint<M> {
         WriteRequest::new(self, peer, to, buf)
     }
 
+    /// Writes these bytes to several places in a peer's memory, one behind the other, as one operation (`fi_writemsg` with
+    /// several `fi_rma_iov`): the first place gets the first bytes, and so on. The places may lie in several regions, and
+    /// have as many bytes together as the buffer. At most [`Info::tx`](crate::Info::tx)`.rma_iov_limit` of them.
+    ///
+    /// All places are checked before the first byte moves: an operation that names one out of reach changes nothing. There
+    /// is one completion. If the peer counts what is done to its memory, it counts each place; [data](WriteRequest::data)
+    /// comes once, behind all bytes.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Access, Endpoint};
+    /// let ep = Endpoint::bind("shm://").await?;
+    /// let table = ep.domain().alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+    /// let (me, remote) = (ep.lookup(ep.name()).await?, table.remote());
+    /// let places = [remote.slice(40..44), remote.slice(0..2)];
+    /// ep.write_to(me, &places, vec![1, 2, 3, 4, 5, 6]).await?;
+    /// assert_eq!(ep.read_from(me, &places).await?[..], [1, 2, 3, 4, 5, 6]);
+    /// assert_eq!(ep.read(me, remote.slice(0..3)).await?[..], [5, 6, 0]);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Of the request: [`Error::Invalid`] without a place, or when places and buffer differ in length;
+    /// [`Error::TooLong`] for too many places.
+    ///
+    /// # Cancel safety
+    /// As [`write`](Self::write).
+    #[doc(alias = "fi_writemsg")]
+    #[doc(alias = "fi_rma_iov")]
+    pub fn write_to<B: IoBuf>(&self, peer: FiAddr, to: &[RemoteSlice], buf: B) -> WriteRequest<'_, B, M> {
+        WriteRequest::to(self, peer, to, buf)
+    }
+
+    /// Reads several places in a peer's memory as one operation (`fi_readmsg` with several `fi_rma_iov`) into memory of the
+    /// domain's pool, one behind the other. As with [`write_to`](Self::write_to), all are checked before the first byte
+    /// moves.
+    ///
+    /// # Errors
+    /// Of the request: as of `write_to`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    #[doc(alias = "fi_readmsg")]
+    pub fn read_from(&self, peer: FiAddr, from: &[RemoteSlice]) -> ReadRequest<'_, PooledBuf, M> {
+        self.read_from_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
+    }
+
+    /// Likewise, into this buffer, which must have the room: [`Error::TooLong`] else. A [`Scatter`](crate::Scatter) takes
+    /// it in pieces, which need not be those of the peer's.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing; the buffer is dropped.
+    #[doc(alias = "fi_readmsg")]
+    pub fn read_from_into<B: IoBufMut>(
+        &self,
+        peer: FiAddr,
+        from: &[RemoteSlice],
+        buf: B,
+    ) -> ReadRequest<'_, B, M> {
+        ReadRequest::from(self, peer, from, buf)
+    }
+
     /// Writes a copy of borrowed bytes (`fi_inject_write`): nothing comes back, and a later failure is an
     /// [event](crate::EventKind::OperationFailed).
     ///

@@ -39,6 +39,7 @@
 //! | `fi_senddata`, `fi_tsenddata` | with [`data`](crate::SendRequest::data) |
 //! | `fi_write`, `fi_writedata`, `fi_inject_write` | [`Endpoint::write`], with [`data`](crate::WriteRequest::data), [`Endpoint::inject_write`] |
 //! | `fi_read` | [`Endpoint::read`], [`Endpoint::read_into`] |
+//! | `fi_writemsg`, `fi_readmsg` with several `fi_rma_iov` | [`Endpoint::write_to`](crate::Endpoint::write_to), [`Endpoint::read_from`](crate::Endpoint::read_from), [`Endpoint::read_from_into`](crate::Endpoint::read_from_into) |
 //! | `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` | [`Endpoint::atomic`], [`Endpoint::fetch_atomic`], [`Endpoint::compare_atomic`] |
 //! | `fi_atomicvalid` and its like | [`AtomicOp::is_valid`](crate::AtomicOp::is_valid) |
 //! | `fi_inject`, `fi_tinject` | [`Endpoint::inject`], [`Endpoint::inject_tagged`] |
@@ -113,7 +114,7 @@
 //! | multicast, collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
 //! | persistent memory | `caps` refused, or there is no hint |
-//! | several places in one operation (`rma_iov` of `fi_writemsg`) | `rma_iov_limit` above 1 refused |
+//! | several places in one atomic operation (`rma_iov` of `fi_atomicmsg`) | there is no call: `rma_iov_limit` is about reads and writes |
 //! | `FI_COMMIT_COMPLETE`, and `FI_INJECT` or `FI_MULTI_RECV` as a default of all operations | `tx_op_flags`, `rx_op_flags` refused |
 //! | authentication keys | `auth_key`, `ep_auth_key` refused |
 //! | `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |

@@ -57,6 +57,20 @@
 //!
 //! In `sim` regions are memory of the one process, behind a lock.
 //!
+//! # Several places at once
+//!
+//! [`Endpoint::write_to`](crate::Endpoint::write_to) and [`read_from`](crate::Endpoint::read_from) reach several places of one
+//! peer's in one operation (`fi_writemsg` and `fi_readmsg` with several `fi_rma_iov`): parts of one region or of several,
+//! mapped by the initiator or served by the owner. There is one buffer here, or a [`Gather`](crate::Gather) or
+//! [`Scatter`](crate::Scatter), which need not be cut as the places are, and one completion. How many places there may be is
+//! negotiated ([`Hints::rma_iov_limit`](crate::Hints::rma_iov_limit)).
+//!
+//! All places are checked before the first byte moves, each by whoever executes it, so a place out of reach changes
+//! nothing. A region that is closed later, in the middle, leaves what was written before. What is to be heard of is told place by
+//! place: a counter counts each, and data for the peer's queue comes once, with the last. Such an operation is never over where
+//! it is posted: it waits for a credit and goes through the queue of the connection, as a long one does. Atomic
+//! operations have one place.
+//!
 //! # Buffers that stay where they are
 //!
 //! [`Domain::register_buffer`](crate::Domain::register_buffer) registers ordinary memory: nothing is copied, and the buffer

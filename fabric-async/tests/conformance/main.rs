@@ -34,6 +34,7 @@ mod objects;
 mod onesided;
 mod ordering;
 mod payload;
+mod places;
 mod probes;
 mod regions;
 mod registered;
@@ -358,6 +359,17 @@ macro_rules! scenarios {
                 a_cancelled_operation_leaves_the_rest_in_order: RMA,
                 a_region_that_closes_midway_ends_the_operation: RMA,
                 an_emptied_queue_lets_the_rest_in: RMA,
+            }
+            places {
+                every_length_goes_to_its_places: RMA,
+                vectors_on_both_sides: RMA,
+                what_is_out_of_reach_changes_nothing: RMA,
+                what_cannot_be_is_refused: RMA,
+                each_has_one_completion: RMA,
+                data_comes_once_behind_all_bytes: RMA,
+                the_target_counts_each_place: RMA_EVENT,
+                places_are_addresses_where_that_was_agreed: RMA,
+                they_end_as_others_do: RMA,
             }
             regions {
                 places_are_addresses_where_that_was_agreed: ATOMIC,

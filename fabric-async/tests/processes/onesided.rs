@@ -46,6 +46,41 @@ pub(crate) fn mapped(len: usize) -> usize {
     regions.filter(|line| (len..len + 64 * 1024).contains(&size(line))).count()
 }
 
+/// Several places in the memory of a process that is killed: what was refused has changed nothing, and what it dies under
+/// fails, with its buffer.
+#[test]
+fn several_places_of_a_target_that_is_killed() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        for round in 0..ROUNDS / 2 {
+            let victim = Peer::start("target", &ep.name().to_string());
+            let told = ep.recv().await.unwrap();
+            let (peer, remote) = (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap());
+            drop(told);
+            let end = AREA as u64;
+            let places = [remote.slice(end - 8..), remote.slice(..400_000), remote.slice(500_000..500_100)];
+            let bytes: Vec<u8> = (0..400_108).map(|at| (at % 251) as u8).collect();
+            ep.write_to(peer, &places, bytes.clone()).await.unwrap();
+            let beyond = [places[1], fabric_async::RemoteSlice { len: 9, ..places[0] }];
+            let refused = ep.write_to(peer, &beyond, vec![255; 400_009]).await.unwrap_err();
+            assert!(matches!(refused.error, Error::TooLong { .. }), "{}", refused.error);
+            assert_eq!(ep.read_from(peer, &places).await.unwrap()[..], bytes[..]);
+            let killer = killed_later(victim, round);
+            let mut buf = bytes;
+            let failed = loop {
+                match ep.write_to(peer, &places, buf).await {
+                    Ok(done) => buf = done.into_buf(),
+                    Err(failed) => break failed,
+                }
+            };
+            assert!(failed.error.is_peer_gone(), "round {round}: {}", failed.error);
+            assert_eq!(failed.buf.len(), 400_108);
+            killer.join().unwrap();
+        }
+        still_works(&ep).await;
+    });
+}
+
 /// Whoever writes to, reads from or adds in the memory of a process that is killed hears of its end, and keeps nothing.
 #[test]
 fn a_killed_target_is_noticed_by_who_uses_it() {

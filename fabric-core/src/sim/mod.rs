@@ -31,6 +31,7 @@ mod domain;
 mod inbound;
 mod net;
 mod outbound;
+mod spread;
 
 #[cfg(test)]
 mod tests;
@@ -132,6 +133,7 @@ fn offer(progress: Progress) -> Info {
     info.tx.inject_size = 4096;
     info.tx.size = 256;
     info.tx.iov_limit = IOV_LIMIT;
+    info.tx.rma_iov_limit = IOV_LIMIT;
 
     info.rx.caps = CAPS.difference(Caps::SEND.union(Caps::READ).union(Caps::WRITE).union(Caps::FENCE));
     info.rx.op_flags = OpFlags::COMPLETION;
@@ -175,7 +177,7 @@ const RECEIVING: Caps = Caps::RECV
     .union(Caps::REMOTE_WRITE)
     .union(Caps::RMA_EVENT);
 
-/// Buffers of a vector.
+/// Buffers of a vector, and places of a one-sided operation.
 const IOV_LIMIT: usize = 16;
 
 /// Endpoints, queues and counters a domain serves well: advice, nothing depends on it.

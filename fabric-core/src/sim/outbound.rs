@@ -24,7 +24,7 @@ const PER_PASS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Outbound {
     ep: EpId,
-    node: Node,
+    pub(super) node: Node,
     /// Never empty ones.
     waiting: BTreeMap<Node, Backlog>,
     /// Messages whose senders wait for word of the receiver, by the number of the receipt.
@@ -68,7 +68,7 @@ impl Outbound {
     /// Sends the whole message, or nothing.
     pub(super) fn send_now(&self, host: &dyn Host, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
         let (to, peer) = self.target(host, spec)?;
-        if spec.kind == OpKind::Write {
+        if spec.kind == OpKind::Write && spec.spread.is_none() {
             let write = |memory: &dyn Memory, at| write(memory, at, payload);
             return self.access_now(peer, spec, payload.len(), write);
         }
@@ -215,6 +215,9 @@ impl Outbound {
     /// Reads memory, or does nothing.
     pub(super) fn read_now(&self, host: &dyn Host, spec: &SendSpec, into: &mut AnyBuf) -> Result<SendNow> {
         let (_, peer) = self.target(host, spec)?;
+        if spec.spread.is_some() {
+            return Ok(SendNow::Queue);
+        }
         let len = spec.remote.map_or(0, |remote| remote.len);
         self.access_now(peer, spec, len, |memory, at| {
             let mut bytes = vec![0; len];
@@ -306,19 +309,33 @@ impl Outbound {
             let payload = host.payload(op);
             let mut result = Vec::new();
             let len = if spec.kind == OpKind::Write { payload.len() } else { remote.len };
-            let accessed = self.access(peer, &spec, len, |memory, at| match spec.kind {
-                OpKind::Write => write(memory, at, payload),
-                OpKind::Read => {
-                    result.resize(len, 0);
-                    memory.read(at, &mut result);
-                }
-                kind => {
-                    result.resize(if kind.fills() { len } else { 0 }, 0);
-                    execute(memory, at, &remote, payload.whole().unwrap_or_default(), &mut result);
-                }
-            });
+            let places = spec.spread.map(|spread| host.places(spread));
+            let len = places.map_or(len, |places| places.iter().map(|place| place.len).sum());
+            let mut in_hand = None;
+            let accessed = if let Some(places) = places {
+                self.access_all(peer, &spec, places, payload, &mut result, &mut in_hand)
+            } else {
+                self.access(peer, &spec, len, |memory, at| match spec.kind {
+                    OpKind::Write => write(memory, at, payload),
+                    OpKind::Read => {
+                        result.resize(len, 0);
+                        memory.read(at, &mut result);
+                    }
+                    kind => {
+                        result.resize(if kind.fills() { len } else { 0 }, 0);
+                        execute(memory, at, &remote, payload.whole().unwrap_or_default(), &mut result);
+                    }
+                })
+            };
             let outcome = match accessed {
-                Ok(false) => break,
+                Ok(false) => {
+                    let front = self.waiting.get_mut(&peer).and_then(|backlog| backlog.sends.front_mut());
+                    if let Some(send) = front.filter(|_| in_hand.is_some()) {
+                        // It waits for that one.
+                        send.spec.remote = in_hand;
+                    }
+                    break;
+                }
                 Ok(true) => Outcome::ok(Transfer::sent(len, None)),
                 Err(error) => Outcome::failed(error),
             };

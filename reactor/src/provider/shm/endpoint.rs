@@ -25,7 +25,7 @@ use super::callers::{Callers, FEW};
 use super::handshake::Word;
 use super::incoming::{Here, Incoming};
 use super::loans::Adopted;
-use super::outgoing::{Doings, Ended, Outgoing, Pumped, Push};
+use super::outgoing::{self, Doings, Ended, Outgoing, Pumped, Push};
 use super::socket::{self, Listener};
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
@@ -223,7 +223,7 @@ impl Endpoint {
         };
         self.dial(at)?;
         let outgoing = &mut self.outgoing[at];
-        outgoing.queue(op, *spec);
+        outgoing.queue(op, outgoing::at_first(spec, host));
         if !self.busy.contains(&at) {
             self.busy.push(at);
         }

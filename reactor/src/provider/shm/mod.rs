@@ -139,6 +139,7 @@ impl Provider for ShmProvider {
         info.tx.inject_size = 4096;
         info.tx.size = 1024;
         info.tx.iov_limit = IOV_LIMIT;
+        info.tx.rma_iov_limit = IOV_LIMIT;
         info.rx.msg_order = ORDER;
         info.rx.size = 1024;
         info.rx.iov_limit = IOV_LIMIT;

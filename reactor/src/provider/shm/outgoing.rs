@@ -7,6 +7,7 @@ mod confirmed;
 mod lent;
 mod onesided;
 mod sleep;
+mod spread;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,6 +35,8 @@ use super::segment::Segment;
 use super::socket::{self, Socket};
 use super::windows::{Window, Windows};
 use super::{Means, fetch};
+use spread::Stop;
+pub(crate) use spread::at_first;
 
 /// Lines of a new segment: 128 KiB of them.
 const LINES: usize = 2048;
@@ -120,6 +123,8 @@ struct Queued {
     offered: bool,
     /// The receipt that the peer is to confirm, once it has begun.
     receipt: Option<u32>,
+    /// How far it is among its places, if it has several.
+    stop: Stop,
 }
 
 /// What became of a record.
@@ -189,6 +194,7 @@ impl Outgoing {
                 let lent = spec.loan.and_then(|key| wires.lend(spec, key, payload.whole()?, None));
                 Ok(lent.unwrap_or_else(|| wires.whole(spec, payload)))
             }
+            OpKind::Write if spec.spread.is_some() => Ok(Push::NoRoom),
             OpKind::Write => wires.access_now(spec, payload.len(), |window, at, _| window.write(at, payload)),
             _ => Ok(Push::NoRoom),
         }
@@ -207,7 +213,7 @@ impl Outgoing {
     /// # Errors
     /// Those of the access.
     pub(crate) fn read_now(&mut self, spec: &SendSpec, into: &mut AnyBuf) -> Result<Push> {
-        let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
+        let Some(wires) = self.at_once().filter(|_| spec.spread.is_none()) else { return Ok(Push::NoRoom) };
         let len = spec.remote.map_or(0, |remote| remote.len);
         wires.access_now(spec, len, |window, at, remote| window.read(at, remote.len, into))
     }
@@ -244,7 +250,16 @@ impl Outgoing {
         // Nobody knows when it will move, so it wakes the peer by itself.
         let spec = SendSpec { more: false, ..spec };
         let (begun, offered) = (false, false);
-        self.queue.push_back(Queued { op, spec, sent: 0, total: None, begun, offered, receipt: None });
+        self.queue.push_back(Queued {
+            op,
+            spec,
+            sent: 0,
+            total: None,
+            begun,
+            offered,
+            receipt: None,
+            stop: Stop::default(),
+        });
     }
 
     /// Takes an operation back of which nothing was sent.

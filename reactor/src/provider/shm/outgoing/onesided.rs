@@ -49,7 +49,7 @@ impl Wires {
             if let Some(heeds) = self.windows.serves(remote.key) {
                 return self.serve_on(front, (remote, heeds), host);
             }
-            if front.begun {
+            if front.begun && !front.stop.is_check(&front.spec) {
                 return Err(Error::Key { key: remote.key, why: "was closed meanwhile" });
             }
             if self.windows.ask(remote.key)? && handshake::try_say(&self.socket, Word::Map(remote.key)) {
@@ -57,17 +57,21 @@ impl Wires {
             }
             return Ok(Push::NoRoom);
         };
-        let (op, spec, sent) = (front.op, front.spec, front.sent);
-        let total = if spec.kind == OpKind::Write { host.payload(op).len() } else { remote.len };
+        let (op, spec, sent) = (front.op, front.told_of(host), front.sent);
+        let (total, within) = (remote.len, sent - front.stop.before);
         let start = window.check(spec.kind, remote, total)?;
-        let piece = if remote.atomic.is_some() { total } else { (total - sent).min(ACCESS_AT_ONCE) };
-        let tells = window.tells(&spec) && sent + piece == total;
+        if front.stop.is_check(&spec) {
+            front.next_place(host);
+            return Ok(Push::Done);
+        }
+        let piece = if remote.atomic.is_some() { total } else { (total - within).min(ACCESS_AT_ONCE) };
+        let tells = window.tells(&spec) && within + piece == total;
         if tells && !self.ring.fits(NOTICE_BYTES) {
             return Ok(Push::NoRoom);
         }
         match spec.kind {
-            OpKind::Write => window.write(start + sent, host.payload(op).part(sent, piece)),
-            OpKind::Read => host.place(op, sent, &window.part(start + sent, piece), 0, piece),
+            OpKind::Write => window.write(start + within, host.payload(op).part(sent, piece)),
+            OpKind::Read => host.place(op, sent, &window.part(start + within, piece), 0, piece),
             kind => {
                 let mut result = vec![0; if kind.fills() { total } else { 0 }];
                 let operands = host.payload(op).whole().unwrap_or_default();
@@ -77,8 +81,18 @@ impl Wires {
         }
         front.begun = true;
         front.sent += piece;
-        front.total = Some(total);
-        Ok(if tells { self.tell(&spec, total) } else { Push::Done })
+        if within + piece < total {
+            return Ok(Push::Done);
+        }
+        Ok(self.at_end(front, (spec, tells), host))
+    }
+
+    /// A place has been accessed; `tells` when the peer is to hear of it.
+    fn at_end(&mut self, front: &mut Queued, (spec, tells): (SendSpec, bool), host: &dyn Host) -> Push {
+        let len = front.to_tell(&spec);
+        front.stop.told += if tells { len } else { 0 };
+        front.next_place(host);
+        if tells { self.tell(&spec, len) } else { Push::Done }
     }
 
     /// Tells the peer of an access, for which the ring has room.
@@ -95,8 +109,7 @@ impl Wires {
         (remote, heeds): (&Remote, bool),
         host: &mut dyn Host,
     ) -> Result<Push> {
-        let kind = front.spec.kind;
-        let total = if kind == OpKind::Write { host.payload(front.op).len() } else { remote.len };
+        let (kind, total) = (front.spec.kind, remote.len);
         // For the record, and for the notice that may follow the answer.
         if self.desk.as_ref().is_some_and(Desk::is_waiting) || !self.ring.fits(NOTICE_BYTES + REQUEST_BYTES) {
             return Ok(Push::NoRoom);
@@ -110,17 +123,20 @@ impl Wires {
             }
             return Err(if front.sent > 0 { closed(error) } else { error });
         }
+        let spec = front.told_of(host);
+        if front.stop.is_check(&spec) {
+            front.next_place(host);
+            return Ok(Push::Done);
+        }
         let len = request.remote.len;
         if let Some(desk) = self.desk.as_ref().filter(|_| kind.fills()) {
             host.place(front.op, front.sent, &desk.bytes(len), 0, len);
         }
         front.sent += len;
-        front.total = Some(total);
-        if front.sent < total {
+        if front.sent - front.stop.before < total {
             return self.request(front, remote, total, host);
         }
-        let tells = heeds || front.spec.data.is_some();
-        Ok(if tells { self.tell(&front.spec, total) } else { Push::Done })
+        Ok(self.at_end(front, (spec, heeds || spec.data.is_some()), host))
     }
 
     /// Asks for the next piece. It has moved on when the answer has come.
@@ -132,12 +148,14 @@ impl Wires {
         host: &mut dyn Host,
     ) -> Result<Push> {
         let Some(desk) = self.desk_for_peer()? else { return Ok(Push::NoRoom) };
-        let (kind, sent) = (front.spec.kind, front.sent);
-        let len = if remote.atomic.is_some() { total } else { (total - sent).min(AT_ONCE) };
-        let piece = Remote { offset: remote.offset.saturating_add(sent as u64), len, ..*remote };
+        let (kind, sent, within) = (front.spec.kind, front.sent, front.sent - front.stop.before);
+        // To nothing, but of that length: so the owner checks the place.
+        let most = if front.stop.is_check(&front.spec) { 0 } else { AT_ONCE };
+        let len = if remote.atomic.is_some() { total } else { (total - within).min(most) };
+        let piece = Remote { offset: remote.offset.saturating_add(within as u64), len, ..*remote };
         let payload = host.payload(front.op);
         let bytes = if kind == OpKind::Write { payload.part(sent, len) } else { payload };
-        let request = desk.prepare(kind, piece, total - sent, bytes);
+        let request = desk.prepare(kind, piece, total - within, bytes);
         let pushed = self.record(REQUEST, 0, &front.spec, 0, Payload::Whole(&request.to_bytes()));
         if pushed == Push::Done {
             front.begun = true;
