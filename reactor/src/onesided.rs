@@ -8,13 +8,117 @@ use fabric_core::atomic::AtomicSpec;
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
 use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
 use fabric_core::flags::Access;
-use fabric_core::mr::Memory;
+use fabric_core::mr::{Memory, Reached};
 use fabric_core::provider::{Deed, EpId, Remote, SendNow, SendSpec, Spread};
-use fabric_core::{Error, Result};
+use fabric_core::{Error, FiAddr, Result};
 
+use crate::domain::Domain;
 use crate::engine::Locked;
 use crate::hub::{CounterId, Counters, Hub};
 use crate::ops::{Credit, Posted, Route};
+
+impl Domain {
+    /// Posts a read of a peer's memory.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::TooLong`] when it has not the room, [`Error::Key`], and as [`Domain::send`].
+    pub fn read<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let mut locked = self.engine.lock();
+        let posted = locked.read(ep, spec, buf, route, credit);
+        locked.finish();
+        posted
+    }
+
+    /// Posts a write of this buffer to several places, which have as many bytes.
+    ///
+    /// # Errors
+    /// As [`Domain::send`].
+    pub fn write_to<B: IoBuf>(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        places: &[Remote],
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let mut locked = self.engine.lock();
+        let posted = locked.write_to(ep, spec, places, buf, route, credit);
+        locked.finish();
+        posted
+    }
+
+    /// Posts a read of several places; the spec says how many bytes they have together.
+    ///
+    /// # Errors
+    /// As [`Domain::read`].
+    pub fn read_from<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        places: &[Remote],
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        let mut locked = self.engine.lock();
+        let posted = locked.read_from(ep, spec, places, buf, route, credit);
+        locked.finish();
+        posted
+    }
+
+    /// Executes an atomic operation at once if nothing stands in the way.
+    ///
+    /// # Errors
+    /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the place, and as [`Domain::send`].
+    pub fn atomic_now(
+        &self,
+        ep: EpId,
+        spec: &SendSpec,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<SendNow> {
+        let mut locked = self.engine.lock();
+        let done = locked.atomic_now(ep, spec, operands, result);
+        locked.finish();
+        done
+    }
+
+    /// A region of a peer's that has been accessed, to be reached without the domain; `None` when it has not.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when the provider or the peer has to take part in accesses; [`Error::Closed`].
+    pub fn reach(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+        let mut locked = self.engine.lock();
+        let state = &mut *locked;
+        state.provider.reach(&mut state.hub, ep, peer, key)
+    }
+
+    /// Posts an atomic operation; the buffer holds operands and comparands, and takes the result.
+    ///
+    /// # Errors
+    /// As [`Domain::atomic_now`].
+    pub fn atomic(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: Vec<u8>,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<Vec<u8>>> {
+        let mut locked = self.engine.lock();
+        let posted = locked.atomic(ep, spec, buf, route, credit);
+        locked.finish();
+        posted
+    }
+}
 
 impl Locked<'_> {
     /// Memory that peers reach by a key.
