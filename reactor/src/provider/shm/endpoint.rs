@@ -476,9 +476,10 @@ impl Endpoint {
     /// A connection to a peer has ended. It is news unless a connection from the same peer tells, or has told, of it.
     fn outgoing_ended(&mut self, host: &mut dyn Host, at: usize, ended: Ended) {
         let outgoing = &mut self.outgoing[at];
-        let (name, addr, reported) = (outgoing.peer.clone(), outgoing.addr, outgoing.is_reported());
+        let (name, addr) = (outgoing.peer.clone(), outgoing.addr);
         end(outgoing, self.id, host, &ended.error);
         let Some(identity) = ended.identity else { return };
+        let reported = outgoing.is_reported(identity);
         let mut callers = self.callers.peers();
         if !reported && !callers.any(|peer| peer.peer == name && peer.identity == identity) {
             let (peer, reason) = (name.clone(), ended.reason);
@@ -508,13 +509,11 @@ impl Endpoint {
         if callers.any(|peer| peer.peer == name && peer.identity == identity && peer.down().is_none()) {
             return;
         }
-        for (_, outgoing) in &mut self.outgoing {
-            if outgoing.peer == name && outgoing.identity() == Some(identity) {
-                outgoing.report();
-                if is_over {
-                    // The endpoint there is gone: what is sent from now on must not seem to have arrived.
-                    end(outgoing, self.id, host, &Error::PeerGone(name.clone()));
-                }
+        for (_, outgoing) in self.outgoing.iter_mut().filter(|(_, outgoing)| outgoing.peer == name) {
+            outgoing.report(identity);
+            if is_over && outgoing.identity() == Some(identity) {
+                // The endpoint there is gone: what is sent from now on must not seem to have arrived.
+                end(outgoing, self.id, host, &Error::PeerGone(name.clone()));
             }
         }
         let source = source.or_else(|| host.number_of(self.id, &name));

@@ -56,8 +56,8 @@ pub(crate) struct Outgoing {
     pub(crate) peer: Address,
     pub(crate) addr: FiAddr,
     link: Link,
-    /// The end of this connection will be no news.
-    reported: bool,
+    /// The end of this endpoint at the other end will be no news.
+    reported: Option<Identity>,
     queue: VecDeque<Queued>,
     means: Means,
     /// What was done over connections that have ended.
@@ -173,7 +173,7 @@ impl Outgoing {
             peer,
             addr,
             link: Link::Gone,
-            reported: false,
+            reported: None,
             queue: VecDeque::new(),
             means,
             done: Doings::default(),
@@ -303,7 +303,7 @@ impl Outgoing {
         handshake::send_hello(&socket, &self.peer, from, incarnation, LINES, memory.as_fd())?;
         socket.watch(wait, token)?;
         let ring = Producer::new(segment);
-        self.reported = false;
+        self.reported = None;
         let identity = Identity { process: peer.process, incarnation: 0 };
         self.link = Link::Waiting(Wires {
             socket,
@@ -456,13 +456,15 @@ impl Outgoing {
         asked
     }
 
-    /// Somebody has told of the peer's end already.
-    pub(crate) fn report(&mut self) {
-        self.reported = true;
+    /// Somebody has told of the end of this endpoint already. One that has not welcomed this one yet may turn out to be it.
+    pub(crate) fn report(&mut self, identity: Identity) {
+        if self.identity().is_none_or(|own| own == identity) {
+            self.reported = Some(identity);
+        }
     }
 
-    pub(crate) fn is_reported(&self) -> bool {
-        self.reported
+    pub(crate) fn is_reported(&self, identity: Identity) -> bool {
+        self.reported == Some(identity)
     }
 
     /// Which endpoint is at the other end, once it has welcomed this one.
