@@ -103,9 +103,9 @@ pub(crate) async fn an_awaited_send_waits_for_the_receiver(setup: Setup) {
 pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
     let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
     let before = fill(&a, to_b);
-    // Long and short ones: none may slip past those that wait. They are more than the receiver keeps, so that some
-    // wait however far it has come.
-    let count = before + 800;
+    // Long and short ones: none may slip past those that wait. They are more than the receiver and a network between
+    // keep, so that some wait however far it has come: 16 MiB, and on loopback up to 36.
+    let count = before + 2000;
     let waiting: Vec<_> = (before..count)
         .map(|number| {
             let len = if number % 2 == 0 { LEN } else { 8 };
