@@ -135,6 +135,13 @@ impl Transfer {
         }
     }
 
+    /// The sender of a received message, as the provider numbers it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn peer(&self) -> PeerKey {
+        self.peer
+    }
+
     /// The message this was, `lost` bytes of it missing, so that a matching engine can take it back.
     #[doc(hidden)]
     #[must_use]

@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
 use crate::atomic::AtomicSpec;
-use crate::buf::{AnyBuf, Loan, Payload, Pool, PooledBuf, Source};
+use crate::buf::{AnyBuf, Loan, Payload, PooledBuf, Source};
 use crate::completion::{CompletionLevel, OpKind, Outcome, Transfer};
 use crate::error::{Error, Result};
 use crate::event::EventKind;
 use crate::flags::Access;
 use crate::info::Info;
-use crate::matching::{Envelope, RecvSpec};
+use crate::matching::{Envelope, PeerKey, RecvSpec};
 use crate::mr::{Memory, Reached, Region};
-use crate::rx::RxContext;
+use crate::rx::{Receiving, RxContext};
 use crate::stats::ProviderStats;
 
 /// The name of an operation: position and generation of its slot.
@@ -174,7 +174,8 @@ pub trait Lender: Send + Sync {
 
 /// The data path of one domain.
 pub trait ProviderDomain: Send {
-    /// Opens an endpoint, at the given address or at a fresh one, and returns the address.
+    /// Opens an endpoint, at the given address or at a fresh one, and returns the address. Its receive side is made of
+    /// `receiving`.
     ///
     /// # Errors
     /// [`Error::AddressInUse`], or what the operating system refuses.
@@ -183,7 +184,7 @@ pub trait ProviderDomain: Send {
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        pool: &Arc<Pool>,
+        receiving: Receiving<'_>,
     ) -> Result<Address>;
 
     /// Closes an endpoint. Operations that are still posted on it complete as cancelled.
@@ -300,14 +301,16 @@ pub trait ProviderDomain: Send {
         host.complete(op, Outcome::failed(Error::NotSupported("receives of several messages")));
     }
 
-    /// The receive side of an endpoint, for what needs nothing else of the provider: probes and claims. `None` when the
-    /// endpoint is closed, or the provider has none of that kind. [`ProviderDomain::received`] must follow.
+    /// The receive side of an endpoint that has one of its own, for what needs nothing else of the provider: probes and
+    /// claims. `None` when the endpoint is closed, or the provider has none of that kind. [`ProviderDomain::received`] must
+    /// follow.
     fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
         let _ = ep;
         None
     }
 
-    /// Something was changed at the receive side of an endpoint: what was held back may go on.
+    /// Something was changed at the receive side of an endpoint: what was held back may go on, and peers may wait to hear
+    /// of what was copied from them.
     fn received(&mut self, host: &mut dyn Host, ep: EpId) {
         let _ = (host, ep);
     }
@@ -453,6 +456,12 @@ pub trait Host {
     /// A connection has ended that had this number when it was made. A number that was given on the spot is taken back
     /// with the last of them, once none of the peer's messages waits.
     fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>);
+
+    /// A key for a peer that has connected to an endpoint which shares its receives: nobody else in the domain has it.
+    fn shared_peer(&mut self, ep: EpId) -> PeerKey {
+        let _ = ep;
+        PeerKey::default()
+    }
 
     /// The address of a number that is about to be taken back: nothing more will come from there.
     fn leaving(&self, number: FiAddr) -> Option<Address>;

@@ -6,13 +6,17 @@
 //!
 //! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
 //!
-//! Messages in memory of the sender's are the subject of `lent`, and what senders wait to hear of is that of `receipts`.
+//! Messages in memory of the sender's are the subject of `lent`; what senders wait to hear of, of `receipts`; contexts that
+//! several endpoints share, of `shared`.
 
 mod claim;
 mod lent;
 mod multi;
 mod receipts;
+mod shared;
+mod side;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -31,6 +35,8 @@ use multi::{Match, Multi};
 use receipts::confirm_match;
 
 pub use claim::ClaimId;
+pub use shared::SharedContext;
+pub use side::{ReceiveSide, Receiving};
 
 /// Departed peers whose messages can still be told apart.
 const REMEMBERED: usize = 256;
@@ -38,7 +44,7 @@ const REMEMBERED: usize = 256;
 /// What a buffered message costs beyond its bytes.
 const OVERHEAD: usize = 128;
 
-/// The receive side of one endpoint.
+/// The receive side of one endpoint, or of those that share it.
 pub struct RxContext {
     ep: EpId,
     matcher: Matcher<OpKey, Unexpected>,
@@ -52,6 +58,10 @@ pub struct RxContext {
     filling: Vec<(OpKey, usize)>,
     /// Peers that are gone: messages of theirs may still wait, or come back.
     gone: VecDeque<(PeerKey, Address)>,
+    /// Peers that are connected, where endpoints share the context, and to which of them: otherwise its endpoint knows.
+    present: Vec<(PeerKey, Address, EpId)>,
+    /// A message was declined since somebody asked.
+    declined: Cell<bool>,
     /// Lent messages that are being copied, and the landings they are copied to.
     copying: VecDeque<(usize, Arc<dyn LentMemory>)>,
     /// Messages that wait in memory which is not mapped here, and fit into the budget.
@@ -134,6 +144,8 @@ impl RxContext {
             landings: Slab::new(),
             filling: Vec::new(),
             gone: VecDeque::new(),
+            present: Vec::new(),
+            declined: Cell::new(false),
             copying: VecDeque::new(),
             fleeting: Vec::new(),
             let_go: false,
@@ -202,12 +214,12 @@ impl RxContext {
                 self.received(&envelope);
                 return true;
             }
-            Match::Held => return false,
+            Match::Held => return self.decline(),
             Match::Nobody => {}
         }
         let lent = source.lent();
         if !self.admits(if lent.is_some() { 0 } else { envelope.len }) && !self.is_sought(&envelope) {
-            return false;
+            return self.decline();
         }
         let mut bytes = PooledBuf::empty(&self.pool);
         if lent.is_none() {
@@ -220,12 +232,22 @@ impl RxContext {
         true
     }
 
+    /// A message has to stay where it is.
+    #[cold]
+    fn decline(&self) -> bool {
+        self.declined.set(true);
+        false
+    }
+
     /// A message begins to arrive in pieces. `None`: nobody wants it and there is no room.
     pub fn begin(&mut self, host: &mut dyn Host, mut envelope: Envelope) -> Option<LandingId> {
         let matched = match self.matched(host, &envelope) {
             Match::Receive(op) => Some(op),
             Match::Nobody if self.admits(envelope.len) || self.is_sought(&envelope) => None,
-            Match::Held | Match::Nobody => return None,
+            Match::Held | Match::Nobody => {
+                self.decline();
+                return None;
+            }
         };
         envelope.arrival = self.matcher.next_arrival();
         let slot = self.landings.vacant_entry();
@@ -387,35 +409,47 @@ impl RxContext {
         source: Option<FiAddr>,
         bytes: PooledBuf,
     ) {
-        let gone = self.gone.iter().find(|(key, _)| *key == envelope.peer);
-        envelope.source = source.or_else(|| host.number_of(self.ep, &gone?.1));
+        let known = self.known().find(|(key, _)| *key == envelope.peer);
+        envelope.source = source.or_else(|| host.number_of(self.ep, known?.1));
         self.settle(host, envelope, Unexpected { bytes, lent: None, landing: None });
     }
 
-    /// A peer has a number now: what waits of those that have gone under this name becomes its.
+    /// A peer has a number now: what waits of those that have gone under this name becomes its, and of those that are
+    /// connected under it where endpoints share the context.
     pub fn inserted(&mut self, host: &mut dyn Host, source: FiAddr, peer: &Address) {
-        let keys: Vec<_> = self.gone.iter().filter(|(_, gone)| gone == peer).map(|(key, _)| *key).collect();
-        for key in keys {
-            self.resolve(host, key, source);
+        let keys: Vec<_> = self.known().filter(|(_, name)| *name == peer).map(|(key, _)| key).collect();
+        if !keys.is_empty() {
+            self.resolve_all(host, &keys, source);
         }
+    }
+
+    /// Peers whose names are known here.
+    fn known(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
+        let present = self.present.iter().map(|(key, name, _)| (*key, name));
+        self.gone.iter().map(|(key, name)| (*key, name)).chain(present)
     }
 
     /// Waiting messages of this peer now have a number.
     pub fn resolve(&mut self, host: &mut dyn Host, peer: PeerKey, source: FiAddr) {
+        self.resolve_all(host, &[peer], source);
+    }
+
+    /// Waiting messages of these, who are one, now have a number: they are offered in the order they arrived.
+    fn resolve_all(&mut self, host: &mut dyn Host, peers: &[PeerKey], source: FiAddr) {
         for (_, landing) in &mut self.landings {
-            if landing.envelope.peer == peer {
+            if peers.contains(&landing.envelope.peer) {
                 landing.envelope.source = Some(source);
             }
         }
-        for envelope in self.claimed_envelopes().filter(|envelope| envelope.peer == peer) {
+        for envelope in self.claimed_envelopes().filter(|envelope| peers.contains(&envelope.peer)) {
             envelope.source = Some(source);
         }
         if !self.multis.is_empty() {
-            let renamed = self.matcher.rename(peer, source);
+            let renamed = self.matcher.rename(peers, source);
             self.offer(host, renamed);
             return self.noticed(host);
         }
-        for (op, envelope, message) in self.matcher.resolve(peer, source) {
+        for (op, envelope, message) in self.matcher.resolve(peers, source) {
             self.posted[op.index as usize] = None;
             self.give(host, op, envelope, message);
         }
@@ -453,6 +487,7 @@ impl RxContext {
 
     /// A peer has gone, and everything it sent has been taken in. What waits of it is still told apart.
     pub fn depart(&mut self, peer: PeerKey, name: Address) {
+        self.present.retain(|(present, ..)| *present != peer);
         if self.gone.len() == REMEMBERED {
             self.gone.pop_front();
         }
@@ -473,10 +508,12 @@ impl RxContext {
     #[must_use]
     pub fn would_take(&self, envelope: &Envelope) -> bool {
         let room = || self.admits(envelope.len) || self.is_sought(envelope);
-        if self.multis.is_empty() {
-            return room() || self.matcher.would_match(envelope);
-        }
-        self.matcher.find(envelope).map_or_else(room, |(_, op)| !self.is_held(op))
+        let is_taken = if self.multis.is_empty() {
+            room() || self.matcher.would_match(envelope)
+        } else {
+            self.matcher.find(envelope).map_or_else(room, |(_, op)| !self.is_held(op))
+        };
+        is_taken || self.decline()
     }
 
     /// Ends everything: posted receives complete as cancelled, waiting messages are discarded.
@@ -494,6 +531,7 @@ impl RxContext {
         self.copying.clear();
         self.fleeting.clear();
         self.matcher.take_waiting();
+        self.present.clear();
         self.posted.clear();
         self.receipts.clear();
         self.used = 0;

@@ -30,11 +30,13 @@ pub enum Class {
     MemoryRegion,
     /// A counter.
     Counter,
+    /// A shared receive context.
+    SharedReceive,
 }
 
 impl Class {
     /// Every class, in the order of declaration.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Fabric,
         Self::Domain,
         Self::Endpoint,
@@ -43,6 +45,7 @@ impl Class {
         Self::AddressVector,
         Self::MemoryRegion,
         Self::Counter,
+        Self::SharedReceive,
     ];
 }
 
@@ -57,6 +60,7 @@ impl fmt::Display for Class {
             Self::AddressVector => "address vector",
             Self::MemoryRegion => "memory region",
             Self::Counter => "counter",
+            Self::SharedReceive => "shared receive context",
         })
     }
 }

@@ -367,7 +367,7 @@ impl Pair {
             Step::Withdraw(_) | Step::Touch(_) | Step::Take(_) | Step::PutBack(..) => {}
             Step::Resolve(peer) => {
                 let (peer, source) = (PeerKey(peer as u32), self.sources[peer]);
-                let matched = self.matcher.resolve(peer, source);
+                let matched = self.matcher.resolve(&[peer], source);
                 assert_eq!(matched, self.oracle.resolve(peer, source));
                 self.count("matched by an insert", matched.len());
                 self.out.extend(matched.into_iter().map(|(_, envelope, body)| (envelope, body)));

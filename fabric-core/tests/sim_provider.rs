@@ -13,6 +13,7 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::mr::Region;
 use fabric_core::provider::{Deed, EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::rx::Receiving;
 use fabric_core::sim::SimProvider;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -115,7 +116,7 @@ fn try_open(name: &str) -> Result<Side> {
     let info = &SimProvider.offers()[0];
     let mut domain = SimProvider.open_domain(info, bell.clone())?;
     let at: Address = format!("sim://{name}").parse()?;
-    let address = domain.open_endpoint(EP, info, Some(&at), &pool)?;
+    let address = domain.open_endpoint(EP, info, Some(&at), Receiving::Own(&pool))?;
     let maps = Maps {
         av: AddressTable::new(),
         bufs: HashMap::new(),

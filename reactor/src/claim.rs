@@ -11,12 +11,11 @@ use fabric_core::buf::{AnyBuf, IoBufMut};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
 use fabric_core::provider::{EpId, Host, OpKey};
-use fabric_core::rx::{ClaimId, RxContext};
+use fabric_core::rx::ClaimId;
 use fabric_core::tree::Class;
 
 use crate::domain::Domain;
-use crate::engine::{Locked, State};
-use crate::hub::Hub;
+use crate::engine::Locked;
 use crate::ops::{Credit, Op, Route};
 
 impl Locked<'_> {
@@ -54,21 +53,8 @@ impl Locked<'_> {
         if self.peek(ep, spec)?.is_none() {
             return Ok(None);
         }
-        let rx = self.provider.receive_side(ep).ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        Ok(rx.claim(&spec))
-    }
-}
-
-impl State {
-    /// Does something at the receive side of an endpoint, unless it is closed.
-    fn at_receive_side<T>(
-        &mut self,
-        ep: EpId,
-        what: impl FnOnce(&mut RxContext, &mut Hub) -> T,
-    ) -> Option<T> {
-        let done = what(self.provider.receive_side(ep)?, &mut self.hub);
-        self.provider.received(&mut self.hub, ep);
-        Some(done)
+        let claimed = self.at_receive_side(ep, |rx, _| rx.claim(&spec));
+        claimed.ok_or_else(|| Error::Closed(Class::Endpoint))
     }
 }
 

@@ -21,6 +21,7 @@ use crate::hub::{AvId, Bindings, CounterId, Counters, CqId, FollowUp, Hub};
 use crate::notes::Note;
 use crate::ops::{Credit, Ended, Op, Phase, Posted, Route};
 use crate::queue::{CompletionRing, CounterCell, EventRing};
+use crate::shared::receiving;
 use crate::vectors::Vector;
 use crate::wait::{PollSet, WaitPolicy};
 
@@ -142,7 +143,7 @@ impl Domain {
     pub fn endpoint_stats(&self, ep: EpId) -> EndpointStats {
         let locked = self.engine.lock();
         let stats = locked.hub.eps.get(ep.0).map(|ep| ep.stats);
-        stats.map_or_else(EndpointStats::default, |stats| stats.with(locked.provider.stats(ep)))
+        stats.map_or_else(EndpointStats::default, |stats| stats.with(locked.provider_stats(ep)))
     }
 
     // ---- objects
@@ -165,8 +166,9 @@ impl Domain {
             // Peers need not tell of what nobody counts.
             info.caps -= Caps::RMA_EVENT;
         }
+        let shared = state.context_of(&bound)?;
         let id = EpId(state.hub.eps.insert(Hub::new_ep(bound)));
-        let address = match state.provider.open_endpoint(id, &info, at, &self.pool) {
+        let address = match state.provider.open_endpoint(id, &info, at, receiving(shared.as_ref(), self)) {
             Ok(address) => address,
             Err(error) => {
                 state.hub.eps.remove(id.0);
@@ -191,7 +193,7 @@ impl Domain {
         Ok((id, address))
     }
 
-    /// Closes an endpoint. Operations on it end as cancelled; their buffers come back with that.
+    /// Closes an endpoint, or a shared context. Operations on it end as cancelled; their buffers come back with that.
     pub fn close_endpoint(&self, id: EpId) {
         let mut locked = self.engine.lock();
         let state = &mut *locked;
@@ -200,10 +202,12 @@ impl Domain {
         for key in ep.transmit.drain() {
             state.hub.complete(key, Outcome::failed(Error::Canceled));
         }
-        state.provider.close_endpoint(&mut state.hub, id);
+        if !state.close_shared(id) {
+            state.provider.close_endpoint(&mut state.hub, id);
+            state.hub.later.note(Note::Closed(object));
+        }
         state.hub.eps.remove(id.0);
         state.hub.seen_all(av);
-        state.hub.later.note(Note::Closed(object));
         locked.finish();
     }
 

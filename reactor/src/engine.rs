@@ -29,6 +29,7 @@ use fabric_core::provider::{EpId, Host, OpKey, ProviderDomain, WaitSet};
 use crate::hub::{FollowUp, Hub};
 use crate::later::Later;
 use crate::ops::Phase;
+use crate::shared::SharedContexts;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{PollSet, Spinner, WaitPolicy};
 
@@ -64,6 +65,7 @@ impl std::fmt::Debug for Driver {
 pub(crate) struct State {
     pub(crate) provider: Box<dyn ProviderDomain>,
     pub(crate) hub: Hub,
+    pub(crate) shared: SharedContexts,
     pub(crate) driver: Driver,
     pub(crate) armed: bool,
     pub(crate) spinner: Spinner,
@@ -101,6 +103,7 @@ impl Engine {
         let state = State {
             provider,
             hub: Hub::new(),
+            shared: SharedContexts::new(),
             driver: Driver::Gone,
             armed: false,
             spinner: Spinner::new(policy),
@@ -251,7 +254,7 @@ impl Locked<'_> {
 
     /// Peers must ring from now on; false when there is news already.
     pub(crate) fn arm(&mut self) -> bool {
-        self.armed = self.provider.arm();
+        self.armed = !self.is_copying_shared() && self.provider.arm();
         self.armed
     }
 
@@ -277,7 +280,7 @@ impl Locked<'_> {
     pub(crate) fn pass(&mut self) -> bool {
         let state = &mut **self;
         state.hub.under_way = false;
-        let mut moved = state.provider.progress(&mut state.hub);
+        let mut moved = state.progress();
         state.passes += 1;
         if state.passes.is_multiple_of(PASSES_PER_LOOK) {
             moved |= self.look();
@@ -338,7 +341,7 @@ impl Locked<'_> {
                 FollowUp::Announce(av, addr) => state.announce(av, addr),
                 FollowUp::Dismiss(av, addr) => state.dismiss(av, addr),
                 FollowUp::Resume => {
-                    state.provider.progress(&mut state.hub);
+                    state.progress();
                     resumed = true;
                 }
             }

@@ -3,7 +3,7 @@
 use fabric_core::buf::{AnyBuf, Payload, PooledBuf, Source};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
-use fabric_core::matching::Envelope;
+use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::mr::Region;
 use fabric_core::provider::{Deed, EpId, Host, OpKey, Remote, Split, Spread};
 use fabric_core::tree::Class;
@@ -67,6 +67,9 @@ impl Host for Hub {
             self.release(ep, OpKind::Recv, None);
         }
         self.count(ep, OpKind::Recv, placed, true);
+        if !self.shared_peers.is_empty() {
+            self.count_at_sharer(ep, envelope.peer, placed, true);
+        }
     }
 
     fn shares(&self, op: OpKey, len: usize) -> bool {
@@ -135,6 +138,10 @@ impl Host for Hub {
         }
         if !permit {
             self.count(ep, kind, outcome.transfer.len, outcome.error.is_none());
+            if !self.shared_peers.is_empty() && kind == OpKind::Recv {
+                let transfer = &outcome.transfer;
+                self.count_at_sharer(ep, transfer.peer(), transfer.len, outcome.error.is_none());
+            }
         }
         match route {
             Route::Future => {
@@ -221,6 +228,12 @@ impl Host for Hub {
         if let Some(number) = number {
             self.leave(ep, number);
         }
+    }
+
+    fn shared_peer(&mut self, ep: EpId) -> PeerKey {
+        // A few bytes for each connection ever made: what it sent may lie somewhere yet.
+        self.shared_peers.push(ep);
+        PeerKey(self.shared_peers.len() as u32)
     }
 
     fn leaving(&self, number: FiAddr) -> Option<Address> {

@@ -52,6 +52,8 @@ pub struct Bindings {
     pub rx_cq: Option<CqId>,
     /// What counts which operations.
     pub counters: Counters,
+    /// The receive context that it shares with others.
+    pub shared: Option<EpId>,
     /// Its event queue.
     pub eq: Option<Arc<EventRing>>,
     /// Sends that may be under way.
@@ -142,6 +144,8 @@ pub(crate) struct Hub {
     pub(crate) multis: Slab<Multi>,
     /// The places of operations that have several.
     pub(crate) spreads: Slab<Box<[Remote]>>,
+    /// Where the peers of endpoints that share their receives have connected, by their keys.
+    pub(crate) shared_peers: Vec<EpId>,
     /// Event queues of this domain and its endpoints: their readers wait for it too.
     pub(crate) eqs: Vec<Arc<EventRing>>,
     /// A call left something behind that waits for a peer.
@@ -184,6 +188,7 @@ impl Hub {
             held_notice: false,
             multis: Slab::new(),
             spreads: Slab::new(),
+            shared_peers: Vec::new(),
             eqs: Vec::new(),
             unsettled: false,
             follow_ups: Vec::new(),

@@ -6,6 +6,7 @@
 //! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
 //! | `post`, `multi`, `claim`, `onesided`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
 //! | `vectors` | address vectors and their guests |
+//! | `shared` | receive contexts that several endpoints share |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | [`provider`] | the registry, and shared memory |
 
@@ -26,6 +27,7 @@ mod ops;
 mod post;
 pub mod provider;
 mod queue;
+mod shared;
 mod sync;
 mod table;
 mod transmit;

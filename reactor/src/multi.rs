@@ -118,7 +118,7 @@ impl Locked<'_> {
             over: false,
             error: None,
         });
-        state.provider.post_multi_recv(&mut state.hub, ep, key, spec);
+        state.post_multi_recv(ep, key, spec);
         Ok(key)
     }
 
@@ -128,7 +128,7 @@ impl Locked<'_> {
         let Some(number) = state.hub.multi_of(key) else { return };
         let multi = &mut state.hub.multis[number as usize];
         let (ep, is_news) = (multi.ep, !std::mem::replace(&mut multi.over, true));
-        if is_news && state.provider.cancel(&mut state.hub, ep, key) {
+        if is_news && state.cancel(ep, key) {
             let multi = &mut state.hub.multis[number as usize];
             if let Sink::Queue { .. } = multi.sink {
                 multi.error = Some(Error::Canceled);
@@ -149,7 +149,7 @@ impl Locked<'_> {
             self.abandon(part.op);
         }
         let state = &mut **self;
-        state.provider.cancel(&mut state.hub, ep, key);
+        state.cancel(ep, key);
         let multi = state.hub.multis.try_remove(number as usize);
         state.hub.discard(key);
         multi.map_or_else(BytesMut::new, |multi| multi.rest)

@@ -207,7 +207,7 @@ impl Locked<'_> {
             return Err(Failed::new(error, buf));
         }
         let key = state.hub.ops.insert_recv(ep, route, buf.into_any());
-        state.provider.post_recv(&mut state.hub, ep, key, spec);
+        state.post_recv(ep, key, spec);
         Ok(key)
     }
 
@@ -227,7 +227,7 @@ impl Locked<'_> {
                 }
                 true
             }
-            Phase::Posted => state.provider.cancel(&mut state.hub, ep, key),
+            Phase::Posted => state.cancel(ep, key),
             Phase::Done => false,
         }
     }
@@ -244,7 +244,7 @@ impl Locked<'_> {
                 self.hub.discard(key);
             }
             Phase::Posted if kind == OpKind::Recv => {
-                state.provider.abandon_recv(&mut state.hub, ep, key);
+                state.abandon_recv(ep, key);
                 state.hub.discard(key);
             }
             // One that waits and has a credit is fenced, and was accepted; so was one that was posted to a queue.
@@ -266,7 +266,7 @@ impl Locked<'_> {
                 };
                 if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
                     let (source, bytes) = (envelope.source, state.hub.reclaim(key, placed));
-                    state.provider.put_back(&mut state.hub, ep, envelope, bytes);
+                    state.put_back(ep, envelope, bytes);
                     state.hub.seen(source);
                 }
                 let failed = state.hub.ops.get(key).filter(|op| op.kind != OpKind::Recv && !op.permit);

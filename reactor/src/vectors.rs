@@ -101,7 +101,7 @@ impl State {
         let address = self.hub.vector(av).and_then(|vector| vector.table.get(addr).cloned());
         let Ok(address) = address else { return };
         for ep in self.endpoints_of(av) {
-            self.provider.address_inserted(&mut self.hub, ep, addr, &address);
+            self.address_inserted(ep, addr, &address);
         }
     }
 
@@ -110,7 +110,7 @@ impl State {
         let address = self.hub.vector(av)?.table.remove(addr)?;
         self.hub.forget_guest(av, addr);
         for ep in self.endpoints_of(av) {
-            self.provider.address_removed(&mut self.hub, ep, addr);
+            self.address_removed(ep, addr);
         }
         Ok(address)
     }
@@ -120,7 +120,7 @@ impl State {
         let endpoints = self.endpoints_of(av);
         let is_due = self.hub.leaving.contains_key(&addr)
             && !self.hub.ops.has_unseen(&endpoints, addr)
-            && !endpoints.iter().any(|&ep| self.provider.holds(ep, addr));
+            && !endpoints.iter().any(|&ep| self.holds(ep, addr));
         if is_due {
             // Nobody else can have removed it: it would not be leaving any more.
             let _ = self.remove_address(av, addr);

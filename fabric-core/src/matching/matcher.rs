@@ -164,15 +164,16 @@ impl<R: Copy, M> Matcher<R, M> {
         self.waiting.peek(spec)
     }
 
-    /// An address was inserted: messages of this peer that wait without a source now have this one.
+    /// An address was inserted: messages that wait without a source, of the peer that is known by these keys, now have this
+    /// one.
     ///
     /// Each of them, the earliest arrived first, is offered to the posted receives. Those that match leave both
     /// queues and are returned in arrival order, with the new source in the envelope. Messages that have a source
     /// already keep it. Reads all that waits, and searches the receives once for each message of the peer.
     #[must_use = "the matched messages are only here"]
-    pub fn resolve(&mut self, peer: PeerKey, source: FiAddr) -> Vec<(R, Envelope, M)> {
+    pub fn resolve(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<(R, Envelope, M)> {
         let mut matched = Vec::new();
-        for key in self.rename(peer, source) {
+        for key in self.rename(peers, source) {
             let Some(receive) = self.waiting.get(key).and_then(|envelope| self.posted.take_match(envelope))
             else {
                 continue;
@@ -184,8 +185,8 @@ impl<R: Copy, M> Matcher<R, M> {
 
     /// As [`resolve`](Self::resolve), but offers the messages to nobody: returns which they are, in arrival order.
     #[must_use = "posted receives may want them"]
-    pub fn rename(&mut self, peer: PeerKey, source: FiAddr) -> Vec<WaitKey> {
-        self.waiting.rename(peer, source)
+    pub fn rename(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<WaitKey> {
+        self.waiting.rename(peers, source)
     }
 
     /// An address was removed: messages that wait with this source are from an unknown sender again.

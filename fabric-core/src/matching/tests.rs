@@ -175,14 +175,14 @@ fn inserting_an_address_looks_again_at_what_waits() {
     let other = Envelope { peer: PeerKey(5), ..message(&mut matcher, None, 1) };
     matcher.wait(other, "somebody else");
 
-    let matched = matcher.resolve(PeerKey(9), ALICE);
+    let matched = matcher.resolve(&[PeerKey(9)], ALICE);
     assert!(matched.iter().all(|(_, envelope, _)| envelope.source == Some(ALICE)));
     let matched: Vec<_> = matched.into_iter().map(|(receive, _, text)| (receive, text)).collect();
     assert_eq!(matched, [(0, "a"), (1, "c"), (2, "d")]);
     assert_eq!((matcher.posted_len(), matcher.waiting_len()), (0, 3));
     assert_eq!(took(&mut matcher, from(ALICE, 1)), Some("e"), "those that stay have a source now");
     assert_eq!(took(&mut matcher, from(ALICE, 1)), None);
-    assert!(matcher.resolve(PeerKey(9), BOB).is_empty());
+    assert!(matcher.resolve(&[PeerKey(9)], BOB).is_empty());
     assert_eq!(took(&mut matcher, from(ALICE, 2)), Some("b"), "a known source is kept");
 }
 
@@ -197,7 +197,7 @@ fn removing_an_address_makes_its_messages_unknown_again() {
     assert_eq!(took(&mut matcher, from(ALICE, 1)), None);
     assert_eq!(took(&mut matcher, from(BOB, 1)), Some("bob"));
     assert_eq!(took(&mut matcher, UNTAGGED), Some("untagged"));
-    assert!(matcher.resolve(PeerKey(ALICE.index), BOB).is_empty());
+    assert!(matcher.resolve(&[PeerKey(ALICE.index)], BOB).is_empty());
     assert_eq!(took(&mut matcher, from(BOB, 1)), Some("alice"));
 }
 

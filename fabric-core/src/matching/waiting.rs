@@ -95,9 +95,9 @@ impl<M> WaitingQueue<M> {
         self.keys_where(|_| true)
     }
 
-    /// Gives this source to what waits from `peer` without one; in arrival order.
-    pub(super) fn rename(&mut self, peer: PeerKey, source: FiAddr) -> Vec<WaitKey> {
-        let renamed = self.keys_where(|entry| entry.peer == peer && entry.shown.source.is_none());
+    /// Gives this source to what waits from these without one; in arrival order.
+    pub(super) fn rename(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<WaitKey> {
+        let renamed = self.keys_where(|entry| entry.shown.source.is_none() && peers.contains(&entry.peer));
         for key in &renamed {
             self.set_source(Chains::<Entry>::index(key.0), Some(source));
         }

@@ -89,7 +89,7 @@ impl RxContext {
                 self.share(host, op, envelope, memory);
                 true
             }
-            Match::Held => false,
+            Match::Held => self.decline(),
             Match::Nobody => self.deliver(host, envelope, source),
         }
     }

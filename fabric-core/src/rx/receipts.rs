@@ -29,6 +29,11 @@ impl RxContext {
         !self.receipts.is_empty()
     }
 
+    /// There is nobody left to tell.
+    pub fn forget_receipts(&mut self) {
+        self.receipts.clear();
+    }
+
     /// Something to tell a sender: which, and the number of its receipt.
     pub fn next_receipt(&mut self) -> Option<(PeerKey, u32)> {
         self.receipts.pop()

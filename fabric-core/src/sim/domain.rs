@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{AnyBuf, Payload, Pool, PooledBuf};
+use crate::buf::{AnyBuf, Payload, PooledBuf};
 use crate::completion::Outcome;
 use crate::error::{Error, Result};
 use crate::flags::Caps;
@@ -12,7 +12,7 @@ use crate::info::Info;
 use crate::matching::{Envelope, RecvSpec};
 use crate::mr::{Reached, Region};
 use crate::provider::{EpId, Host, OpKey, ProviderDomain, SendNow, SendSpec, WaitSet};
-use crate::rx::RxContext;
+use crate::rx::{Receiving, RxContext};
 use crate::stats::ProviderStats;
 use crate::tree::Class;
 
@@ -66,14 +66,14 @@ impl ProviderDomain for SimDomain {
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        pool: &Arc<Pool>,
+        receiving: Receiving<'_>,
     ) -> Result<Address> {
         if self.endpoints.contains_key(&ep) {
             return Err(Error::Invalid { what: "endpoint id", why: format!("{} is open", ep.0) });
         }
         let heeds = info.caps.contains(Caps::RMA_EVENT);
         let (node, address) = net::open(at, (self.wait.clone(), self.armed), (self.regions.clone(), heeds))?;
-        let (inbound, outbound) = (Inbound::new(ep, node, pool), Outbound::new(ep, node));
+        let (inbound, outbound) = (Inbound::new(ep, node, receiving), Outbound::new(ep, node));
         self.endpoints.insert(ep, Endpoint { node, inbound, outbound });
         Ok(address)
     }
@@ -138,7 +138,7 @@ impl ProviderDomain for SimDomain {
 
     fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.inbound.rx.post(host, op, spec),
+            Ok(endpoint) => endpoint.inbound.rx.own.post(host, op, spec),
             Err(error) => host.complete(op, Outcome::failed(error)),
         }
         self.look_at_held(ep);
@@ -146,7 +146,7 @@ impl ProviderDomain for SimDomain {
 
     fn post_multi_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
         match self.endpoint(ep) {
-            Ok(endpoint) => endpoint.inbound.rx.post_multi(host, op, spec),
+            Ok(endpoint) => endpoint.inbound.rx.own.post_multi(host, op, spec),
             Err(error) => host.complete(op, Outcome::failed(error)),
         }
         // Messages may be left to be given to it.
@@ -155,7 +155,7 @@ impl ProviderDomain for SimDomain {
     }
 
     fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
-        self.endpoint(ep).ok().map(|endpoint| &mut endpoint.inbound.rx)
+        self.endpoint(ep).ok().map(|endpoint| &mut endpoint.inbound.rx.own)
     }
 
     fn received(&mut self, host: &mut dyn Host, ep: EpId) {
@@ -171,8 +171,8 @@ impl ProviderDomain for SimDomain {
             host.unsettled();
             return true;
         }
-        let canceled = endpoint.inbound.rx.cancel(host, op);
-        if endpoint.inbound.rx.is_copying() {
+        let canceled = endpoint.inbound.rx.own.cancel(host, op);
+        if endpoint.inbound.rx.own.is_copying() {
             host.unsettled();
         }
         endpoint.inbound.confirm();
@@ -181,7 +181,7 @@ impl ProviderDomain for SimDomain {
 
     fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {
         if let Ok(endpoint) = self.endpoint(ep) {
-            endpoint.inbound.rx.abandon(host, op);
+            endpoint.inbound.rx.own.abandon(host, op);
             endpoint.inbound.confirm();
         }
     }
@@ -202,7 +202,7 @@ impl ProviderDomain for SimDomain {
     fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.removed(host, addr);
-            if endpoint.inbound.rx.is_copying() {
+            if endpoint.inbound.rx.own.is_copying() {
                 host.unsettled();
             }
         }
@@ -210,7 +210,7 @@ impl ProviderDomain for SimDomain {
     }
 
     fn holds(&self, ep: EpId, source: FiAddr) -> bool {
-        self.endpoints.get(&ep).is_some_and(|endpoint| endpoint.inbound.rx.holds(source))
+        self.endpoints.get(&ep).is_some_and(|endpoint| endpoint.inbound.rx.own.holds(source))
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
@@ -232,7 +232,7 @@ impl ProviderDomain for SimDomain {
         net::arm(self.nodes(), true);
         let news = self.endpoints.values().any(|endpoint| {
             net::has_news(endpoint.node)
-                || endpoint.inbound.rx.is_copying()
+                || endpoint.inbound.rx.own.is_copying()
                 || endpoint.inbound.wants_held()
                 || endpoint.outbound.could_flush()
         });
@@ -250,7 +250,7 @@ impl ProviderDomain for SimDomain {
 
     fn stats(&self, ep: EpId) -> ProviderStats {
         let Some(endpoint) = self.endpoints.get(&ep) else { return ProviderStats::default() };
-        let (peers, unexpected) = (endpoint.inbound.peers(), endpoint.inbound.rx.unexpected());
+        let (peers, unexpected) = (endpoint.inbound.peers(), endpoint.inbound.rx.own.unexpected());
         ProviderStats { peers, unexpected, ..ProviderStats::default() }
     }
 

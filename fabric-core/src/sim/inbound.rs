@@ -1,16 +1,15 @@
 //! The receiving half of an endpoint: peers take turns, and who is declined waits where it is.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{Pool, PooledBuf};
+use crate::buf::PooledBuf;
 use crate::completion::Transfer;
 use crate::error::Error;
 use crate::event::{DownReason, EventKind};
 use crate::matching::{Envelope, PeerKey};
 use crate::provider::{EpId, Host};
-use crate::rx::{LandingId, RxContext};
+use crate::rx::{LandingId, ReceiveSide, Receiving, RxContext};
 
 use super::net::{self, Head, Node, Packet, Taken};
 
@@ -25,7 +24,7 @@ pub(super) const BUDGET: usize = 4 << 20;
 pub(super) struct Inbound {
     ep: EpId,
     node: Node,
-    pub(super) rx: RxContext,
+    pub(super) rx: ReceiveSide,
     peers: BTreeMap<Node, Peer>,
     /// Counts up; no key is used twice.
     next_key: u32,
@@ -64,20 +63,13 @@ enum Step {
 }
 
 impl Inbound {
-    pub(super) fn new(ep: EpId, node: Node, pool: &Arc<Pool>) -> Self {
-        Self {
-            ep,
-            node,
-            rx: RxContext::new(ep, BUDGET, pool.clone()),
-            peers: BTreeMap::new(),
-            next_key: 0,
-            last: None,
-        }
+    pub(super) fn new(ep: EpId, node: Node, receiving: Receiving<'_>) -> Self {
+        Self { ep, node, rx: receiving.side(ep, BUDGET), peers: BTreeMap::new(), next_key: 0, last: None }
     }
 
     /// Takes in what is due, one packet of each peer in turn.
     pub(super) fn pass(&mut self, host: &mut dyn Host) -> Pass {
-        let served = self.rx.serve(host);
+        let served = self.rx.own.serve(host);
         let arrivals = net::begin(self.node);
         let mut pass = Pass { moved: served | !arrivals.contacts.is_empty(), delayed: arrivals.delayed };
         for (node, address) in arrivals.contacts {
@@ -109,7 +101,8 @@ impl Inbound {
 
     /// Tells senders what they wait to hear of their messages.
     pub(super) fn confirm(&mut self) {
-        while let Some((key, number)) = self.rx.next_receipt() {
+        self.rx.gather();
+        while let Some((key, number)) = self.rx.own.next_receipt() {
             if let Some((&node, _)) = self.peers.iter().find(|(_, peer)| peer.key == key) {
                 net::confirm(self.node, node, number);
             }
@@ -120,7 +113,7 @@ impl Inbound {
     pub(super) fn wants_held(&self) -> bool {
         self.peers.values().any(|peer| {
             let head = peer.held.as_ref().and_then(|packet| packet.head);
-            head.is_some_and(|head| self.rx.would_take(&peer.envelope(head)))
+            head.is_some_and(|head| self.rx.view(|rx| rx.would_take(&peer.envelope(head))))
         })
     }
 
@@ -132,22 +125,22 @@ impl Inbound {
     pub(super) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
         let peer = self.peers.values().find(|peer| peer.key == envelope.peer);
         let source = peer.and_then(|peer| peer.source);
-        self.rx.put_back(host, envelope, source, bytes);
+        self.rx.own.put_back(host, envelope, source, bytes);
     }
 
     pub(super) fn inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
         for peer in self.peers.values_mut().filter(|peer| peer.address == *address) {
             peer.source = Some(addr);
-            self.rx.resolve(host, peer.key, addr);
+            self.rx.own.resolve(host, peer.key, addr);
         }
-        self.rx.inserted(host, addr, address);
+        self.rx.own.inserted(host, addr, address);
     }
 
     pub(super) fn removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
         for peer in self.peers.values_mut().filter(|peer| peer.source == Some(addr)) {
             peer.source = None;
         }
-        self.rx.forget(host, addr);
+        self.rx.own.forget(host, addr);
     }
 
     pub(super) fn close(mut self, host: &mut dyn Host) {
@@ -159,7 +152,7 @@ impl Inbound {
     }
 
     fn welcome(&mut self, host: &mut dyn Host, node: Node, address: Address) {
-        let key = PeerKey(self.next_key);
+        let key = self.rx.joined(host, PeerKey(self.next_key), &address);
         self.next_key = self.next_key.saturating_add(1);
         let number = host.peer_connected(self.ep, &address);
         host.event(self.ep, EventKind::PeerConnected { peer: address.clone(), source: number });
@@ -176,8 +169,8 @@ impl Inbound {
                 return Step::Departed;
             }
         };
-        let Some(peer) = self.peers.get_mut(&node) else { return Step::Idle };
-        if let Some(declined) = peer.accept(host, self.ep, &mut self.rx, packet) {
+        let (ep, Some(peer)) = (self.ep, self.peers.get_mut(&node)) else { return Step::Idle };
+        if let Some(declined) = self.rx.with(|rx| peer.accept(host, ep, rx, packet)) {
             peer.held = Some(declined);
             return Step::Idle;
         }
@@ -191,18 +184,20 @@ impl Inbound {
         let source = host.number_of(self.ep, &address);
         let gone = Error::PeerGone(address.clone());
         if let Some(landing) = peer.as_ref().and_then(|peer| peer.landing) {
-            self.rx.fail(host, landing, gone.clone());
+            self.rx.with(|rx| rx.fail(host, landing, gone.clone()));
         }
         let down = EventKind::PeerDown { peer: address.clone(), source, reason: DownReason::Closed };
         host.event(self.ep, down);
+        if let Some(peer) = &peer {
+            self.rx.departed(peer.key, address.clone());
+        }
         // The name may be in use again by somebody who made contact already: then the number is theirs.
         let replaced = self.peers.values().any(|other| other.address == address);
         if let Some(source) = source.filter(|_| !replaced) {
-            self.rx.fail_directed(host, source, &gone);
+            self.rx.fail_directed(host, source, &address, &gone);
         }
-        if let Some(peer) = peer {
-            self.rx.depart(peer.key, address);
-            host.peer_disconnected(self.ep, peer.number);
+        if let Some(number) = peer.map(|peer| peer.number) {
+            host.peer_disconnected(self.ep, number);
         }
     }
 }

@@ -112,6 +112,7 @@ fn offer(progress: Progress) -> Info {
     info.domain.cq_cnt = OBJECTS;
     info.domain.cntr_cnt = OBJECTS;
     info.domain.ep_cnt = OBJECTS;
+    info.domain.max_ep_srx_ctx = OBJECTS;
     info.domain.caps = Caps::LOCAL_COMM;
 
     info.ep.ep_type = EpType::Rdm;

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use fabric_core::buf::{AnyBuf, Payload, Pool, PooledBuf};
+use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::provider::{EpId, Host, OpKey, ProviderDomain, SendNow, SendSpec};
+use fabric_core::rx::Receiving;
 use fabric_core::{Address, FiAddr, Result};
 
 use super::PollSet;
@@ -66,7 +67,7 @@ struct WireDomain {
 }
 
 impl ProviderDomain for WireDomain {
-    fn open_endpoint(&mut self, _: EpId, _: &Info, _: Option<&Address>, _: &Arc<Pool>) -> Result<Address> {
+    fn open_endpoint(&mut self, _: EpId, _: &Info, _: Option<&Address>, _: Receiving<'_>) -> Result<Address> {
         unreachable!("a model has no endpoints")
     }
 

@@ -2,6 +2,7 @@
 //! context.
 
 mod meet;
+mod pass;
 mod report;
 mod tell;
 
@@ -9,14 +10,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use fabric_core::buf::{Payload, Pool, PooledBuf};
+use fabric_core::buf::{Payload, PooledBuf};
 use fabric_core::completion::Outcome;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::Reached;
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet};
-use fabric_core::rx::RxContext;
+use fabric_core::rx::{ReceiveSide, Receiving, RxContext};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
@@ -72,7 +73,7 @@ pub(crate) struct Endpoint {
     done: Doings,
     listener: Listener,
     wait: Arc<dyn WaitSet>,
-    rx: RxContext,
+    rx: ReceiveSide,
     callers: Callers,
     next_key: u32,
     /// Given up for a moment when descriptors run out, so that a caller can be told so.
@@ -88,43 +89,13 @@ pub(crate) struct Endpoint {
     silent: Vec<usize>,
 }
 
-/// What a pass over the callers has found.
-#[derive(Default)]
-struct Found {
-    moved: bool,
-    /// The oldest message of one of them waits for a receive.
-    held: bool,
-    /// Those that have ended, and what was wrong with what they wrote.
-    over: Vec<(usize, Option<&'static str>)>,
-}
-
-impl Found {
-    /// Takes what this caller has sent; true when there was something.
-    #[inline(always)] // on the way of a small message
-    fn pump(&mut self, at: usize, peer: &mut Incoming, rx: &mut RxContext, host: &mut dyn Host) -> bool {
-        let news = match peer.pump(rx, host) {
-            Ok(news) => news,
-            Err(broken) => {
-                self.over.push((at, Some(broken.0)));
-                false
-            }
-        };
-        self.moved |= news;
-        self.held |= peer.is_held();
-        if peer.down().is_some() && peer.is_drained() {
-            self.over.push((at, None));
-        }
-        news
-    }
-}
-
 impl Endpoint {
     pub(crate) fn open(
         id: EpId,
         at: Address,
         (caps, means): (Caps, Means),
         wait: Arc<dyn WaitSet>,
-        pool: &Arc<Pool>,
+        receiving: Receiving<'_>,
     ) -> Result<Self> {
         let listener = Listener::open(&at)?;
         wait.watch(listener.as_fd(), Token::Listener.pack(id))
@@ -145,7 +116,7 @@ impl Endpoint {
             done: Doings::default(),
             listener,
             wait,
-            rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
+            rx: receiving.side(id, UNEXPECTED_BYTES),
             callers: Callers::default(),
             next_key: 0,
             spare: socket::spare().ok(),
@@ -273,23 +244,26 @@ impl Endpoint {
     // ---- receiving
 
     pub(crate) fn post_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
-        self.rx.post(host, op, spec);
+        self.rx.own.post(host, op, spec);
         self.received(host);
     }
 
     pub(crate) fn post_multi_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
-        self.rx.post_multi(host, op, spec);
+        self.rx.own.post_multi(host, op, spec);
         self.received(host);
     }
 
     pub(crate) fn receive_side(&mut self) -> &mut RxContext {
-        &mut self.rx
+        &mut self.rx.own
     }
 
-    /// After a receive was posted, or a message was discarded.
+    /// After a receive was posted, or a message was discarded; or copied, where the receive side is shared.
     pub(crate) fn received(&mut self, host: &mut dyn Host) {
+        if self.rx.is_shared() {
+            self.tell_of_shared(host);
+        }
         self.confirm();
-        if self.rx.is_copying() {
+        if self.rx.own.is_copying() {
             // Its sender waits, whoever waits here.
             host.under_way();
             host.unsettled();
@@ -299,16 +273,9 @@ impl Endpoint {
         }
     }
 
-    /// A message that waited for a receive may be taken now.
-    #[cold]
-    fn pump_held(&mut self, host: &mut dyn Host) {
-        self.pump_callers(host);
-        host.unsettled();
-    }
-
     pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
-        if self.rx.cancel(host, op) {
-            if self.rx.is_copying() {
+        if self.rx.own.cancel(host, op) {
+            if self.rx.own.is_copying() {
                 host.unsettled();
             }
             return true;
@@ -323,8 +290,8 @@ impl Endpoint {
     }
 
     pub(crate) fn abandon_recv(&mut self, host: &mut dyn Host, op: OpKey) {
-        self.rx.abandon(host, op);
-        if self.rx.is_copying() {
+        self.rx.own.abandon(host, op);
+        if self.rx.own.is_copying() {
             host.unsettled();
         }
     }
@@ -334,26 +301,26 @@ impl Endpoint {
         let mut peers = self.callers.peers();
         let peer = peers.find(|peer| peer.key == envelope.peer);
         let source = peer.and_then(|peer| peer.source);
-        self.rx.put_back(host, envelope, source, bytes);
+        self.rx.own.put_back(host, envelope, source, bytes);
     }
 
     pub(crate) fn holds(&self, source: FiAddr) -> bool {
-        self.rx.holds(source)
+        self.rx.own.holds(source)
     }
 
     pub(crate) fn address_inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
         for peer in self.callers.peers_mut().filter(|peer| peer.peer == *address) {
             peer.source = Some(addr);
-            self.rx.resolve(host, peer.key, addr);
+            self.rx.own.resolve(host, peer.key, addr);
         }
-        self.rx.inserted(host, addr, address);
-        if self.rx.is_copying() {
+        self.rx.own.inserted(host, addr, address);
+        if self.rx.own.is_copying() {
             host.unsettled();
         }
     }
 
     pub(crate) fn address_removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
-        self.rx.forget(host, addr);
+        self.rx.own.forget(host, addr);
         for peer in self.callers.peers_mut() {
             peer.source = peer.source.filter(|source| *source != addr);
         }
@@ -373,10 +340,10 @@ impl Endpoint {
 
     /// Moves what can be moved. In a crowd, of endpoints or of callers, who has been silent for long is left alone.
     pub(crate) fn progress(&mut self, host: &mut dyn Host, endpoints: usize) -> bool {
-        let served = self.rx.serve(host);
+        let served = self.rx.own.serve(host);
         let mut received = served | self.pump_callers(host);
         // Behind what has just arrived, so that nobody goes away over it.
-        received |= self.rx.is_copying() && self.copy_on(host);
+        received |= self.rx.own.is_copying() && self.copy_on(host);
         let crowd = self.callers.attended().max(endpoints);
         if crowd > FEW {
             received |= self.callers.leave_one(crowd);
@@ -386,49 +353,8 @@ impl Endpoint {
 
     /// Whether a pass has nothing to do here before somebody rings.
     pub(crate) fn rests(&self) -> bool {
-        let receives = self.held || self.rx.is_copying() || self.rx.waits_for_place();
+        let receives = self.held || self.rx.own.is_copying() || self.rx.own.waits_for_place();
         self.callers.attended() == 0 && self.busy.is_empty() && !receives
-    }
-
-    /// Takes what callers have sent: of the attended, and of one of those left alone.
-    #[inline(always)] // on the way of a small message
-    fn pump_callers(&mut self, host: &mut dyn Host) -> bool {
-        let mut found = Found::default();
-        let mut number = 0;
-        self.callers.begin_pass();
-        while let Some((at, peer)) = self.callers.attended_mut(number) {
-            if found.pump(at, peer, &mut self.rx, host) {
-                self.callers.heard(at);
-            }
-            number += 1;
-        }
-        if let Some(at) = self.callers.next_alone() {
-            self.visit(at, &mut found, host);
-        }
-        self.held = found.held;
-        self.confirm();
-        if !found.over.is_empty() {
-            self.end_callers(found.over, host);
-            return true;
-        }
-        found.moved
-    }
-
-    #[cold]
-    fn visit(&mut self, at: usize, found: &mut Found, host: &mut dyn Host) {
-        let Some(peer) = self.callers.get(at) else { return };
-        let moved = found.pump(at, peer, &mut self.rx, host);
-        self.callers.visited(at, moved);
-    }
-
-    #[cold]
-    fn end_callers(&mut self, over: Vec<(usize, Option<&'static str>)>, host: &mut dyn Host) {
-        for (at, broken) in over {
-            if let Some(what) = broken {
-                self.caller_ended(host, at, DownReason::Protocol(what));
-            }
-            self.end_caller(host, at);
-        }
     }
 
     fn pump_outgoing(&mut self, host: &mut dyn Host) -> bool {
@@ -487,7 +413,7 @@ impl Endpoint {
         }
         let mut callers = self.callers.peers();
         if !callers.any(|peer| peer.peer == name) {
-            self.rx.fail_directed(host, addr, &Error::PeerGone(name));
+            self.rx.fail_directed(host, addr, &name, &Error::PeerGone(name.clone()));
         }
     }
 
@@ -502,7 +428,7 @@ impl Endpoint {
         let (name, identity, source) = (peer.peer.clone(), peer.identity, peer.source);
         // What has not been copied of its own memory by now has gone with it, or will not be waited for.
         peer.stop_fetching();
-        self.rx.lose(host, peer.key, &Error::PeerGone(name.clone()));
+        self.rx.with(|rx| rx.lose(host, peer.key, &Error::PeerGone(name.clone())));
         let Some(peer) = self.callers.get(at) else { return };
         let is_over = !peer.has_left() && !matches!(reason, DownReason::Protocol(_));
         let mut callers = self.callers.peers();
@@ -524,22 +450,23 @@ impl Endpoint {
     fn end_caller(&mut self, host: &mut dyn Host, at: usize) {
         let Some(mut peer) = self.callers.remove(at) else { return };
         let gone = Error::PeerGone(peer.peer.clone());
-        peer.end(&mut self.rx, host, gone.clone());
+        self.rx.with(|rx| peer.end(rx, host, gone.clone()));
+        self.rx.departed(peer.key, peer.peer.clone());
         peer.unwatch();
         self.done.doorbells += peer.doorbells;
         self.done.fetched += peer.fetched().unwrap_or_default();
         // With another connection from there the number is that one's.
         let others = self.callers.peers();
         if let Some(source) = peer.source.filter(|_| { others }.all(|other| other.peer != peer.peer)) {
-            self.rx.fail_directed(host, source, &gone);
+            self.rx.fail_directed(host, source, &peer.peer, &gone);
         }
-        self.rx.depart(peer.key, peer.peer);
         host.peer_disconnected(self.id, peer.number);
     }
 
     pub(crate) fn close(mut self, host: &mut dyn Host) {
         // What is dropped now was not received.
         self.callers.peers().for_each(Incoming::stop_fetching);
+        self.rx.gather();
         self.confirm();
         self.rx.close(host);
         for peer in self.callers.peers() {
@@ -560,7 +487,7 @@ impl Endpoint {
     // ---- sleeping
 
     pub(crate) fn arm(&mut self) -> bool {
-        let mut quiet = !self.rx.is_copying() & self.callers.arm();
+        let mut quiet = !self.rx.own.is_copying() & self.callers.arm();
         for &at in &self.busy {
             quiet &= self.outgoing[at].arm();
         }

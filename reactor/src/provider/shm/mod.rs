@@ -43,7 +43,7 @@ mod work;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fabric_core::buf::{AnyBuf, Payload, Pool, PooledBuf};
+use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
 use fabric_core::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
@@ -51,7 +51,7 @@ use fabric_core::mr::{Memory, Reached};
 use fabric_core::provider::{
     EpId, Host, Lender, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
 };
-use fabric_core::rx::RxContext;
+use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -116,6 +116,7 @@ impl Provider for ShmProvider {
         info.domain.rx_ctx_cnt = 1024;
         info.domain.max_ep_tx_ctx = 1;
         info.domain.max_ep_rx_ctx = 1;
+        info.domain.max_ep_srx_ctx = 1024;
         info.domain.cntr_cnt = 1024;
         info.domain.mr_iov_limit = 1;
         info.domain.mr_cnt = 1 << 16;
@@ -253,12 +254,12 @@ impl ProviderDomain for ShmDomain {
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        pool: &Arc<Pool>,
+        receiving: Receiving<'_>,
     ) -> Result<Address> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let caps = info.caps;
         let means = &self.means;
-        let open = |at, wait| Endpoint::open(ep, at, (caps, means.clone()), wait, pool);
+        let open = |at, wait| Endpoint::open(ep, at, (caps, means.clone()), wait, receiving);
         let opened = match at {
             Some(at) if at.scheme() != Scheme::Shm => {
                 return Err(Error::WrongScheme { provider: "shm", address: at.clone() });

@@ -16,13 +16,13 @@ mod socket;
 
 use std::sync::Arc;
 
-use fabric_core::buf::{Payload, Pool, PooledBuf};
+use fabric_core::buf::{Payload, PooledBuf};
 use fabric_core::completion::Outcome;
 use fabric_core::flags::{Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
-use fabric_core::rx::RxContext;
+use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
 use fabric_core::tcp::MAX_MESSAGE;
 use fabric_core::tree::Class;
@@ -67,6 +67,7 @@ impl Provider for TcpProvider {
         info.domain.rx_ctx_cnt = 1024;
         info.domain.max_ep_tx_ctx = 1;
         info.domain.max_ep_rx_ctx = 1;
+        info.domain.max_ep_srx_ctx = 1024;
         info.domain.cntr_cnt = 1024;
         info.ep.ep_type = EpType::Rdm;
         info.ep.protocol = Some(Protocol::Tcp);
@@ -119,12 +120,12 @@ impl ProviderDomain for TcpDomain {
         ep: EpId,
         _info: &Info,
         at: Option<&Address>,
-        pool: &Arc<Pool>,
+        receiving: Receiving<'_>,
     ) -> Result<Address> {
         if let Some(at) = at.filter(|at| at.scheme() != Scheme::Tcp) {
             return Err(Error::WrongScheme { provider: "tcp", address: at.clone() });
         }
-        let opened = Endpoint::open(ep, at, self.wait.clone(), pool)?;
+        let opened = Endpoint::open(ep, at, self.wait.clone(), receiving)?;
         let name = opened.name().clone();
         self.endpoints.push(opened);
         Ok(name)

@@ -66,6 +66,7 @@ impl Endpoint {
                 peer.number = host.peer_connected(self.id, &peer.peer);
                 peer.source = peer.number;
                 let (name, source) = (peer.peer.clone(), peer.source);
+                peer.key = self.rx.joined(host, peer.key, &name);
                 self.callers.add(peer);
                 host.event(self.id, EventKind::PeerConnected { peer: name, source });
                 self.pump_callers(host);

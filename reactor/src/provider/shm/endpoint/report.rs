@@ -20,12 +20,12 @@ impl Endpoint {
                 sum
             }),
             peers: peers().count(),
-            unexpected: self.rx.unexpected(),
+            unexpected: self.rx.own.unexpected(),
         }
     }
 
     pub(crate) fn describe(&self) -> String {
-        let (messages, bytes) = self.rx.unexpected();
+        let (messages, bytes) = self.rx.own.unexpected();
         let read = self.callers.peers().filter(|peer| peer.fetched().is_some()).count();
         let reading = self.outgoing.iter().filter(|(_, outgoing)| outgoing.is_reached()).count();
         format!(

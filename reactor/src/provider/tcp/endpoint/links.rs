@@ -22,8 +22,8 @@ impl Endpoint {
     ) -> usize {
         self.next_key += 1;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
-        let mut link =
-            Link::new((peer, PeerKey(self.next_key)), socket, (self.wait.clone(), token), order, rest);
+        let key = self.rx.joined(host, PeerKey(self.next_key), &self.peers[peer].name);
+        let mut link = Link::new((peer, key), socket, (self.wait.clone(), token), order, rest);
         link.instance = instance;
         link.rewatch();
         let name = self.peers[peer].name.clone();
@@ -44,7 +44,8 @@ impl Endpoint {
         let (peer, name) = (link.peer, self.peers[link.peer].name.clone());
         let reason = link.ended().unwrap_or(DownReason::Closed);
         let gone = self.gone(&link);
-        link.give_up(&mut self.rx, host, gone.clone());
+        self.rx.with(|rx| link.give_up(rx, host, gone.clone()));
+        self.rx.departed(link.key, name.clone());
         let source = link.source.or_else(|| host.number_of(self.id, &name));
         host.event(self.id, EventKind::PeerDown { peer: name.clone(), source, reason });
         if self.peers[peer].link == Some(at) {
@@ -54,9 +55,8 @@ impl Endpoint {
         if let Some(source) = source
             && !self.links().any(|other| other.peer == peer)
         {
-            self.rx.fail_directed(host, source, &gone);
+            self.rx.fail_directed(host, source, &name, &gone);
         }
-        self.rx.depart(link.key, name);
         host.peer_disconnected(self.id, link.number);
         let (socket, rest) = link.into_socket();
         farewell::close(socket, &rest);

@@ -21,9 +21,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric_core::buf::Pool;
 use fabric_core::provider::{EpId, Host, WaitSet};
-use fabric_core::rx::RxContext;
+use fabric_core::rx::{ReceiveSide, Receiving};
 use fabric_core::stats::ProviderStats;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
@@ -101,7 +100,7 @@ pub(crate) struct Endpoint {
     instance: u32,
     listener: Listener,
     wait: Arc<dyn WaitSet>,
-    rx: RxContext,
+    rx: ReceiveSide,
     stages: Slab<Stage>,
     peers: Slab<Peer>,
     by_address: HashMap<SocketAddr, usize>,
@@ -123,7 +122,7 @@ impl Endpoint {
         id: EpId,
         at: Option<&Address>,
         wait: Arc<dyn WaitSet>,
-        pool: &Arc<Pool>,
+        receiving: Receiving<'_>,
     ) -> Result<Self> {
         let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         let (listener, at) = Listener::open(at.and_then(Address::socket).unwrap_or(any))?;
@@ -135,7 +134,7 @@ impl Endpoint {
             instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
             listener,
             wait,
-            rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
+            rx: receiving.side(id, UNEXPECTED_BYTES),
             stages: Slab::new(),
             peers: Slab::new(),
             by_address: HashMap::new(),
@@ -164,8 +163,8 @@ impl Endpoint {
     }
 
     pub(crate) fn progress(&mut self, host: &mut dyn Host) -> bool {
-        let mut moved = self.rx.serve(host);
-        moved |= self.rx.is_copying() && self.rx.copy_on(host);
+        let mut moved = self.rx.own.serve(host);
+        moved |= self.rx.own.is_copying() && self.rx.own.copy_on(host);
         let mut index = 0;
         while let Some(&at) = self.hot.get(index) {
             let Some(Stage::Up(link)) = self.stages.get_mut(at) else {
@@ -173,7 +172,7 @@ impl Endpoint {
                 continue;
             };
             let peer = link.peer;
-            moved |= link.pump(&mut self.scratch, &mut self.rx, host);
+            moved |= self.rx.with(|rx| link.pump(&mut self.scratch, rx, host));
             // An endpoint that talks with itself has a second connection, for what it receives.
             let mut none = VecDeque::new();
             let is_first = self.peers[peer].link == Some(at);
@@ -239,18 +238,18 @@ impl Endpoint {
             Some(Stage::Up(link)) => peer.sends.is_empty() || link.is_blocked(),
             _ => true,
         };
-        !self.rx.is_copying()
+        !self.rx.own.is_copying()
             && self.links().all(Link::is_flushed)
             && self.peers.iter().all(|(_, peer)| waits(peer))
     }
 
     pub(crate) fn stats(&self) -> ProviderStats {
-        let (peers, unexpected) = (self.links().count(), self.rx.unexpected());
+        let (peers, unexpected) = (self.links().count(), self.rx.own.unexpected());
         ProviderStats { peers, unexpected, ..ProviderStats::default() }
     }
 
     pub(crate) fn describe(&self) -> String {
-        let (messages, bytes) = self.rx.unexpected();
+        let (messages, bytes) = self.rx.own.unexpected();
         let links = self.links().count();
         format!("{} ({links} connections, {messages} unexpected messages of {bytes} bytes)", self.name)
     }

@@ -10,28 +10,28 @@ use super::{Endpoint, Stage};
 
 impl Endpoint {
     pub(crate) fn post_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
-        self.rx.post(host, op, spec);
+        self.rx.own.post(host, op, spec);
         self.received(host);
     }
 
     pub(crate) fn post_multi_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
-        self.rx.post_multi(host, op, spec);
+        self.rx.own.post_multi(host, op, spec);
         self.received(host);
     }
 
     pub(crate) fn receive_side(&mut self) -> &mut RxContext {
-        &mut self.rx
+        &mut self.rx.own
     }
 
     /// After a receive was posted, or a message was discarded: one that was held back may be wanted now.
     pub(crate) fn received(&mut self, host: &mut dyn Host) {
-        if self.rx.is_copying() {
+        if self.rx.own.is_copying() {
             host.unsettled();
         }
         for at in 0..self.hot.len() {
             if let Some(Stage::Up(link)) = self.hot.get(at).and_then(|at| self.stages.get_mut(*at))
                 && link.is_held()
-                && link.pump(&mut self.scratch, &mut self.rx, host)
+                && self.rx.with(|rx| link.pump(&mut self.scratch, rx, host))
             {
                 host.unsettled();
             }
@@ -39,8 +39,8 @@ impl Endpoint {
     }
 
     pub(crate) fn abandon_recv(&mut self, host: &mut dyn Host, op: OpKey) {
-        self.rx.abandon(host, op);
-        if self.rx.is_copying() {
+        self.rx.own.abandon(host, op);
+        if self.rx.own.is_copying() {
             host.unsettled();
         }
     }
@@ -48,11 +48,11 @@ impl Endpoint {
     pub(crate) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
         // The sender may have got a number since, or lost it.
         let source = self.links().find(|link| link.key == envelope.peer).and_then(|link| link.source);
-        self.rx.put_back(host, envelope, source, bytes);
+        self.rx.own.put_back(host, envelope, source, bytes);
     }
 
     pub(crate) fn holds(&self, source: FiAddr) -> bool {
-        self.rx.holds(source)
+        self.rx.own.holds(source)
     }
 
     pub(crate) fn address_inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
@@ -61,15 +61,15 @@ impl Endpoint {
                 && self.peers[link.peer].name == *address
             {
                 link.source = Some(addr);
-                self.rx.resolve(host, link.key, addr);
+                self.rx.own.resolve(host, link.key, addr);
             }
         }
-        self.rx.inserted(host, addr, address);
+        self.rx.own.inserted(host, addr, address);
         self.received(host);
     }
 
     pub(crate) fn address_removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
-        self.rx.forget(host, addr);
+        self.rx.own.forget(host, addr);
         for (_, stage) in &mut self.stages {
             if let Stage::Up(link) = stage {
                 link.source = link.source.filter(|source| *source != addr);

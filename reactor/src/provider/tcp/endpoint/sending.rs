@@ -120,8 +120,8 @@ impl Endpoint {
     }
 
     pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
-        if self.rx.cancel(host, op) {
-            if self.rx.is_copying() {
+        if self.rx.own.cancel(host, op) {
+            if self.rx.own.is_copying() {
                 host.unsettled();
             }
             return true;
