@@ -19,7 +19,7 @@ use crate::close::CloseError;
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
 use crate::driver;
-use crate::endpoint::EndpointBuilder;
+use crate::endpoint::{EndpointBuilder, SharedReceiveBuilder};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::model::{Shared, ThreadModel};
@@ -147,6 +147,17 @@ impl<M: ThreadModel> Domain<M> {
         self.inner.node.check_open()?;
         self.inner.fabric.check(info)?;
         Ok(EndpointBuilder::new(self.clone(), info.clone()))
+    }
+
+    /// A receive context for several endpoints of this domain to share, to be bound and opened (`fi_srx_context`).
+    ///
+    /// # Errors
+    /// As [`endpoint`](Self::endpoint).
+    #[doc(alias = "fi_srx_context")]
+    pub fn shared_receive(&self, info: &Info) -> Result<SharedReceiveBuilder<M>> {
+        self.inner.node.check_open()?;
+        self.inner.fabric.check(info)?;
+        Ok(SharedReceiveBuilder::new(self.clone(), info.clone()))
     }
 
     /// Opens a completion queue for up to `capacity` completions (`fi_cq_open`).

@@ -1,5 +1,5 @@
 //! A Tokio-native fabric: libfabric's object model (fabric, domain, endpoint, completion queue, event queue, address
-//! vector, memory region, counter) as async objects, over shared memory, with nothing to install.
+//! vector, memory region, counter, shared receive context) as async objects, over shared memory, with nothing to install.
 //!
 //! ```
 //! use fabric_async::{Endpoint, Result};
@@ -61,7 +61,7 @@ pub use counter::Counter;
 pub use cq::CompletionQueue;
 pub use discover::discover;
 pub use domain::{Domain, DomainBuilder};
-pub use endpoint::{BindOptions, Endpoint, EndpointBuilder};
+pub use endpoint::{BindOptions, Endpoint, EndpointBuilder, SharedReceive, SharedReceiveBuilder};
 pub use eq::EventQueue;
 pub use fabric::Fabric;
 pub use model::{Shared, ThreadModel};
@@ -83,7 +83,7 @@ pub use fabric_core::event::{DownReason, Event, EventKind};
 pub use fabric_core::flags::{Access, Caps, CounterBind, CqBind, Mode, MrMode, MsgOrder, OpFlags};
 pub use fabric_core::info::{
     AddrFormat, AvType, DomainAttr, EpAttr, EpType, FabricAttr, Hints, Info, Mismatch, NoMatch, Progress,
-    Protocol, ResourceMgmt, RxAttr, Threading, TrafficClass, TxAttr, Version,
+    Protocol, ResourceMgmt, RxAttr, SHARED_CONTEXT, Threading, TrafficClass, TxAttr, Version,
 };
 pub use fabric_core::stats::{DomainStats, EndpointStats, Moved};
 pub use fabric_core::tree::{Children, Class};

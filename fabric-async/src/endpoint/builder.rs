@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex};
 
 use fabric_core::completion::CompletionLevel;
 use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
-use fabric_core::info::Info;
+use fabric_core::info::{Info, SHARED_CONTEXT};
 use fabric_core::tree::{Class, Hold, Node};
 use fabric_core::{Address, Error, Result};
 use fabric_reactor::{Bindings, Counters, CqId};
 
-use super::{Endpoint, EndpointInner, Own};
+use super::shared::check_shares;
+use super::{Endpoint, EndpointInner, Own, SharedReceive};
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
@@ -38,6 +39,7 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     at: Option<Address>,
     context: u64,
     av: Option<Arc<AvInner>>,
+    shared: Option<Arc<EndpointInner>>,
     tx_cq: Option<CqId>,
     rx_cq: Option<CqId>,
     /// Directions that report success only when asked to.
@@ -56,6 +58,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             info,
             context: 0,
             av: None,
+            shared: None,
             tx_cq: None,
             rx_cq: None,
             quiet: CqBind::empty(),
@@ -121,6 +124,24 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
+    /// Receives with this context, as others do, instead of a context of its own: receives are posted there. The info is one
+    /// with `ep.rx_ctx_cnt` [`SHARED_CONTEXT`](crate::SHARED_CONTEXT), which hints ask for, and the address vector that of
+    /// the context.
+    ///
+    /// A queue that is [bound](Self::bind_cq) for receives as well hears of what peers
+    /// [write with data](crate::WriteRequest::data), and of no messages. Counters count the messages that come to the endpoint.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when one is bound, or the info is of endpoints with contexts of their own; [`Error::Foreign`] when it
+    /// is of another domain; [`Error::Closed`].
+    #[doc(alias = "fi_ep_bind")]
+    pub fn bind_shared(mut self, shared: &SharedReceive<M>) -> Result<Self> {
+        check_shares(&self.info)?;
+        self.hold(&shared.ep.inner.node)?;
+        set("shared receive context", &mut self.shared, shared.ep.inner.clone())?;
+        Ok(self)
+    }
+
     /// Counts operations of these kinds.
     ///
     /// Counting what peers do to memory here (`REMOTE_READ`, `REMOTE_WRITE`) needs an info with
@@ -174,8 +195,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Enables the endpoint (`fi_enable`): from now on peers reach it.
     ///
     /// # Errors
-    /// [`Error::Unbound`] without an address vector; [`Error::AddressInUse`], [`Error::WrongScheme`];
-    /// [`Error::Invalid`] when a size of the info is out of bounds; [`Error::Closed`]; [`Error::Os`].
+    /// [`Error::Unbound`] without an address vector, or without a shared receive context where the info asks for one;
+    /// [`Error::AddressInUse`], [`Error::WrongScheme`]; [`Error::Invalid`] when a size of the info is out of bounds, or the
+    /// address vector is not that of the shared receive context; [`Error::Closed`]; [`Error::Os`].
     ///
     /// # Cancel safety
     /// Nothing is held across an await.
@@ -191,10 +213,17 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 
     pub(crate) fn enable_now(self) -> Result<Endpoint<M>> {
         let av = self.av.ok_or(Error::Unbound(Class::AddressVector))?;
-        for (what, size) in [("transmit size", self.info.tx.size), ("receive size", self.info.rx.size)] {
-            if !(1..=MAX_SIZE).contains(&size) {
-                return Err(Error::Invalid { what, why: format!("{size} is not within 1 to {MAX_SIZE}") });
+        check_size("transmit size", self.info.tx.size)?;
+        check_size("receive size", self.info.rx.size)?;
+        match &self.shared {
+            None if self.info.ep.rx_ctx_cnt == SHARED_CONTEXT => {
+                return Err(Error::Unbound(Class::SharedReceive));
             }
+            Some(shared) if shared.av.id != av.id => {
+                let why = "not that of the shared receive context".into();
+                return Err(Error::Invalid { what: "address vector", why });
+            }
+            _ => {}
         }
         let domain = self.domain.inner;
         domain.node.check_open()?;
@@ -206,6 +235,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             tx_cq: self.tx_cq,
             rx_cq: self.rx_cq,
             counters: self.counters,
+            shared: self.shared.as_ref().map(|shared| shared.id),
             eq: self.eq.map(|eq| eq.ring.clone()),
             tx_size: self.info.tx.size,
             rx_size: self.info.rx.size,
@@ -217,7 +247,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             node,
             id,
             domain,
-            name,
+            name: Some(name),
+            caps: if self.shared.is_some() { self.info.caps - Caps::RECV } else { self.info.caps },
             quiet_tx: self.quiet.contains(CqBind::TRANSMIT)
                 && !self.info.tx.op_flags.contains(OpFlags::COMPLETION),
             quiet_rx: self.quiet.contains(CqBind::RECV)
@@ -225,6 +256,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             level: CompletionLevel::of(self.info.tx.op_flags),
             info: self.info,
             av,
+            shared: self.shared,
             holds: Mutex::new(self.holds),
             own: Mutex::new(self.own),
         };
@@ -233,15 +265,28 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     }
 
     fn hold(&mut self, node: &Arc<Node>) -> Result<()> {
-        if !node.parent().is_some_and(|parent| Arc::ptr_eq(parent, &self.domain.inner.node)) {
-            return Err(Error::Foreign(node.class(), Class::Domain));
-        }
-        self.holds.push(Hold::new(node, Class::Endpoint)?);
+        self.holds.push(hold(&self.domain, node, Class::Endpoint)?);
         Ok(())
     }
 }
 
-fn set<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
+/// Holds an object of this domain on behalf of one of class `by`.
+pub(super) fn hold<M: ThreadModel>(domain: &Domain<M>, node: &Arc<Node>, by: Class) -> Result<Hold> {
+    if !node.parent().is_some_and(|parent| Arc::ptr_eq(parent, &domain.inner.node)) {
+        return Err(Error::Foreign(node.class(), Class::Domain));
+    }
+    Hold::new(node, by)
+}
+
+/// Whether so many operations of one direction may be asked for.
+pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
+    if (1..=MAX_SIZE).contains(&size) {
+        return Ok(());
+    }
+    Err(Error::Invalid { what, why: format!("{size} is not within 1 to {MAX_SIZE}") })
+}
+
+pub(super) fn set<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
     if slot.is_some() {
         return Err(Error::Invalid { what, why: "one is bound already".into() });
     }

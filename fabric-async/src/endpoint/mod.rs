@@ -4,9 +4,11 @@ mod batch;
 mod bind;
 mod builder;
 mod onesided;
+mod shared;
 
 pub use bind::BindOptions;
 pub use builder::EndpointBuilder;
+pub use shared::{SharedReceive, SharedReceiveBuilder};
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -46,14 +48,19 @@ pub(crate) struct EndpointInner {
     pub(crate) node: Arc<Node>,
     pub(crate) id: EpId,
     pub(crate) domain: Arc<DomainInner>,
-    name: Address,
+    /// None of a shared receive context, which is the receive side of others.
+    name: Option<Address>,
     pub(crate) info: Info,
+    /// What it may be asked to do.
+    caps: Caps,
     /// Success of what is posted to the transmit queue is reported only when asked for; likewise, of receives.
     pub(crate) quiet_tx: bool,
     pub(crate) quiet_rx: bool,
     /// When messages have ended, unless they say otherwise.
     pub(crate) level: CompletionLevel,
     av: Arc<AvInner>,
+    /// Where it receives, if not by itself.
+    shared: Option<Arc<EndpointInner>>,
     /// What it is bound to cannot be closed before it.
     holds: Mutex<Vec<Hold>>,
     /// The queues that `bind` made and nobody has asked for yet.
@@ -353,7 +360,7 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_getname")]
     #[must_use]
     pub fn name(&self) -> &Address {
-        &self.inner.name
+        self.inner.name.as_ref().expect("only what is inside of a shared receive context has none")
     }
 
     /// What the endpoint has done since it was enabled; nothing when it is closed.
@@ -424,7 +431,7 @@ impl EndpointInner {
     #[inline]
     pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
         self.node.check_open()?;
-        if spec.fence && !self.info.caps.contains(Caps::FENCE) {
+        if spec.fence && !self.caps.contains(Caps::FENCE) {
             return Err(Error::NotSupported("fenced operations (FI_FENCE was not asked for)"));
         }
         match spec.kind {
@@ -452,7 +459,7 @@ impl EndpointInner {
             OpKind::FetchAtomic => (Caps::ATOMIC, Caps::READ),
             _ => (Caps::ATOMIC, Caps::WRITE),
         };
-        let caps = self.info.caps;
+        let caps = self.caps;
         if !caps.contains(what) {
             return Err(Error::NotSupported(if what == Caps::RMA {
                 "one-sided operations (FI_RMA was not asked for)"
@@ -469,7 +476,7 @@ impl EndpointInner {
     #[inline]
     pub(crate) fn check_recv(&self, spec: &RecvSpec) -> Result<()> {
         self.node.check_open()?;
-        if spec.from.is_some() && !self.info.caps.contains(Caps::DIRECTED_RECV) {
+        if spec.from.is_some() && !self.caps.contains(Caps::DIRECTED_RECV) {
             return Err(Error::NotSupported("directed receives (FI_DIRECTED_RECV was not asked for)"));
         }
         self.check_caps(spec.tag.is_some(), Caps::RECV)
@@ -478,14 +485,14 @@ impl EndpointInner {
     pub(crate) fn check_multi_recv(&self, spec: &RecvSpec) -> Result<()> {
         self.check_recv(spec)?;
         let needed = if spec.tag.is_some() { Caps::TAGGED_MULTI_RECV } else { Caps::MULTI_RECV };
-        if !self.info.caps.contains(needed) {
+        if !self.caps.contains(needed) {
             return Err(Error::NotSupported("receives of several messages (FI_MULTI_RECV was left out)"));
         }
         Ok(())
     }
 
     fn check_caps(&self, tagged: bool, direction: Caps) -> Result<()> {
-        let caps = self.info.caps;
+        let caps = self.caps;
         if tagged && !caps.contains(Caps::TAGGED) {
             return Err(Error::NotSupported("tagged messages (FI_TAGGED was not asked for)"));
         }
@@ -493,9 +500,18 @@ impl EndpointInner {
             return Err(Error::NotSupported("untagged messages (FI_MSG was not asked for)"));
         }
         if !caps.contains(direction) {
-            return Err(Error::NotSupported("this direction (FI_SEND or FI_RECV was left out)"));
+            return Err(self.wrong_direction(direction));
         }
         Ok(())
+    }
+
+    #[cold]
+    fn wrong_direction(&self, direction: Caps) -> Error {
+        Error::NotSupported(if direction == Caps::RECV && self.shared.is_some() {
+            "receives of an endpoint that shares a receive context: they are posted to that"
+        } else {
+            "this direction (FI_SEND or FI_RECV was left out)"
+        })
     }
 }
 
@@ -525,7 +541,7 @@ impl<M: ThreadModel> fmt::Debug for Endpoint<M> {
         f.debug_struct("Endpoint")
             .field("id", &self.inner.node.id())
             .field("parent", &self.inner.node.parent().map(|parent| parent.id()))
-            .field("name", &format_args!("{}", self.inner.name))
+            .field("name", &format_args!("{}", self.name()))
             .field("caps", &self.inner.info.caps)
             .finish()
     }

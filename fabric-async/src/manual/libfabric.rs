@@ -25,6 +25,7 @@
 //! | `fi_eq_open` | [`Fabric::event_queue`] |
 //! | `fi_av_open` | [`Domain::address_vector`] |
 //! | `fi_cntr_open` | [`Domain::counter`] |
+//! | `fi_srx_context`, `FI_SHARED_CONTEXT` | [`Domain::shared_receive`](crate::Domain::shared_receive), [`SHARED_CONTEXT`](crate::SHARED_CONTEXT); `fi_ep_bind` of it is [`bind_shared`](crate::EndpointBuilder::bind_shared) |
 //! | `fi_mr_bind` with a counter | [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter) |
 //! | `FI_MR_VIRT_ADDR` | [`RemoteRegion::base`](crate::RemoteRegion::base), where the hints agree to [`MrMode::BASIC`](crate::MrMode::BASIC) |
 //! | `fi_mr_reg`, `fi_mr_key` | [`Domain::alloc`], [`Domain::register`], [`Domain::register_buffer`](crate::Domain::register_buffer), [`MemoryRegion::key`](crate::MemoryRegion::key) |
@@ -74,6 +75,9 @@
 //!
 //! # Things to know
 //!
+//! * What is posted to a [shared receive context](crate::SharedReceive) reports to the queue of the context, not to that of
+//!   the endpoint a message comes to; [`received_by`](crate::SharedReceive::received_by) says which it was. Counters of the
+//!   endpoint count it.
 //! * The address vector is a table. [`AvType::Map`](crate::AvType::Map) is accepted, and gives a table. A
 //!   number carries a generation, so that of a removed peer is an error, never somebody else.
 //! * The five levels of threading are accepted in hints. There is one model of handles yet,
@@ -112,7 +116,7 @@
 //! | one-sided operations over `tcp` | `caps` refused |
 //! | passive and connected endpoints, datagrams | `ep_type` refused |
 //! | multicast, collectives, triggered operations, `FI_HMEM` | `caps` refused |
-//! | shared and scalable contexts | `ep_tx_ctx_cnt`, `ep_rx_ctx_cnt` refused |
+//! | shared transmit contexts, scalable endpoints | `ep_tx_ctx_cnt` above 1, `ep_rx_ctx_cnt` above 1 and not `SHARED_CONTEXT`, refused |
 //! | persistent memory | `caps` refused, or there is no hint |
 //! | several places in one atomic operation (`rma_iov` of `fi_atomicmsg`) | there is no call: `rma_iov_limit` is about reads and writes |
 //! | `FI_COMMIT_COMPLETE`, and `FI_INJECT` or `FI_MULTI_RECV` as a default of all operations | `tx_op_flags`, `rx_op_flags` refused |

@@ -105,6 +105,56 @@
 //! `source` is that number. Requests may still wait at that moment, and come afterwards. If the event queue
 //! has overrun, see [`backpressure`](super::backpressure).
 //!
+//! # Many endpoints, one pool of receives
+//!
+//! A server may have many endpoints: a name for each service, or for each tenant. Each with receives of its own would need
+//! as many as it may get at once, and most would lie idle. Endpoints that *share* a receive context
+//! ([`SharedReceive`](crate::SharedReceive), `fi_srx_context`) live on one pool: receives are posted to the context, and a
+//! message that comes to any of them takes one, in posting order.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{CqBind, Endpoint, Fabric, Hints, SHARED_CONTEXT, discover};
+//! use futures_util::StreamExt;
+//! let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
+//! let info = discover(&hints).await?.swap_remove(0);
+//! let domain = Fabric::open(&info)?.domain(&info)?;
+//! let (mut cq, av) = (domain.completion_queue(256)?, domain.welcoming_address_vector()?);
+//! let pool = domain.shared_receive(&info)?.bind_av(&av)?.bind_cq(&cq, CqBind::RECV)?.open()?;
+//! let mut tenants = std::collections::HashMap::new();
+//! for _ in 0..64 {
+//!     let ep = domain.endpoint(&info)?.bind_av(&av)?.bind_shared(&pool)?.enable().await?;
+//!     tenants.insert(ep.id(), ep);
+//! }
+//! pool.post_all((0..8).map(|number| pool.recv_into(vec![0; 4096]).context(number)))?;
+//!
+//! let client = Endpoint::bind("shm://").await?;
+//! for tenant in tenants.values() {
+//!     let peer = client.lookup(tenant.name()).await?;
+//!     client.send(peer, "a request").await?;
+//!     let request = cq.next().await.expect("the queue is open");
+//!     let ep = &tenants[&pool.received_by(&request.transfer).expect("it is open")];
+//!     assert_eq!(ep.id(), tenant.id());
+//!     let number = request.context;
+//!     let request = request.into_result::<Vec<u8>>()?;
+//!     ep.send(request.source()?, "an answer").await?;          // by the endpoint that was asked
+//!     pool.recv_into(request.into_buf()).context(number).post()?;
+//!     assert_eq!(&client.recv().await?[..], b"an answer");
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! * All kinds of receives work there, probes and claims too; directed ones hear their peer at every endpoint. The endpoints
+//!   themselves refuse them ([`NotSupported`](crate::Error::NotSupported)).
+//! * Completions go to the queue that the *context* is bound to: an entry is reserved when a receive is posted, and it is not
+//!   known then who will get the message.
+//! * Messages that nobody has asked for wait in the context, in the order they came, within one budget for all.
+//! * The endpoints and the context have one address vector. A client that talks to several of them has one number, and a
+//!   [`PeerConnected`](crate::EventKind::PeerConnected) and a [`PeerDown`] for each.
+//! * An endpoint that closes leaves what it had received. A receive that it had begun to fill ends with
+//!   [`Closed`](crate::Error::Closed); the others wait on. The context closes after its endpoints, and then its receives end
+//!   with [`Canceled`](crate::Error::Canceled).
+//!
 //! # A server that restarts
 //!
 //! A name belongs to the process that bound it. When that process is gone the name is free, also after
