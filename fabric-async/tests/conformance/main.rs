@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `setup` | what a scenario runs on, and how it is run |
 //! | `station` | an endpoint with everything around it |
+//! | `hall` | several endpoints that share their receives |
 //! | `payload` | contents that show where they come from, and small helpers |
 //! | the others | scenarios |
 
@@ -24,6 +25,7 @@ mod credits;
 mod details;
 mod events;
 mod fences;
+mod hall;
 mod lending;
 mod levels;
 mod loopback;
@@ -41,6 +43,8 @@ mod registered;
 mod selecting;
 mod selective;
 mod setup;
+mod sharing;
+mod sharing_ends;
 mod station;
 mod statistics;
 mod truncation;
@@ -296,6 +300,27 @@ macro_rules! scenarios {
                 strangers_are_found_once_inserted: DIRECTED,
                 lent_ones_are_claimed_where_they_lie: BOTH,
                 what_a_receive_of_several_leaves_is_found: MULTI,
+            }
+            sharing {
+                many_endpoints_live_on_one_pool_of_receives: DIRECTED,
+                posting_order_counts_at_every_door: DIRECTED,
+                what_waits_is_taken_in_order_of_arrival: BOTH,
+                directed_receives_hear_one_peer_at_all_doors: DIRECTED,
+                a_stranger_at_several_doors_is_one: DIRECTED,
+                dropping_receives_loses_nothing: MSG,
+                one_budget_serves_all_doors: MSG,
+                posts_report_to_the_queue_of_the_context: MSG,
+                one_buffer_takes_messages_of_all_doors: MULTI,
+                probes_and_claims_see_all_doors: BOTH,
+                lent_messages_come_by_any_door: MSG,
+            }
+            sharing_ends {
+                doors_take_no_receives: MULTI_DIRECTED,
+                wrong_bindings_are_refused: MSG,
+                it_outlives_its_doors: MULTI_DIRECTED,
+                a_door_that_closes_in_the_middle_ends_one_receive: MSG,
+                sources_outlive_the_door: DIRECTED,
+                guests_are_forgotten_after_their_last_message: DIRECTED,
             }
             fences {
                 a_fence_begins_when_all_before_it_has_ended: FENCED,

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fabric_async::{Caps, Error, Fabric, Hints, Info, Progress, WaitPolicy, discover};
+use fabric_async::{Caps, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, WaitPolicy, discover};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
@@ -115,6 +115,19 @@ impl Setup {
     /// Whether the provider can do this.
     pub(crate) async fn offers(&self, caps: Caps) -> bool {
         self.discover(caps).await.is_ok()
+    }
+
+    /// The offer for endpoints that share their receives; nothing when there is none.
+    pub(crate) async fn sharing(&self) -> Option<Info> {
+        let hints = Hints::new().provider(self.provider).caps(self.caps).progress(self.progress);
+        match discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT)).await {
+            Ok(mut found) => Some(found.swap_remove(0)),
+            Err(Error::NoMatch(refused)) => {
+                eprintln!("skipped, the provider does not offer shared receive contexts: {refused}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// A fabric and its offer.

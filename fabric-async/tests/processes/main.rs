@@ -21,6 +21,7 @@ mod scale;
 mod scribbler;
 mod select;
 mod serving;
+mod sharing;
 mod stages;
 mod stopped;
 mod tcp;

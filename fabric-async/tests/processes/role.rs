@@ -8,7 +8,7 @@ use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 
 use crate::lending::{FRAME, SHORT_FRAME};
 use crate::onesided::{AREA, WIDE};
-use crate::{churn, limits, run, scale, scribbler, stages};
+use crate::{churn, limits, run, scale, scribbler, sharing, stages};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -74,6 +74,8 @@ pub(crate) fn play() {
         stage if stage.starts_with("dies-") => run(stages::play(&stage["dies-".len()..], &name)),
         "chatter" => run(chatter(&name)),
         "echo" => run(echo(&name)),
+        "knocker" => run(sharing::knock(&name, usize::MAX)),
+        "knocker once" => run(sharing::knock(&name, 100_000)),
         "halfway" => run(halfway(&name)),
         "numbers" => run(numbers(&name)),
         "target" => run(target(&name, AREA)),
