@@ -16,7 +16,7 @@ const LEVELS: [OpFlags; 2] = [OpFlags::MATCH_COMPLETE, OpFlags::DELIVERY_COMPLET
 const LENGTHS: [usize; 8] = [0, 1, 40, 48, 60, 8192, 100_000, 1 << 20];
 
 /// Whether the provider has such levels at all.
-async fn has_levels(setup: &Setup) -> bool {
+pub(crate) async fn has_levels(setup: &Setup) -> bool {
     let flags = LEVELS[0] | LEVELS[1];
     let hints = Hints::new().provider(setup.provider).caps(setup.caps).progress(setup.progress);
     match discover(&hints.tx_op_flags(flags)).await {

@@ -313,6 +313,7 @@ macro_rules! scenarios {
                 one_buffer_takes_messages_of_all_doors: MULTI,
                 probes_and_claims_see_all_doors: BOTH,
                 lent_messages_come_by_any_door: MSG,
+                senders_hear_what_was_received: MSG,
             }
             sharing_ends {
                 doors_take_no_receives: MULTI_DIRECTED,

@@ -1,6 +1,7 @@
 //! Endpoints that share a receive context: who gets which message, and who hears of it.
 
 use std::collections::HashMap;
+use std::future::IntoFuture;
 
 use bytes::{Bytes, BytesMut};
 use fabric_async::{Error, OpKind, Scarce};
@@ -358,5 +359,37 @@ pub(crate) async fn lent_messages_come_by_any_door(setup: Setup) {
         let (lent, held) = tokio::join!(lend, unsafe { hall.shared.recv_lent() });
         lent.unwrap();
         assert_bytes(&held.unwrap(), pattern(len, which));
+    }
+}
+
+/// Senders that wait to hear of their messages hear it by the door they sent to, posted before or after.
+pub(crate) async fn senders_hear_what_was_received(setup: Setup) {
+    if !crate::levels::has_levels(&setup).await {
+        return;
+    }
+    let Some(hall) = Hall::open(&setup, 3, Plan::default()).await else { return };
+    let (a, b) = (setup.station().await, setup.station().await);
+    let (doors, also) = (a.knock(&hall.doors).await, b.knock(&hall.doors).await);
+    for (which, len) in [8, 60, 40_000, 1 << 20].into_iter().enumerate() {
+        for (client, door) in [(&a, doors[which % 3]), (&b, also[(which + 1) % 3])] {
+            let receive = hall.shared.recv().start().unwrap();
+            let sent = client.ep.send(door, pattern(len, which)).delivery_complete();
+            let (got, sent) = tokio::join!(receive, sent.into_future());
+            assert_bytes(&got.unwrap(), pattern(len, which));
+            sent.unwrap();
+
+            let delivered = client.ep.send(door, pattern(len, which)).delivery_complete();
+            let mut delivered = delivered.start().unwrap();
+            let mut matched = client.ep.send(door, pattern(len, which)).match_complete().start().unwrap();
+            hall.waiting(1).await;
+            yields(5).await;
+            assert!(poll_once(&mut delivered).await.is_pending(), "nobody has received it");
+            assert!(poll_once(&mut matched).await.is_pending(), "nobody has received it");
+            for sent in [delivered, matched] {
+                let (got, sent) = tokio::join!(hall.shared.recv(), sent);
+                assert_bytes(&got.unwrap(), pattern(len, which));
+                sent.unwrap();
+            }
+        }
     }
 }
