@@ -27,6 +27,17 @@
 //! An endpoint listens at one address of one machine, not at all of them (`0.0.0.0`): it calls its peers from that address,
 //! and they know it by it. An endpoint on `127.0.0.1` reaches no other machine.
 //!
+//! # Talking with libfabric
+//!
+//! A peer may be a program with libfabric, with nothing changed there: an endpoint of type `FI_EP_RDM` of the provider `net` of
+//! libfabric 1.16 and 1.17, or `tcp` since 1.18. Its name is a `sockaddr_in` or `sockaddr_in6`, which is
+//! [`Address::socket`](crate::Address::socket) here; how programs tell each other their names is theirs. The example
+//! `fi_pingpong` is a whole program of that kind: a peer for libfabric's own `fi_pingpong`.
+//!
+//! Two things to know. A libfabric program makes progress only while it looks at its queues: it accepts nobody and takes nothing
+//! in between. And it reads no further than the first message that it has no receive for, but for a few short tagged ones;
+//! what is behind that waits.
+//!
 //! # Connections
 //!
 //! The first message to a peer, or a `lookup`, makes a connection; both sides send over it. Where both dial at once,

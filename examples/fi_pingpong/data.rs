@@ -1,0 +1,67 @@
+//! What is in the messages, how long they are, and how numbers are written.
+
+use crate::Result;
+
+const ALPHABET: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+/// By how much further on in the alphabet each message begins than the one before.
+const STEP: usize = 7;
+
+/// Without `-S`.
+pub(crate) const USUAL: [usize; 6] = [64, 256, 1 << 10, 4 << 10, 64 << 10, 1 << 20];
+/// The longest message of `-S all`.
+const LONGEST: usize = 6 << 20;
+
+/// The bytes of all messages in one direction: the alphabet over and over, from another letter in each message.
+#[derive(Debug, Default)]
+pub(crate) struct Pattern {
+    messages: usize,
+}
+
+impl Pattern {
+    /// The alphabet as the next message has it.
+    fn next(&mut self) -> [u8; 62] {
+        let mut turned = *ALPHABET;
+        turned.rotate_left(self.messages * STEP % ALPHABET.len());
+        self.messages += 1;
+        turned
+    }
+
+    pub(crate) fn fill(&mut self, buf: &mut [u8]) {
+        let turned = self.next();
+        buf.chunks_mut(turned.len()).for_each(|piece| piece.copy_from_slice(&turned[..piece.len()]));
+    }
+
+    pub(crate) fn check(&mut self, message: &[u8]) -> Result<()> {
+        let (number, turned) = (self.messages, self.next());
+        let mut pieces = message.chunks(turned.len());
+        match pieces.position(|piece| *piece != turned[..piece.len()]) {
+            None => Ok(()),
+            Some(at) => {
+                let (len, from) = (message.len(), at * turned.len());
+                Err(format!("message {number}, of {len} bytes, is wrong behind byte {from}").into())
+            }
+        }
+    }
+}
+
+/// The sizes of `-S all`: none, the powers of two, and what lies halfway between them.
+pub(crate) fn all_sizes() -> Vec<usize> {
+    let powers = (0..).map(|power| 1usize << power);
+    let sizes = powers.flat_map(|size| [Some(size), (size > 1).then_some(size + size / 2)]).flatten();
+    std::iter::once(0).chain(sizes.take_while(|size| *size <= LONGEST)).collect()
+}
+
+/// A number in few places, as `fi_pingpong` writes it.
+pub(crate) fn short(number: usize) -> String {
+    let (unit, power) = match number {
+        _ if number >= 1 << 30 => ("g", 30),
+        _ if number >= 1 << 20 => ("m", 20),
+        _ if number >= 1 << 10 => ("k", 10),
+        _ => return number.to_string(),
+    };
+    let (whole, rest) = (number >> power, number & ((1 << power) - 1));
+    match (rest * 10) >> power {
+        0 if rest == 0 => format!("{whole}{unit}"),
+        tenths => format!("{whole}.{tenths}{unit}"),
+    }
+}

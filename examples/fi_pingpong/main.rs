@@ -1,0 +1,202 @@
+//! A peer for libfabric's own `fi_pingpong`, on either side, over the native wire of its tcp provider.
+//!
+//! ```text
+//! cargo run --release --example fi_pingpong -- -c                    # serves; the client, on this or another machine:
+//! fi_pingpong -p net -e rdm -c SERVER                                # libfabric 1.16 and 1.17 (Debian 12)
+//! fi_pingpong -p tcp -e rdm -c SERVER                                # libfabric 1.18 and later
+//!
+//! fi_pingpong -p net -e rdm -c -m tagged                             # serves; the client:
+//! cargo run --release --example fi_pingpong -- -c -m tagged SERVER
+//! ```
+//!
+//! Options are those of `fi_pingpong`; `-h` lists them. Both sides have to be given the same `-I`, `-S`, `-m` and `-c`.
+//!
+//! # What is said
+//!
+//! Two connections: an ordinary one, on which the two programs agree on what comes next (`control.rs`), and the fabric's.
+//! The server waits for the former on port 47592. First each tells the other the name of its endpoint, the server before
+//! the client. Then, for each size, the client asks whether the server is ready and is told so; a message goes to the
+//! server and one comes back, as often as was agreed; and the client says how many there were. At the end each sends
+//! the other the word `fin` over the fabric. libfabric's program asks for an acknowledgement of that, and stays until it
+//! has come; the provider sees to it. Messages carry the tag 1234 or none.
+
+mod control;
+mod data;
+mod options;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use fabric_async::{Endpoint, FiAddr, Operation};
+
+use control::Control;
+use data::Pattern;
+use options::{Asked, Options};
+
+/// What goes wrong is told to the user, and no more is made of it.
+type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// The tag of tagged messages.
+const TAG: u64 = 1234;
+/// The last message. Strings end with a zero.
+const FIN: &[u8] = b"fin\0";
+
+fn main() -> ExitCode {
+    let options = match Options::parse(std::env::args().skip(1)) {
+        Ok(Asked::Run(options)) => options,
+        Ok(Asked::Help) => {
+            println!("{}", options::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Err(wrong) => {
+            eprintln!("fi_pingpong: {wrong}\n{}", options::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&options))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fi_pingpong: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: &Options) -> Result<()> {
+    let mut control = match &options.server {
+        Some(server) => Control::call(server, options).await?,
+        None => Control::answer(options).await?,
+    };
+    // A peer is known by the address it calls from, so it has to be the one that the route to the other has.
+    let (ep, theirs) = if control.is_client() {
+        let theirs = control.hear_name().await?;
+        let ep = bind(control::address_towards(theirs)?).await?;
+        control.tell_name(address_of(&ep)?).await?;
+        (ep, theirs)
+    } else {
+        let ep = bind(control.local_ip()?).await?;
+        control.tell_name(address_of(&ep)?).await?;
+        (ep, control.hear_name().await?)
+    };
+    let peer = ep.address_vector().insert(format!("tcp://{theirs}"))?;
+    let room = options.sizes.iter().copied().max().unwrap_or(0).max(FIN.len());
+    let mut talk = Talk::begin(ep, peer, options, room)?;
+    println!(
+        "{:<8}{:<8}{:<9}{:<9}{:>7}{:>11}{:>13}{:>12}",
+        "bytes", "#sent", "#ack", "total", "time", "MB/sec", "usec/xfer", "Mxfers/sec"
+    );
+    for &size in &options.sizes {
+        control.sync().await?;
+        let time = talk.rally(control.is_client(), size, options.iterations).await?;
+        let acknowledged = control.count(options.iterations).await?;
+        report(size, options.iterations, acknowledged, time);
+    }
+    talk.end().await
+}
+
+async fn bind(ip: std::net::IpAddr) -> Result<Endpoint> {
+    Ok(Endpoint::bind(format!("tcp://{}", SocketAddr::new(ip, 0))).await?)
+}
+
+fn address_of(ep: &Endpoint) -> Result<SocketAddr> {
+    ep.name().socket().ok_or_else(|| "an endpoint over tcp has the address of a socket".into())
+}
+
+/// The messages of the two programs.
+struct Talk {
+    ep: Endpoint,
+    peer: FiAddr,
+    is_tagged: bool,
+    /// What is to be sent, and to be received, where that is checked.
+    patterns: Option<(Pattern, Pattern)>,
+    /// The buffer that is sent from.
+    out: Vec<u8>,
+    /// There is always one receive.
+    next: Operation<Vec<u8>>,
+}
+
+impl Talk {
+    fn begin(ep: Endpoint, peer: FiAddr, options: &Options, room: usize) -> Result<Self> {
+        let next = receive(&ep, peer, options.is_tagged, vec![0; room])?;
+        let patterns = options.is_checked.then(Default::default);
+        Ok(Self { ep, peer, is_tagged: options.is_tagged, patterns, out: vec![0; room], next })
+    }
+
+    /// So many messages there and back. Returns how long it took.
+    async fn rally(&mut self, is_first: bool, size: usize, count: usize) -> Result<Duration> {
+        let start = Instant::now();
+        for _ in 0..count {
+            if is_first {
+                self.send(size).await?;
+                self.receive(size).await?;
+            } else {
+                self.receive(size).await?;
+                self.send(size).await?;
+            }
+        }
+        Ok(start.elapsed())
+    }
+
+    async fn send(&mut self, size: usize) -> Result<()> {
+        let mut buf = std::mem::take(&mut self.out);
+        buf.resize(size, 0);
+        if let Some((sent, _)) = &mut self.patterns {
+            sent.fill(&mut buf);
+        }
+        self.out = self.send_bytes(buf).await?;
+        Ok(())
+    }
+
+    async fn send_bytes(&self, buf: Vec<u8>) -> Result<Vec<u8>> {
+        let send = self.ep.send(self.peer, buf);
+        let send = if self.is_tagged { send.tag(TAG) } else { send };
+        Ok(send.await?.into_buf())
+    }
+
+    async fn receive(&mut self, size: usize) -> Result<()> {
+        let got = (&mut self.next).await?;
+        if got.len() != size {
+            return Err(
+                format!("a message of {} bytes has come, where {size} were expected", got.len()).into()
+            );
+        }
+        if let Some((_, received)) = &mut self.patterns {
+            received.check(&got)?;
+        }
+        self.next = receive(&self.ep, self.peer, self.is_tagged, got.into_buf())?;
+        Ok(())
+    }
+
+    /// Takes leave, and hears that the other does.
+    async fn end(self) -> Result<()> {
+        self.send_bytes(FIN.to_vec()).await?;
+        let got = self.next.await?;
+        if got[..] == *FIN { Ok(()) } else { Err("the peer has ended with something else than fin".into()) }
+    }
+}
+
+/// Posts the receive for the next message.
+fn receive(ep: &Endpoint, peer: FiAddr, is_tagged: bool, buf: Vec<u8>) -> Result<Operation<Vec<u8>>> {
+    let receive = ep.recv_into(buf).from(peer);
+    let receive = if is_tagged { receive.tag(TAG) } else { receive };
+    Ok(receive.start()?)
+}
+
+/// One line of what `fi_pingpong` prints.
+fn report(size: usize, count: usize, acknowledged: usize, time: Duration) {
+    let (messages, seconds) = (2 * count, time.as_secs_f64());
+    let mega = |count: usize| count as f64 / seconds / 1e6;
+    println!(
+        "{:<8}{:<8}={:<8}{:<9}{:>6.2}s{:>11.2}{:>13.2}{:>12.2}",
+        data::short(size),
+        data::short(count),
+        data::short(acknowledged),
+        data::short(size * messages),
+        seconds,
+        mega(size * messages),
+        seconds * 1e6 / messages as f64,
+        mega(messages),
+    );
+}
