@@ -1,0 +1,201 @@
+//! libfabric's own `fi_pingpong` and the example of that name play with each other. Skips, and says so, where libfabric's is
+//! not installed.
+
+use std::fmt::Write;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How long one game may take. There to find hangs, not to measure.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Who plays a part.
+#[derive(Clone, Copy, Debug)]
+enum Program {
+    Ours,
+    /// libfabric's, with the provider that speaks the native wire.
+    Theirs(&'static str),
+}
+
+impl Program {
+    fn command(self) -> Command {
+        match self {
+            Self::Ours => {
+                // Beside the directory of this test: Cargo builds examples before it runs tests.
+                let mut path = std::env::current_exe().expect("a path");
+                path.pop();
+                path.pop();
+                path.push("examples/fi_pingpong");
+                assert!(path.exists(), "{path:?} is missing: cargo build -p fabric-examples --examples");
+                let mut command = Command::new(path);
+                command.args(["-e", "rdm"]);
+                command
+            }
+            Self::Theirs(provider) => {
+                let mut command = Command::new("fi_pingpong");
+                command.args(["-p", provider, "-e", "rdm"]);
+                command
+            }
+        }
+    }
+}
+
+/// libfabric's program, or nothing, and why.
+fn theirs() -> Option<Program> {
+    // The native wire is spoken by `net` in 1.16 and 1.17, and by `tcp` since.
+    let has = |provider| Command::new("fi_info").args(["-p", provider, "-t", "FI_EP_RDM"]).output();
+    let installed = Command::new("fi_pingpong").arg("-h").output().is_ok();
+    match has("net") {
+        Ok(output) if installed && output.status.success() => Some(Program::Theirs("net")),
+        Ok(_) if installed => Some(Program::Theirs("tcp")),
+        _ => {
+            eprintln!("skipped: fi_pingpong is not installed (Debian: libfabric-bin)");
+            None
+        }
+    }
+}
+
+/// A program that is ended with the test.
+struct Player(Option<Child>);
+
+impl Player {
+    fn start(program: Program, options: &[&str]) -> Self {
+        let mut command = program.command();
+        command.args(options).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(Some(command.spawn().expect("a program that is installed")))
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.0.as_mut().is_none_or(|child| child.try_wait().expect("a child").is_some())
+    }
+
+    fn output(mut self) -> Output {
+        self.0.take().expect("it was started").wait_with_output().expect("a child")
+    }
+}
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A port that nobody has, and no other test gets, from where the kernel gives none to those who ask for any.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 10_000 + (std::process::id() % 1_000) as u16 * 20;
+    let ports = std::iter::repeat_with(|| first + NEXT.fetch_add(1, Relaxed)).take(1_000);
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
+    ports.into_iter().find(is_free).expect("a free port")
+}
+
+/// Whether somebody listens there, without connecting: the server takes but one connection.
+fn is_listening(port: u16) -> bool {
+    let mut suffix = String::new();
+    write!(suffix, ":{port:04X}").expect("room");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().filter_map(|path| std::fs::read_to_string(path).ok()).any(
+        |table| {
+            table.lines().skip(1).any(|line| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                fields.get(1).is_some_and(|local| local.ends_with(&suffix)) && fields.get(3) == Some(&"0A")
+            })
+        },
+    )
+}
+
+/// A whole game; what the server and the client ended with.
+fn play(server: Program, client: Program, (host, [theirs, ours]): (&str, [&[&str]; 2])) -> [Output; 2] {
+    let port = free_port().to_string();
+    let options = |program: Program| if matches!(program, Program::Ours) { ours } else { theirs };
+    let mut serving = Player::start(server, &[options(server), &["-B", &port]].concat());
+    let deadline = Instant::now() + LIMIT;
+    while !is_listening(port.parse().expect("a port")) && !serving.is_over() {
+        assert!(Instant::now() < deadline, "the server does not serve");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut calling = Player::start(client, &[options(client), &["-P", &port, host]].concat());
+    while !(serving.is_over() && calling.is_over()) {
+        assert!(Instant::now() < deadline, "the game does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    [serving.output(), calling.output()]
+}
+
+/// Everything goes well in a game, and all rounds are told of.
+fn goes_well(server: Program, client: Program, host: &str, options: &[&str], rounds: usize) {
+    for output in play(server, client, (host, [options, options])) {
+        let (told, wrong) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let title = format!("{server:?} serves {client:?} {options:?}: {told}{wrong}");
+        assert!(output.status.success(), "{title}");
+        assert_eq!(told.lines().count(), 1 + rounds, "{title}");
+    }
+}
+
+#[test]
+fn every_size_goes_there_and_back_whole_in_both_roles() {
+    let Some(theirs) = theirs() else { return };
+    for mode in ["msg", "tagged"] {
+        for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
+            // None, the powers of two to 4 MiB, and what lies halfway between.
+            goes_well(server, client, "127.0.0.1", &["-c", "-S", "all", "-I", "3", "-m", mode], 46);
+        }
+    }
+}
+
+#[test]
+fn many_messages_go_there_and_back_in_both_roles() {
+    let Some(theirs) = theirs() else { return };
+    for mode in ["msg", "tagged"] {
+        for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
+            goes_well(server, client, "127.0.0.1", &["-c", "-S", "100", "-I", "2000", "-m", mode], 1);
+        }
+    }
+}
+
+#[test]
+fn over_ipv6_too() {
+    let Some(theirs) = theirs() else { return };
+    if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
+        return eprintln!("skipped: this machine has no IPv6");
+    }
+    for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
+        goes_well(server, client, "::1", &["-6", "-c"], 6);
+    }
+}
+
+#[test]
+fn with_itself_too() {
+    goes_well(Program::Ours, Program::Ours, "127.0.0.1", &["-c", "-S", "all", "-m", "tagged"], 46);
+}
+
+/// What is checked is what the other has sent: who fills messages with something else is told so.
+#[test]
+fn wrong_bytes_are_noticed_on_both_sides() {
+    let Some(theirs) = theirs() else { return };
+    // One message each way: libfabric's server would wait for the next one whatever has become of its peer.
+    let (checked, unchecked): (&[&str], &[&str]) = (&["-S", "64", "-I", "1", "-c"], &["-S", "64", "-I", "1"]);
+    let [_, client] = play(theirs, Program::Ours, ("127.0.0.1", [unchecked, checked]));
+    assert!(!client.status.success() && String::from_utf8_lossy(&client.stderr).contains("message 0"));
+    let [server, _] = play(theirs, Program::Ours, ("127.0.0.1", [checked, unchecked]));
+    assert!(!server.status.success(), "libfabric has not noticed what was wrong");
+}
+
+#[test]
+fn what_is_not_there_is_refused_by_name() {
+    for (options, part) in [
+        (&["-e", "msg"][..], "endpoint type msg"),
+        (&["-p", "verbs"], "provider verbs"),
+        (&["-z"], "-z"),
+        (&["-I", "0"], "-I 0"),
+        (&["-S"], "-S without a value"),
+    ] {
+        let output = Program::Ours.command().args(options).output().expect("the example");
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&output.stderr).contains(part), "{options:?}");
+    }
+}
