@@ -12,6 +12,12 @@ use fabric_reactor::provider;
 /// the one to take, and the others are there to choose from. Whoever asks for manual progress gets two infos that are
 /// alike, because an offer of automatic progress satisfies that wish as well.
 ///
+/// `tcp` offers any network first, as the fabric and the domain `tcp`; an endpoint without an address of its own is then
+/// inside this machine. Behind that comes each network this machine is in at the moment, as `fi_info` shows them: the
+/// fabric is the network (`192.0.2.0/24`), the domain the interface (`eth0`), and `src_addr` the address of this machine
+/// there, which endpoints without an address of their own get. [`Hints::fabric_name`], [`Hints::domain_name`] and
+/// [`Hints::source`] choose one; [`Hints::dest`] leaves out those of the other family of addresses, and looks at no routes.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 /// use fabric_async::{discover, Caps, EpType, Hints};
@@ -21,12 +27,16 @@ use fabric_reactor::provider;
 /// let refused = discover(&Hints::new().provider("shm").caps(Caps::MULTICAST)).await.unwrap_err();
 /// assert_eq!(refused.errno(), 61); // FI_ENODATA
 /// assert!(refused.to_string().contains("caps"));
+///
+/// for info in discover(&Hints::new().provider("tcp")).await? {
+///     println!("{} {} {:?}", info.fabric.name, info.domain.name, info.src_addr);
+/// }
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
-/// [`Error::NoMatch`] when no provider can: it names, for every offer of every provider, the attribute, what was
-/// asked and what is offered. [`Error::UnknownProvider`] when the hints name a provider that does not exist.
+/// [`Error::NoMatch`] when no provider can: it names, for every offer of every provider (of those that the hints name,
+/// if they do), the attribute, what was asked and what is offered. [`Error::UnknownProvider`] when the hints name a provider that does not exist.
 ///
 /// # Cancel safety
 /// Nothing is held across an await.
@@ -43,6 +53,7 @@ pub(crate) fn search(hints: &Hints) -> Result<Vec<Info>> {
         let known = all.iter().map(|provider| provider.name()).collect();
         return Err(Error::UnknownProvider { asked: asked.clone(), known });
     }
-    let offers: Vec<Info> = all.iter().flat_map(|provider| provider.offers()).collect();
+    let asked = all.iter().filter(|provider| hints.admits_provider(provider.name()));
+    let offers: Vec<Info> = asked.flat_map(|provider| provider.offers()).collect();
     Ok(select(hints, &offers)?)
 }

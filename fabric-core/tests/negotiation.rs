@@ -485,6 +485,21 @@ fn a_context_has_its_share_of_the_endpoint_and_no_more() {
 }
 
 #[test]
+fn an_offer_for_one_network_has_an_address_there() {
+    let mut offer = offer();
+    offer.fabric.provider = "tcp".into();
+    offer.src_addr = Some(address("tcp://192.0.2.2:0"));
+    let granted = |hints: &Hints| negotiate(hints, &offer).unwrap().src_addr.unwrap().to_string();
+    assert_eq!(granted(&agreeable()), "fi_tcp://192.0.2.2:0");
+    assert_eq!(granted(&agreeable().source(address("tcp://"))), "fi_tcp://192.0.2.2:0");
+    assert_eq!(granted(&agreeable().source(address("tcp://192.0.2.2:7"))), "fi_tcp://192.0.2.2:7");
+    assert_eq!(granted(&agreeable().dest(address("tcp://198.51.100.1:7"))), "fi_tcp://192.0.2.2:0");
+    assert_eq!(refused(&agreeable().source(address("tcp://192.0.2.3:0")), &offer), "src_addr");
+    assert_eq!(refused(&agreeable().source(address("tcp://[::1]:0")), &offer), "src_addr");
+    assert_eq!(refused(&agreeable().dest(address("tcp://[::1]:7")), &offer), "dest_addr");
+}
+
+#[test]
 fn select_keeps_the_order_and_explains_an_empty_result() {
     let fast = offer();
     let mut slow = offer();

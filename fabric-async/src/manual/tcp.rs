@@ -22,7 +22,12 @@
 //!
 //! An address is the IP address and port where an endpoint listens: `tcp://10.0.0.5:7000`, `tcp://[2001:db8::1]:7000`.
 //! `fi_sockaddr_in://` and `fi_sockaddr_in6://` say the same. Names of hosts are not looked up. `tcp://` alone binds to the
-//! network inside this machine.
+//! network inside this machine, or, in a domain of a certain network, to this machine's address there.
+//!
+//! [`discover`](crate::discover()) offers any network (fabric `tcp`, domain `tcp`), and then each that this machine is in, as
+//! `fi_info` does: the fabric `192.0.2.0/24`, the domain `eth0`, and the address there. The latter is a choice of
+//! address, not a wall: an endpoint that is given another one is bound to that. Link-local addresses (`fe80::`) are not offered, for
+//! they say nothing without the link.
 //!
 //! An endpoint listens at one address of one machine, not at all of them (`0.0.0.0`): it calls its peers from that address,
 //! and they know it by it. An endpoint on `127.0.0.1` reaches no other machine.

@@ -17,7 +17,10 @@ pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
         info.mode |= Mode::LOCAL_MR;
     }
     set(&mut info.addr_format, hints.addr_format);
-    replace(&mut info.src_addr, &hints.src_addr);
+    // An address without a name asks for any; the offer may know where.
+    if offer.src_addr.is_none() || hints.src_addr.as_ref().is_some_and(|asked| !asked.name().is_empty()) {
+        replace(&mut info.src_addr, &hints.src_addr);
+    }
     replace(&mut info.dest_addr, &hints.dest_addr);
     set(&mut info.fabric.api_version, hints.api_version);
 

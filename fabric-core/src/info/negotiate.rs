@@ -21,6 +21,7 @@ use std::fmt::{Debug, Display};
 
 use bitflags::Flags;
 
+use crate::address::Address;
 use crate::flags::{Caps, Mode};
 
 use super::grant::{endpoint_caps, grant};
@@ -95,7 +96,18 @@ fn addresses(hints: &Hints, offer: &Info) -> Check {
             return refuse(offer, attribute, address.to_string(), "addresses of its own kind");
         }
     }
-    Ok(())
+    // An offer for one network has the address that this side has there.
+    let socket = |address: &Option<Address>| address.as_ref().and_then(Address::socket);
+    let Some(here) = socket(&offer.src_addr) else { return Ok(()) };
+    match (socket(&hints.src_addr), socket(&hints.dest_addr)) {
+        (Some(asked), _) if asked.ip() != here.ip() => {
+            refuse(offer, "src_addr", asked.ip().to_string(), here.ip().to_string())
+        }
+        (_, Some(asked)) if asked.is_ipv4() != here.is_ipv4() => {
+            refuse(offer, "dest_addr", asked.ip().to_string(), "the other family of addresses")
+        }
+        _ => Ok(()),
+    }
 }
 
 fn fabric(hints: &Hints, offer: &Info) -> Check {

@@ -2,6 +2,7 @@
 
 mod answers;
 mod hostile;
+mod networks;
 
 use std::time::Duration;
 

@@ -6,14 +6,17 @@
 //! | `greeting` | a connection before it is one |
 //! | `link` | a connection: bytes in, bytes out |
 //! | `socket` | system calls that never block |
+//! | `networks` | the networks this machine is in |
 //! | `farewell` | how a connection is closed without losing what was sent |
 
 mod endpoint;
 mod farewell;
 mod greeting;
 mod link;
+mod networks;
 mod socket;
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use fabric_core::buf::{Payload, PooledBuf};
@@ -31,6 +34,7 @@ use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use crate::provider::origin::Origin;
 
 use endpoint::{Endpoint, Token};
+use networks::Network;
 
 /// The provider `tcp`.
 #[derive(Clone, Copy, Debug)]
@@ -41,59 +45,77 @@ impl Provider for TcpProvider {
         "tcp"
     }
 
-    /// Twice the same, under manual and under automatic progress: who states no wish gets the first.
+    /// Twice the same for any network, under manual and under automatic progress: who states no wish gets the first.
+    /// Behind them the same for each network this machine is in.
     fn offers(&self) -> Vec<Info> {
-        let mut info = Info::template("tcp", "tcp", "tcp");
-        info.fabric.provider_version = Version::new(0, 1);
-        info.caps = Caps::MSG
-            | Caps::TAGGED
-            | Caps::SEND
-            | Caps::RECV
-            | Caps::DIRECTED_RECV
-            | Caps::MULTI_RECV
-            | Caps::TAGGED_MULTI_RECV
-            | Caps::SOURCE
-            | Caps::FENCE
-            | Caps::LOCAL_COMM
-            | Caps::REMOTE_COMM;
-        info.domain.caps = Caps::LOCAL_COMM | Caps::REMOTE_COMM;
-        info.domain.av_type = Some(AvType::Table);
-        info.domain.mr_mode = MrMode::SCALABLE;
-        info.domain.mr_key_size = 8;
-        info.domain.cq_data_size = 8;
-        info.domain.cq_cnt = 1024;
-        info.domain.ep_cnt = 1024;
-        info.domain.tx_ctx_cnt = 1024;
-        info.domain.rx_ctx_cnt = 1024;
-        info.domain.max_ep_tx_ctx = 1;
-        info.domain.max_ep_rx_ctx = 1;
-        info.domain.max_ep_srx_ctx = 1024;
-        info.domain.cntr_cnt = 1024;
-        info.ep.ep_type = EpType::Rdm;
-        info.ep.protocol = Some(Protocol::Tcp);
-        info.ep.protocol_version = 3;
-        info.ep.max_msg_size = MAX_MESSAGE;
-        info.ep.mem_tag_format = u64::MAX;
-        info.ep.tx_ctx_cnt = 1;
-        info.ep.rx_ctx_cnt = 1;
-        // A message counts as sent when this machine's network has taken it.
-        info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE;
-        info.rx.op_flags = OpFlags::COMPLETION;
-        info.tx.msg_order = MsgOrder::SAS;
-        info.tx.inject_size = 4096;
-        info.tx.size = 1024;
-        info.tx.iov_limit = 64;
-        info.rx.msg_order = MsgOrder::SAS;
-        info.rx.size = 1024;
-        info.rx.iov_limit = 64;
-        let mut auto = info.clone();
-        (auto.domain.control_progress, auto.domain.data_progress) = (Progress::Auto, Progress::Auto);
-        vec![info, auto]
+        let any = offer();
+        let of = |network: Network| {
+            let mut info = any.clone();
+            info.fabric.name = network.to_string();
+            info.src_addr = Address::of_socket(Scheme::Tcp, (network.ip, 0).into()).ok();
+            info.domain.name = network.interface;
+            info
+        };
+        let offers = std::iter::once(any.clone()).chain(networks::all().into_iter().map(of));
+        offers.flat_map(|info| [info.clone(), automatic(info)]).collect()
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
         Ok(Box::new(TcpDomain { wait, endpoints: Vec::new(), origin: Origin::here() }))
     }
+}
+
+/// What every network allows, under manual progress.
+fn offer() -> Info {
+    let mut info = Info::template("tcp", "tcp", "tcp");
+    info.fabric.provider_version = Version::new(0, 1);
+    info.caps = Caps::MSG
+        | Caps::TAGGED
+        | Caps::SEND
+        | Caps::RECV
+        | Caps::DIRECTED_RECV
+        | Caps::MULTI_RECV
+        | Caps::TAGGED_MULTI_RECV
+        | Caps::SOURCE
+        | Caps::FENCE
+        | Caps::LOCAL_COMM
+        | Caps::REMOTE_COMM;
+    info.domain.caps = Caps::LOCAL_COMM | Caps::REMOTE_COMM;
+    info.domain.av_type = Some(AvType::Table);
+    info.domain.mr_mode = MrMode::SCALABLE;
+    info.domain.mr_key_size = 8;
+    info.domain.cq_data_size = 8;
+    info.domain.cq_cnt = 1024;
+    info.domain.ep_cnt = 1024;
+    info.domain.tx_ctx_cnt = 1024;
+    info.domain.rx_ctx_cnt = 1024;
+    info.domain.max_ep_tx_ctx = 1;
+    info.domain.max_ep_rx_ctx = 1;
+    info.domain.max_ep_srx_ctx = 1024;
+    info.domain.cntr_cnt = 1024;
+    info.ep.ep_type = EpType::Rdm;
+    info.ep.protocol = Some(Protocol::Tcp);
+    info.ep.protocol_version = 3;
+    info.ep.max_msg_size = MAX_MESSAGE;
+    info.ep.mem_tag_format = u64::MAX;
+    info.ep.tx_ctx_cnt = 1;
+    info.ep.rx_ctx_cnt = 1;
+    // A message counts as sent when this machine's network has taken it.
+    info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE;
+    info.rx.op_flags = OpFlags::COMPLETION;
+    info.tx.msg_order = MsgOrder::SAS;
+    info.tx.inject_size = 4096;
+    info.tx.size = 1024;
+    info.tx.iov_limit = 64;
+    info.rx.msg_order = MsgOrder::SAS;
+    info.rx.size = 1024;
+    info.rx.iov_limit = 64;
+    info
+}
+
+fn automatic(mut info: Info) -> Info {
+    (info.domain.control_progress, info.domain.data_progress) = (Progress::Auto, Progress::Auto);
+    info
 }
 
 /// The data path of a domain: its endpoints.
@@ -118,13 +140,17 @@ impl ProviderDomain for TcpDomain {
     fn open_endpoint(
         &mut self,
         ep: EpId,
-        _info: &Info,
+        info: &Info,
         at: Option<&Address>,
         receiving: Receiving<'_>,
     ) -> Result<Address> {
         if let Some(at) = at.filter(|at| at.scheme() != Scheme::Tcp) {
             return Err(Error::WrongScheme { provider: "tcp", address: at.clone() });
         }
+        // Without an address of its own: any port in the network that was chosen, or else inside this machine.
+        let chosen = info.src_addr.as_ref().and_then(Address::socket);
+        let any = SocketAddr::new(chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()), 0);
+        let at = at.and_then(Address::socket).unwrap_or(any);
         let opened = Endpoint::open(ep, at, self.wait.clone(), receiving)?;
         let name = opened.name().clone();
         self.endpoints.push(opened);

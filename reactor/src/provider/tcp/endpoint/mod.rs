@@ -17,7 +17,7 @@ mod sending;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -120,12 +120,11 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn open(
         id: EpId,
-        at: Option<&Address>,
+        at: SocketAddr,
         wait: Arc<dyn WaitSet>,
         receiving: Receiving<'_>,
     ) -> Result<Self> {
-        let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-        let (listener, at) = Listener::open(at.and_then(Address::socket).unwrap_or(any))?;
+        let (listener, at) = Listener::open(at)?;
         listener.watch(&*wait, Token::Listener.pack(id))?;
         Ok(Self {
             id,
