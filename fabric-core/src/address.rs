@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// The longest name inside an address, in bytes.
 pub const MAX_NAME: usize = 80;
 
-/// Where an endpoint can be reached: `fi_shm://NAME`, `fi_tcp://IP:PORT`, `fi_sim://NAME`.
+/// Where an endpoint can be reached: `fi_shm://NAME`, `fi_tcp://IP:PORT`, `fi_udp://IP:PORT`, `fi_sim://NAME`.
 ///
 /// Parses from and prints as text (`FI_ADDR_STR`); the `fi_` prefix may be left out when parsing. An address with an
 /// empty name asks for a fresh one where it is bound, and names nobody as a peer.
@@ -37,12 +37,14 @@ pub enum Scheme {
     Shm,
     /// TCP, on the wire of libfabric's provider of that name.
     Tcp,
+    /// UDP, on the wire of libfabric's provider of that name.
+    Udp,
     /// The simulated network inside one process.
     Sim,
 }
 
 impl Scheme {
-    const ALL: [Self; 3] = [Self::Shm, Self::Tcp, Self::Sim];
+    const ALL: [Self; 4] = [Self::Shm, Self::Tcp, Self::Udp, Self::Sim];
 
     /// The name of the provider that serves addresses of this kind.
     #[must_use]
@@ -50,8 +52,20 @@ impl Scheme {
         match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Udp => "udp",
             Self::Sim => "sim",
         }
+    }
+
+    /// The kind of address that this provider serves.
+    #[must_use]
+    pub fn of_provider(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|scheme| scheme.provider() == name)
+    }
+
+    /// Whether a name is the IP address and port of a socket.
+    fn names_sockets(self) -> bool {
+        matches!(self, Self::Tcp | Self::Udp)
     }
 }
 
@@ -60,20 +74,21 @@ impl Address {
     ///
     /// # Errors
     /// [`Error::BadAddress`] when the name is longer than 80 bytes, or holds anything but ASCII letters,
-    /// digits and `._-:@+`. With [`Scheme::Tcp`], when it is not the IP address and port of one machine, as in
-    /// `127.0.0.1:5000` or `[::1]:5000`.
+    /// digits and `._-:@+`. With [`Scheme::Tcp`] and [`Scheme::Udp`], when it is not the IP address and port of one
+    /// machine, as in `127.0.0.1:5000` or `[::1]:5000`; with `Udp` it may also be that of a group of them, as in
+    /// `239.1.2.3:5000`.
     pub fn new(scheme: Scheme, name: &str) -> Result<Self> {
         let bad = |why| Err(Error::BadAddress { text: format!("fi_{}://{name}", scheme.provider()), why });
         if name.len() > MAX_NAME {
             return bad("the name is longer than 80 bytes");
         }
-        if scheme == Scheme::Tcp && !name.is_empty() {
+        if scheme.names_sockets() && !name.is_empty() {
             let Ok(at) = name.parse::<SocketAddr>() else {
                 return bad(
                     "it takes an IP address and a port, as in tcp://127.0.0.1:5000 or tcp://[::1]:5000",
                 );
             };
-            if at.ip().is_unspecified() || at.ip().is_multicast() {
+            if at.ip().is_unspecified() || (at.ip().is_multicast() && scheme != Scheme::Udp) {
                 return bad("it takes the address of one machine: peers answer to it");
             }
             return Self::of_socket(scheme, at);
@@ -95,7 +110,7 @@ impl Address {
             // Neither the flow nor the scope of an address means anything elsewhere.
             SocketAddr::V6(at) => format!("[{}]:{}", at.ip(), at.port()),
         };
-        if scheme == Scheme::Tcp {
+        if scheme.names_sockets() {
             return Ok(Self { scheme, name: text.into() });
         }
         Err(Error::BadAddress { text, why: "addresses of this kind are names" })
@@ -104,7 +119,7 @@ impl Address {
     /// The address of the socket behind this, if it names one.
     #[must_use]
     pub fn socket(&self) -> Option<SocketAddr> {
-        (self.scheme == Scheme::Tcp).then(|| self.name.parse().ok()).flatten()
+        self.scheme.names_sockets().then(|| self.name.parse().ok()).flatten()
     }
 
     /// The kind of this address.
@@ -120,23 +135,48 @@ impl Address {
     }
 }
 
-impl FromStr for Address {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
+impl Address {
+    /// Parses text where addresses of this kind are expected: `fi_sockaddr_in://…` and `fi_sockaddr_in6://…`, which name a
+    /// socket and no provider, are of that kind then, if its addresses are sockets. In general they are taken for
+    /// [`Scheme::Tcp`].
+    ///
+    /// ```
+    /// # use fabric_core as fabric_async;
+    /// use fabric_async::{Address, Scheme};
+    /// let text = "fi_sockaddr_in://127.0.0.1:5000";
+    /// assert_eq!(Address::parse_for(text, Scheme::Udp)?.to_string(), "fi_udp://127.0.0.1:5000");
+    /// assert_eq!(text.parse::<Address>()?.to_string(), "fi_tcp://127.0.0.1:5000");
+    /// # Ok::<(), fabric_async::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`].
+    pub fn parse_for(text: &str, expected: Scheme) -> Result<Self> {
         let bad = |why| Err(Error::BadAddress { text: text.chars().take(200).collect(), why });
         let Some((scheme, name)) = text.split_once("://") else {
             return bad("an address reads SCHEME://NAME, as in shm://echo");
         };
         let scheme = scheme.strip_prefix("fi_").unwrap_or(scheme);
-        let scheme = if matches!(scheme, "sockaddr_in" | "sockaddr_in6") { "tcp" } else { scheme };
-        let Some(scheme) = Scheme::ALL.into_iter().find(|s| s.provider() == scheme) else {
-            return bad("unknown scheme; known: shm, tcp, sim");
+        let known = match scheme {
+            "sockaddr_in" | "sockaddr_in6" if expected.names_sockets() => Some(expected),
+            "sockaddr_in" | "sockaddr_in6" => Some(Scheme::Tcp),
+            scheme => Scheme::of_provider(scheme),
+        };
+        let Some(scheme) = known else {
+            return bad("unknown scheme; known: shm, tcp, udp, sim");
         };
         Self::new(scheme, name).or_else(|error| match error {
             Error::BadAddress { why, .. } => bad(why),
             other => Err(other),
         })
+    }
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse_for(text, Scheme::Tcp)
     }
 }
 
@@ -191,6 +231,9 @@ mod tests {
             "fi_tcp://127.0.0.1:5000",
             "fi_tcp://[::1]:5000",
             "fi_tcp://",
+            "fi_udp://127.0.0.1:5000",
+            "fi_udp://[::1]:5000",
+            "fi_udp://239.1.2.3:5000",
             "fi_shm://echo",
             "fi_shm://",
             "fi_sim://a.b-c_d:0@x+y",
@@ -205,6 +248,9 @@ mod tests {
         for (text, part) in [
             ("echo", "SCHEME://NAME"),
             ("tcq://x", "unknown scheme"),
+            ("udp://0.0.0.0:5000", "one machine"),
+            ("udp://localhost:5000", "IP address"),
+            ("tcp://239.1.2.3:5000", "one machine"),
             ("shm://a/b", "ASCII letters"),
             ("shm://a\0b", "ASCII letters"),
             ("", "SCHEME://NAME"),

@@ -315,6 +315,21 @@ pub trait ProviderDomain: Send {
         let _ = (host, ep);
     }
 
+    /// Joins a group: what is sent to it arrives at the endpoint from now on. A group that was joined before is joined
+    /// once more. Returns what to [leave](ProviderDomain::leave) it with.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when it is not the address of a group; [`Error::NotSupported`]; what the operating system refuses.
+    fn join(&mut self, ep: EpId, group: &Address) -> Result<u32> {
+        let _ = (ep, group);
+        Err(Error::NotSupported("multicast groups"))
+    }
+
+    /// Leaves a group as often as it was joined.
+    fn leave(&mut self, ep: EpId, group: u32) {
+        let _ = (ep, group);
+    }
+
     /// Takes an operation back that has not begun: true, and it will not complete. Otherwise it will.
     fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool;
 

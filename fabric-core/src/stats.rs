@@ -33,7 +33,7 @@ impl std::ops::AddAssign for Moved {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointStats {
-    /// Messages sent: at least the peer's endpoint has them.
+    /// Messages sent: the peer's endpoint has them, or, with providers that reach other machines, the network.
     pub sent: Moved,
     /// Messages received.
     pub received: Moved,
@@ -63,6 +63,9 @@ pub struct EndpointStats {
     /// Messages that were copied straight from peers: those of their `single_copy`, whether or not a receive has taken
     /// them.
     pub fetched: Moved,
+    /// Messages that were thrown away here: nobody had asked for them, and the budget was used up. Only datagrams are;
+    /// those that the network has lost are not among them.
+    pub dropped: u64,
 
     /// Peers that are connected to this endpoint now.
     pub peers: usize,
@@ -85,6 +88,8 @@ pub struct ProviderStats {
     pub single_copy: Moved,
     /// See [`EndpointStats::fetched`].
     pub fetched: Moved,
+    /// See [`EndpointStats::dropped`].
+    pub dropped: u64,
     /// See [`EndpointStats::peers`].
     pub peers: usize,
     /// See [`EndpointStats::unexpected`] and [`EndpointStats::unexpected_bytes`].
@@ -112,9 +117,21 @@ impl EndpointStats {
     #[doc(hidden)]
     #[must_use]
     pub fn with(self, provider: ProviderStats) -> Self {
-        let ProviderStats { doorbells, lent, pieces, single_copy, fetched, peers, unexpected } = provider;
+        let ProviderStats { doorbells, lent, pieces, single_copy, fetched, dropped, peers, unexpected } =
+            provider;
         let (unexpected, unexpected_bytes) = unexpected;
-        Self { doorbells, lent, pieces, single_copy, fetched, peers, unexpected, unexpected_bytes, ..self }
+        Self {
+            doorbells,
+            lent,
+            pieces,
+            single_copy,
+            fetched,
+            dropped,
+            peers,
+            unexpected,
+            unexpected_bytes,
+            ..self
+        }
     }
 }
 

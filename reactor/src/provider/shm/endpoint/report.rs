@@ -21,6 +21,7 @@ impl Endpoint {
             }),
             peers: peers().count(),
             unexpected: self.rx.own.unexpected(),
+            dropped: 0,
         }
     }
 
