@@ -15,6 +15,7 @@ mod claim;
 pub mod domain;
 mod driver;
 mod engine;
+mod groups;
 mod host;
 mod hub;
 mod later;

@@ -1,16 +1,19 @@
 //! The registry of providers. Adding one touches its folder, this list, and the names of schemes and protocols in
 //! `fabric-core` (`address.rs`, `info/level.rs`).
 
+mod net;
 mod origin;
 pub mod shm;
 pub mod tcp;
+pub mod udp;
 
 use fabric_core::provider::Provider;
 use fabric_core::sim::SimProvider;
 
 use fabric_core::{Error, Result};
 
-static PROVIDERS: [&dyn Provider; 3] = [&shm::ShmProvider, &tcp::TcpProvider, &SimProvider];
+static PROVIDERS: [&dyn Provider; 4] =
+    [&shm::ShmProvider, &tcp::TcpProvider, &udp::UdpProvider, &SimProvider];
 
 /// Every provider, best first.
 #[must_use]

@@ -8,13 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_core::provider::{Interest, WaitSet};
-use fabric_core::{Address, Error, Result};
+use fabric_core::{Error, Result, Scheme};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
+use crate::provider::net::{self, refused, socket, unwatchable};
 use crate::provider::origin::Origin;
 
 /// Connections that may wait to be accepted.
@@ -60,32 +59,15 @@ pub(crate) enum Sent {
     Broken,
 }
 
-fn socket(at: SocketAddr) -> Result<OwnedFd, Errno> {
-    let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
-}
-
-fn unwatchable(error: std::io::Error) -> Error {
-    Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default())
-}
-
 impl Listener {
     /// Listens at an address, and says at which when the port is 0.
     pub(crate) fn open(at: SocketAddr) -> Result<(Self, SocketAddr)> {
         let os = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
-        let socket = socket(at).map_err(os("socket"))?;
+        let socket = socket(at, SocketType::STREAM).map_err(os("socket"))?;
         rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(os("setsockopt(SO_REUSEADDR)"))?;
-        let taken = |call| {
-            move |errno| match (errno, Address::of_socket(fabric_core::Scheme::Tcp, at)) {
-                (Errno::ADDRINUSE, Ok(at)) => Error::AddressInUse(at),
-                (errno, _) => os(call)(errno),
-            }
-        };
-        rustix::net::bind(&socket, &at).map_err(taken("bind"))?;
-        rustix::net::listen(&socket, BACKLOG).map_err(taken("listen"))?;
-        let name = rustix::net::getsockname(&socket).map_err(os("getsockname"))?;
-        let name = SocketAddr::try_from(name).map_err(|errno| os("getsockname")(errno))?;
+        net::bind(&socket, Scheme::Tcp, at)?;
+        rustix::net::listen(&socket, BACKLOG).map_err(refused("listen", Scheme::Tcp, at))?;
+        let name = net::name(&socket)?;
         Ok((Self { fd: socket, origin: Origin::here() }, name))
     }
 
@@ -138,7 +120,7 @@ impl Socket {
 
     /// Begins to connect, from the address that peers know this side by.
     pub(crate) fn dial(from: SocketAddr, to: SocketAddr) -> Result<Self, Errno> {
-        let socket = socket(to)?;
+        let socket = socket(to, SocketType::STREAM)?;
         // Both ends of a connection tell who the other is by its address.
         if from.is_ipv4() == to.is_ipv4() {
             rustix::net::bind(&socket, &SocketAddr::new(from.ip(), 0))?;

@@ -1,0 +1,232 @@
+//! UDP, on the wire of libfabric's provider of that name: a message is a datagram, and nothing else.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `endpoint` | an endpoint: its sockets, what is received, its end |
+//! | `sending`, `outbox` | what is sent at once, what waits for room, what leaves together |
+//! | `senders` | those whose datagrams have come |
+//! | `socket` | sockets that are bound, watched, and joined to groups |
+//! | `batch` | many datagrams with one system call |
+
+mod batch;
+mod endpoint;
+mod outbox;
+mod senders;
+mod sending;
+mod socket;
+
+use std::sync::Arc;
+
+use fabric_core::buf::{Payload, Pool, PooledBuf};
+use fabric_core::completion::Outcome;
+use fabric_core::flags::{Caps, MrMode, OpFlags};
+use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
+use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::rx::RxContext;
+use fabric_core::stats::ProviderStats;
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+
+use crate::provider::origin::Origin;
+
+use batch::MAX_MESSAGE;
+use endpoint::Endpoint;
+
+/// The provider `udp`.
+#[derive(Clone, Copy, Debug)]
+pub struct UdpProvider;
+
+impl Provider for UdpProvider {
+    fn name(&self) -> &'static str {
+        "udp"
+    }
+
+    /// Twice the same, under manual and under automatic progress: who states no wish gets the first.
+    fn offers(&self) -> Vec<Info> {
+        let mut info = Info::template("udp", "udp", "udp");
+        info.fabric.provider_version = Version::new(0, 1);
+        info.caps = Caps::MSG
+            | Caps::MULTICAST
+            | Caps::SEND
+            | Caps::RECV
+            | Caps::SOURCE
+            | Caps::LOCAL_COMM
+            | Caps::REMOTE_COMM;
+        info.domain.caps = Caps::LOCAL_COMM | Caps::REMOTE_COMM;
+        info.domain.av_type = Some(AvType::Table);
+        info.domain.mr_mode = MrMode::SCALABLE;
+        info.domain.mr_key_size = 8;
+        info.domain.cq_cnt = 1024;
+        info.domain.ep_cnt = 1024;
+        info.domain.tx_ctx_cnt = 1024;
+        info.domain.rx_ctx_cnt = 1024;
+        info.domain.max_ep_tx_ctx = 1;
+        info.domain.max_ep_rx_ctx = 1;
+        info.domain.cntr_cnt = 1024;
+        info.ep.ep_type = EpType::Dgram;
+        info.ep.protocol = Some(Protocol::Udp);
+        info.ep.max_msg_size = MAX_MESSAGE;
+        info.ep.tx_ctx_cnt = 1;
+        info.ep.rx_ctx_cnt = 1;
+        // A datagram counts as transmitted when this machine's network has taken it.
+        info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::TRANSMIT_COMPLETE;
+        info.rx.op_flags = OpFlags::COMPLETION;
+        info.tx.inject_size = MAX_MESSAGE;
+        info.tx.size = 1024;
+        info.tx.iov_limit = 64;
+        info.rx.size = 1024;
+        info.rx.iov_limit = 64;
+        let mut auto = info.clone();
+        (auto.domain.control_progress, auto.domain.data_progress) = (Progress::Auto, Progress::Auto);
+        vec![info, auto]
+    }
+
+    fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
+        Ok(Box::new(UdpDomain { wait, endpoints: Vec::new(), origin: Origin::here() }))
+    }
+}
+
+/// The data path of a domain: its endpoints.
+struct UdpDomain {
+    wait: Arc<dyn WaitSet>,
+    endpoints: Vec<Endpoint>,
+    /// Nothing is moved in a forked child: what comes is its parent's.
+    origin: Origin,
+}
+
+impl UdpDomain {
+    fn ep(&mut self, ep: EpId) -> Result<&mut Endpoint> {
+        if !self.origin.is_here() {
+            return Err(Error::Closed(Class::Endpoint));
+        }
+        let mut endpoints = self.endpoints.iter_mut();
+        endpoints.find(|endpoint| endpoint.id == ep).ok_or(Error::Closed(Class::Endpoint))
+    }
+}
+
+impl ProviderDomain for UdpDomain {
+    fn open_endpoint(
+        &mut self,
+        ep: EpId,
+        info: &Info,
+        at: Option<&Address>,
+        pool: &Arc<Pool>,
+    ) -> Result<Address> {
+        if let Some(at) = at.filter(|at| at.scheme() != Scheme::Udp) {
+            return Err(Error::WrongScheme { provider: "udp", address: at.clone() });
+        }
+        let opened = Endpoint::open(ep, info, at, self.wait.clone(), pool)?;
+        let name = opened.name().clone();
+        self.endpoints.push(opened);
+        Ok(name)
+    }
+
+    fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
+        if let Some(at) = self.endpoints.iter().position(|endpoint| endpoint.id == ep) {
+            self.endpoints.swap_remove(at).close(host);
+        }
+    }
+
+    fn send_now(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        spec: &SendSpec,
+        payload: Payload<'_>,
+    ) -> Result<SendNow> {
+        self.ep(ep)?.send_now(host, spec, payload)
+    }
+
+    fn flush(&mut self, host: &mut dyn Host, ep: EpId) -> Result<()> {
+        self.ep(ep)?.flush(host);
+        Ok(())
+    }
+
+    fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
+        self.ep(ep)?.queue_send(host, op, spec)
+    }
+
+    fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
+        match self.ep(ep) {
+            Ok(endpoint) => endpoint.post_recv(host, op, spec),
+            Err(error) => host.complete(op, Outcome::failed(error)),
+        }
+    }
+
+    fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
+        self.ep(ep).ok().map(Endpoint::receive_side)
+    }
+
+    fn join(&mut self, ep: EpId, group: &Address) -> Result<u32> {
+        self.ep(ep)?.join(group)
+    }
+
+    fn leave(&mut self, ep: EpId, group: u32) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.leave(group);
+        }
+    }
+
+    fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
+        self.ep(ep).is_ok_and(|endpoint| endpoint.cancel(host, op))
+    }
+
+    fn abandon_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.receive_side().abandon(host, op);
+        }
+    }
+
+    fn put_back(&mut self, host: &mut dyn Host, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.put_back(host, envelope, bytes);
+        }
+    }
+
+    fn address_inserted(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr, address: &Address) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.address_inserted(host, addr, address);
+        }
+    }
+
+    fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.address_removed(host, addr);
+        }
+    }
+
+    fn holds(&self, ep: EpId, source: FiAddr) -> bool {
+        self.endpoints.iter().any(|endpoint| endpoint.id == ep && endpoint.holds(source))
+    }
+
+    fn progress(&mut self, host: &mut dyn Host) -> bool {
+        if !self.origin.is_here() {
+            return false;
+        }
+        self.endpoints.iter_mut().fold(false, |moved, endpoint| moved | endpoint.progress(host))
+    }
+
+    fn ready(&mut self, host: &mut dyn Host, token: u64) {
+        if let Ok(endpoint) = self.ep(endpoint::endpoint_of(token)) {
+            endpoint.ready(host);
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        !self.origin.is_here() || self.endpoints.iter().all(Endpoint::arm)
+    }
+
+    /// Sockets tell of news whether anybody polls or not.
+    fn disarm(&mut self) {}
+
+    fn stats(&self, ep: EpId) -> ProviderStats {
+        let mut endpoints = self.endpoints.iter();
+        endpoints.find(|endpoint| endpoint.id == ep).map_or_else(ProviderStats::default, Endpoint::stats)
+    }
+
+    fn describe(&self) -> String {
+        let endpoints: Vec<_> = self.endpoints.iter().map(Endpoint::describe).collect();
+        format!("udp [{}]", endpoints.join(", "))
+    }
+}
