@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use fabric_core::tree::{Class, Node};
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use fabric_reactor::AvId;
 
 use crate::close::CloseError;
@@ -34,6 +34,15 @@ pub trait ToAddress {
     /// # Errors
     /// [`Error::BadAddress`] when the text does not parse.
     fn to_address(&self) -> Result<Address>;
+
+    /// The address where one of this kind is expected: as [`Address::parse_for`].
+    ///
+    /// # Errors
+    /// As [`ToAddress::to_address`].
+    fn to_address_for(&self, expected: Scheme) -> Result<Address> {
+        let _ = expected;
+        self.to_address()
+    }
 }
 
 impl ToAddress for Address {
@@ -46,17 +55,29 @@ impl ToAddress for str {
     fn to_address(&self) -> Result<Address> {
         self.parse()
     }
+
+    fn to_address_for(&self, expected: Scheme) -> Result<Address> {
+        Address::parse_for(self, expected)
+    }
 }
 
 impl ToAddress for String {
     fn to_address(&self) -> Result<Address> {
         self.parse()
     }
+
+    fn to_address_for(&self, expected: Scheme) -> Result<Address> {
+        Address::parse_for(self, expected)
+    }
 }
 
 impl<T: ToAddress + ?Sized> ToAddress for &T {
     fn to_address(&self) -> Result<Address> {
         (**self).to_address()
+    }
+
+    fn to_address_for(&self, expected: Scheme) -> Result<Address> {
+        (**self).to_address_for(expected)
     }
 }
 
@@ -83,7 +104,7 @@ impl<M: ThreadModel> AddressVector<M> {
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
         self.inner.node.check_open()?;
-        let address = peer.to_address()?;
+        let address = self.inner.domain.address(peer)?;
         let provider = self.inner.domain.fabric.inner.provider.name();
         if address.scheme().provider() != provider {
             return Err(Error::WrongScheme { provider, address });

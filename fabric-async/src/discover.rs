@@ -6,9 +6,9 @@ use fabric_reactor::provider;
 
 /// Asks every provider for what the hints describe (`fi_getinfo`); best first.
 ///
-/// There is one info for each offer that satisfies the hints, adjusted to them. A provider makes several: `shm` and
-/// `sim` each offer the same under manual and under automatic progress. "Best first" is a fixed order, nothing is
-/// measured: `shm` before `sim`, and manual before automatic progress, which is what no wish means. So the first is
+/// There is one info for each offer that satisfies the hints, adjusted to them. A provider makes several: each
+/// offers the same under manual and under automatic progress. "Best first" is a fixed order, nothing is
+/// measured: `shm`, `tcp`, `udp`, `sim`, and manual before automatic progress, which is what no wish means. So the first is
 /// the one to take, and the others are there to choose from. Whoever asks for manual progress gets two infos that are
 /// alike, because an offer of automatic progress satisfies that wish as well.
 ///

@@ -10,11 +10,11 @@ use fabric_core::flags::{Access, MrMode};
 use fabric_core::info::{Info, Progress};
 use fabric_core::stats::DomainStats;
 use fabric_core::tree::{Children, Class, Hold, Node};
-use fabric_core::{Error, Result};
+use fabric_core::{Address, Error, Result, Scheme};
 use fabric_reactor as reactor;
 use fabric_reactor::WaitPolicy;
 
-use crate::av::AddressVector;
+use crate::av::{AddressVector, ToAddress};
 use crate::close::CloseError;
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
@@ -54,6 +54,16 @@ pub struct DomainBuilder<'a> {
     policy: WaitPolicy,
     single_copy_from: Option<usize>,
     context: u64,
+}
+
+impl DomainInner {
+    /// An address, as one that the domain's provider serves if the text leaves that open.
+    pub(crate) fn address(&self, of: impl ToAddress) -> Result<Address> {
+        match Scheme::of_provider(self.fabric.inner.provider.name()) {
+            Some(scheme) => of.to_address_for(scheme),
+            None => of.to_address(),
+        }
+    }
 }
 
 impl<'a> DomainBuilder<'a> {

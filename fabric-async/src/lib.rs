@@ -48,6 +48,7 @@ mod driver;
 mod endpoint;
 mod eq;
 mod fabric;
+mod group;
 pub mod manual;
 mod model;
 mod mr;
@@ -64,6 +65,7 @@ pub use domain::{Domain, DomainBuilder};
 pub use endpoint::{BindOptions, Endpoint, EndpointBuilder, SharedReceive, SharedReceiveBuilder};
 pub use eq::EventQueue;
 pub use fabric::Fabric;
+pub use group::Group;
 pub use model::{Shared, ThreadModel};
 pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use op::{

@@ -36,7 +36,7 @@ impl Endpoint {
     /// completion queue, an event queue and a welcoming address vector of its own.
     ///
     /// Short for: discover the provider of the scheme with untagged and tagged messages, and with one-sided and atomic
-    /// operations if it has them, open its fabric and domain, open the queues and the vector, bind, enable. [`Endpoint::domain`], [`Endpoint::completions`],
+    /// operations if it has them, or with [datagrams](crate::manual::udp) if that is what it has, open its fabric and domain, open the queues and the vector, bind, enable. [`Endpoint::domain`], [`Endpoint::completions`],
     /// [`Endpoint::events`] and [`Endpoint::address_vector`] lead to the parts.
     ///
     /// A peer that writes to memory here [with data](crate::WriteRequest::data) fills an entry of the completion queue: read
@@ -95,12 +95,16 @@ impl BindOptions {
     /// As [`Endpoint::bind`].
     pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint> {
         let at = at.to_address()?;
-        let hints =
-            Hints::new().provider(at.scheme().provider()).ep_type(EpType::Rdm).progress(self.progress);
+        let hints = Hints::new().provider(at.scheme().provider()).progress(self.progress);
+        let reliable = |caps| search(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
-        // One-sided operations where the provider has them.
-        let info = search(&hints.clone().caps(messages | Caps::RMA | Caps::ATOMIC))
-            .or_else(|_| search(&hints.caps(messages)))?
+        let datagrams = Caps::MSG | Caps::SOURCE | Caps::MULTICAST;
+        // The most that the provider has.
+        let info = reliable(messages | Caps::RMA | Caps::ATOMIC)
+            .or_else(|_| reliable(messages))
+            .or_else(|refused| {
+                search(&hints.clone().ep_type(EpType::Dgram).caps(datagrams)).map_err(|_| refused)
+            })?
             .swap_remove(0);
         let fabric = Fabric::open(&info)?;
         let mut domain = fabric.domain_builder(&info).wait_policy(self.policy);

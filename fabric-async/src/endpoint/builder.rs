@@ -75,7 +75,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// [`Error::BadAddress`].
     #[doc(alias = "fi_setname")]
     pub fn name(mut self, at: impl ToAddress) -> Result<Self> {
-        self.at = Some(at.to_address()?);
+        self.at = Some(self.domain.inner.address(at)?);
         Ok(self)
     }
 

@@ -336,7 +336,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Dropping the future leaves the number in the address vector; the connection is made nevertheless.
     #[doc(alias = "fi_av_insert")]
     pub async fn lookup(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        let (av, address) = (self.address_vector(), peer.to_address()?);
+        let (av, address) = (self.address_vector(), self.inner.domain.address(peer)?);
         let known = av.peers().iter().any(|(_, known)| *known == address);
         let peer = av.insert(address)?;
         let spec = SendSpec::new(OpKind::Connect, peer);
@@ -433,6 +433,9 @@ impl EndpointInner {
         self.node.check_open()?;
         if spec.fence && !self.caps.contains(Caps::FENCE) {
             return Err(Error::NotSupported("fenced operations (FI_FENCE was not asked for)"));
+        }
+        if spec.data.is_some() && self.info.domain.cq_data_size == 0 {
+            return Err(Error::NotSupported("data for the receiver (cq_data_size is 0)"));
         }
         match spec.kind {
             OpKind::Send => self.check_caps(spec.tag.is_some(), Caps::SEND),

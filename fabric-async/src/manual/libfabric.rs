@@ -54,6 +54,7 @@
 //! | `FI_CLAIM`, `FI_DISCARD` | [`Claimed::recv_into`](crate::Claimed::recv_into), [`Claimed::discard`](crate::Claimed::discard) |
 //! | `FI_FENCE` | [`fence`](crate::SendRequest::fence) of every request but receives |
 //! | `FI_TRANSMIT_COMPLETE`, `FI_MATCH_COMPLETE`, `FI_DELIVERY_COMPLETE` | [`transmit_complete`](crate::SendRequest::transmit_complete), [`match_complete`](crate::SendRequest::match_complete), [`delivery_complete`](crate::SendRequest::delivery_complete), or [`tx_op_flags`](crate::Hints::tx_op_flags) for all; [`ordering`](super::ordering#what-sent-means) says what differs |
+//! | `fi_join`, `fi_mc_addr`, `FI_MULTICAST` | [`Endpoint::join`](crate::Endpoint::join), [`Group::peer`](crate::Group::peer); the address says that it is a group |
 //! | `FI_ADDR_UNSPEC`, or a source | nothing, or [`from`](crate::RecvRequest::from) |
 //! | `-FI_EAGAIN` | [`Endpoint::try_send`], `.start()`, `.post()` |
 //! | `fi_cancel` | [`Operation::cancel`](crate::Operation::cancel), or drop |
@@ -89,7 +90,8 @@
 //!
 //! # What is not there yet
 //!
-//! Providers: `shm`, and `sim` for tests inside one process. Endpoints: [`EpType::Rdm`](crate::EpType::Rdm).
+//! Providers: `shm`, `tcp`, `udp`, and `sim` for tests inside one process. Endpoints:
+//! [`EpType::Rdm`](crate::EpType::Rdm), and over `udp` [`EpType::Dgram`](crate::EpType::Dgram).
 //! A hint for something else is refused, and the refusal says by which attribute:
 //!
 //! ```
@@ -112,10 +114,10 @@
 //!
 //! | not there | a hint for it |
 //! |---|---|
-//! | `udp`, `verbs` and other providers | [`Error::UnknownProvider`]; `udp://` as an address is [`Error::BadAddress`] |
-//! | one-sided operations over `tcp` | `caps` refused |
-//! | passive and connected endpoints, datagrams | `ep_type` refused |
-//! | multicast, collectives, triggered operations, `FI_HMEM` | `caps` refused |
+//! | `verbs` and other providers | [`Error::UnknownProvider`]; `verbs://` as an address is [`Error::BadAddress`] |
+//! | one-sided operations over `tcp` and `udp` | `caps` refused |
+//! | passive and connected endpoints | `ep_type` refused |
+//! | collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared transmit contexts, scalable endpoints | `ep_tx_ctx_cnt` above 1, `ep_rx_ctx_cnt` above 1 and not `SHARED_CONTEXT`, refused |
 //! | persistent memory | `caps` refused, or there is no hint |
 //! | several places in one atomic operation (`rma_iov` of `fi_atomicmsg`) | there is no call: `rma_iov_limit` is about reads and writes |

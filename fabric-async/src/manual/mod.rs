@@ -15,6 +15,7 @@
 //! | [`backpressure`] | What happens when the receiver is slower than the sender? |
 //! | [`serving`] | How do a server and its clients find each other, and what if one is gone? |
 //! | [`tcp`] | What is different with peers on other machines? |
+//! | [`udp`] | What is different with datagrams, and with groups? |
 //! | [`errors`] | Where do failures go, and what are their numbers in libfabric? |
 //! | [`libfabric`] | Which call is which, for those who come from C? |
 //! | [`defaults`] | Which values are chosen when none is given, and why? |
@@ -34,4 +35,5 @@ pub mod progress;
 pub mod sending;
 pub mod serving;
 pub mod tcp;
+pub mod udp;
 pub mod waiting;

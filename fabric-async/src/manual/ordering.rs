@@ -11,7 +11,7 @@
 //! Messages from one endpoint to another arrive in the order in which they were posted (`FI_ORDER_SAS`). This
 //! holds for all of them together: short and long, tagged and untagged, awaited, started, posted and injected
 //! ones. A short message does not overtake a long one that is still being copied, and a send with a credit
-//! does not overtake one to the same peer that waits for credit.
+//! does not overtake one to the same peer that waits for credit. [Datagrams](super::udp) have no order but by chance.
 //!
 //! One-sided operations to one peer take effect in the order of their posts, and messages stay behind those that were
 //! posted before them (`FI_ORDER_SAW`, `SAR`, `RAR`, `RAW`, `WAR`, `WAW`): who receives a message sees what was written
@@ -112,7 +112,7 @@
 //! # What "sent" means
 //!
 //! Over shared memory a send has ended well when the peer's endpoint has the whole message; what it means over TCP
-//! [is weaker](super::tcp#sent). All of it is in the peer's ring then, or the
+//! [is weaker](super::tcp#sent), and over UDP it is [less still](super::udp#what-may-become-of-a-message). All of it is in the peer's ring then, or the
 //! peer has copied it. The buffer is free then, and nothing on this side is needed any more
 //! (`FI_TRANSMIT_COMPLETE`). It does *not* mean that a receive took it, nor, of a short one, that the peer looked.
 //!
