@@ -22,9 +22,11 @@ mod completions;
 mod copies;
 mod counters;
 mod credits;
+mod datagrams;
 mod details;
 mod events;
 mod fences;
+mod groups;
 mod hall;
 mod lending;
 mod levels;
@@ -53,7 +55,12 @@ mod waiters;
 
 use fabric_async::Caps;
 
+use setup::Needs;
+
 const MSG: Caps = Caps::MSG;
+const ANY: Needs = Needs::any_type(MSG);
+const DATAGRAMS: Needs = Needs::datagrams(SOURCE);
+const GROUPS: Needs = Needs::datagrams(SOURCE.union(Caps::MULTICAST));
 const TAGGED: Caps = Caps::TAGGED;
 const BOTH: Caps = Caps::MSG.union(Caps::TAGGED);
 const MULTI: Caps = BOTH.union(Caps::MULTI_RECV).union(Caps::TAGGED_MULTI_RECV);
@@ -102,14 +109,37 @@ macro_rules! scenarios {
                 a_send_reports_its_length_and_tag: BOTH,
                 injected_messages_arrive_and_have_a_limit: BOTH,
                 injected_messages_bring_their_data: BOTH,
-                a_message_beyond_the_limit_is_refused: MSG,
-                what_was_not_asked_for_is_refused: MSG,
+                a_message_beyond_the_limit_is_refused: ANY,
+                what_was_not_asked_for_is_refused: ANY,
+            }
+            datagrams {
+                every_length_arrives_whole: DATAGRAMS,
+                vectors_and_loans_are_messages_too: DATAGRAMS,
+                longer_ones_are_refused: DATAGRAMS,
+                what_does_not_fit_is_cut: DATAGRAMS,
+                senders_have_numbers: DATAGRAMS,
+                strangers_stay_strangers_until_inserted: DATAGRAMS,
+                nobody_there_is_no_error: DATAGRAMS,
+                what_was_not_asked_for_is_kept_or_dropped_and_counted: DATAGRAMS,
+                dropped_receives_give_messages_back: DATAGRAMS,
+                batches_of_every_kind_arrive: DATAGRAMS,
+                probes_see_what_waits: DATAGRAMS,
+                there_are_no_tags_and_no_data: DATAGRAMS,
+                the_front_door_leads_here: DATAGRAMS,
+                addresses_of_sockets_are_understood: DATAGRAMS,
+                ended_endpoints_take_what_is_posted_with_them: DATAGRAMS,
+            }
+            groups {
+                everybody_in_a_group_hears_what_is_sent_to_it: GROUPS,
+                a_group_is_left_with_its_last_handle: GROUPS,
+                what_is_no_group_is_refused: GROUPS,
+                groups_need_their_capability: DATAGRAMS,
             }
             matching {
                 ignored_bits_of_a_tag_do_not_count: TAGGED,
                 tagged_and_untagged_never_meet: BOTH,
-                the_receive_posted_first_gets_the_message: MSG,
-                posting_order_counts_not_polling_order: MSG,
+                the_receive_posted_first_gets_the_message: ANY,
+                posting_order_counts_not_polling_order: ANY,
                 a_late_receive_takes_the_earliest_arrival: TAGGED,
                 an_earlier_receive_for_any_tag_wins: TAGGED,
                 directed_and_any_compete_by_posting_time: DIRECTED,
@@ -125,11 +155,11 @@ macro_rules! scenarios {
                 a_number_given_again_is_not_taken_back_for_the_old: DIRECTED,
                 a_removed_number_is_stale: DIRECTED,
                 a_removed_peer_still_arrives_as_a_stranger: DIRECTED,
-                a_number_of_another_vector_is_stale: MSG,
-                inserting_twice_gives_one_number: MSG,
+                a_number_of_another_vector_is_stale: ANY,
+                inserting_twice_gives_one_number: ANY,
                 looking_up_nobody_names_it: MSG,
                 sending_to_nobody_names_it: MSG,
-                addresses_of_other_kinds_are_refused: MSG,
+                addresses_of_other_kinds_are_refused: ANY,
                 guests_are_welcomed_and_forgotten: SOURCE,
             }
             truncation {
@@ -147,12 +177,12 @@ macro_rules! scenarios {
                 what_is_held_back_does_not_hold_back_others: DIRECTED,
             }
             cancellation {
-                dropping_an_unmatched_receive_takes_nothing: MSG,
+                dropping_an_unmatched_receive_takes_nothing: ANY,
                 dropping_an_arrived_receive_gives_the_message_back: BOTH,
                 given_back_messages_keep_their_place: BOTH,
                 a_waiting_receive_takes_what_is_given_back: BOTH,
                 dropping_in_the_middle_of_a_message_loses_nothing: MSG,
-                cancel_returns_the_buffer_of_an_unmatched_receive: MSG,
+                cancel_returns_the_buffer_of_an_unmatched_receive: ANY,
                 cancel_reports_a_matched_receive_once: BOTH,
                 cancel_in_the_middle_of_a_message_waits_for_it: MSG,
                 a_send_without_credit_can_be_taken_back: MSG,
@@ -171,38 +201,38 @@ macro_rules! scenarios {
                 sends_that_wait_keep_their_order: MSG,
                 one_stalled_peer_does_not_stop_the_rest: MSG,
                 two_endpoints_flooding_each_other_go_on: MSG,
-                receive_entries_are_limited: MSG,
+                receive_entries_are_limited: ANY,
             }
             credits {
                 a_permit_does_not_overtake_a_send: MSG,
                 a_permit_is_a_credit: MSG,
                 a_dropped_permit_gives_its_credit_back: MSG,
-                a_reservation_that_is_given_up_gives_way: MSG,
+                a_reservation_that_is_given_up_gives_way: ANY,
                 a_used_permit_gives_its_credit_back_once: MSG,
                 a_refused_send_gives_its_permit_back_once: MSG,
-                a_permit_for_a_stale_number_is_refused: MSG,
-                closing_ends_a_reservation: MSG,
+                a_permit_for_a_stale_number_is_refused: ANY,
+                closing_ends_a_reservation: ANY,
             }
             completions {
                 posts_report_with_their_context: MSG,
-                a_full_queue_refuses_posts: MSG,
-                a_refused_post_leaves_its_entry_free: MSG,
-                a_failure_is_an_entry_like_any_other: MSG,
-                closing_the_endpoint_cancels_what_is_posted: MSG,
+                a_full_queue_refuses_posts: ANY,
+                a_refused_post_leaves_its_entry_free: ANY,
+                a_failure_is_an_entry_like_any_other: ANY,
+                closing_the_endpoint_cancels_what_is_posted: ANY,
                 closing_the_endpoint_ends_futures: BOTH,
-                batches_are_bounded: MSG,
-                dropping_a_pending_next_loses_nothing: MSG,
+                batches_are_bounded: ANY,
+                dropping_a_pending_next_loses_nothing: ANY,
                 a_busy_queue_lets_other_tasks_run: MSG,
-                posts_need_a_queue_futures_do_not: MSG,
+                posts_need_a_queue_futures_do_not: ANY,
             }
             counters {
                 sends_and_receives_are_counted: MSG,
-                every_ending_is_counted: MSG,
-                waiting_ends_at_the_threshold: MSG,
-                a_failure_wakes_who_waits: MSG,
-                counting_by_hand_wakes_who_waits: MSG,
-                a_wait_that_is_dropped_leaves_others_alone: MSG,
-                closing_ends_who_waits: MSG,
+                every_ending_is_counted: ANY,
+                waiting_ends_at_the_threshold: ANY,
+                a_failure_wakes_who_waits: ANY,
+                counting_by_hand_wakes_who_waits: ANY,
+                a_wait_that_is_dropped_leaves_others_alone: ANY,
+                closing_ends_who_waits: ANY,
             }
             events {
                 a_last_word_has_arrived: MSG,
@@ -235,11 +265,11 @@ macro_rules! scenarios {
                 every_length_goes_out_of_pieces_into_pieces: MSG,
                 unexpected_ones_arrive_whole: BOTH,
                 parts_come_back_as_they_were: MSG,
-                empty_ones_are_messages_too: MSG,
+                empty_ones_are_messages_too: ANY,
                 truncation_fills_what_there_is: TAGGED,
                 more_than_the_limit_is_refused: RMA,
                 they_are_written_and_read: RMA,
-                queues_bring_them_back: MSG,
+                queues_bring_them_back: ANY,
                 a_dropped_receive_loses_nothing: MSG,
                 they_wait_for_credit_like_others: MSG,
             }
@@ -247,12 +277,12 @@ macro_rules! scenarios {
                 injected_ones_arrive_in_order: MSG,
                 posted_ones_arrive_and_report_in_order: BOTH,
                 all_lengths_go_together: MSG,
-                sleepers_are_woken_once: MSG,
-                a_refusal_stops_there_and_gives_the_rest_back: MSG,
-                a_full_queue_stops_a_batch_and_nothing_is_lost: MSG,
+                sleepers_are_woken_once: ANY,
+                a_refusal_stops_there_and_gives_the_rest_back: ANY,
+                a_full_queue_stops_a_batch_and_nothing_is_lost: ANY,
                 want_of_credit_stops_a_batch: MSG,
                 receives_go_together: DIRECTED,
-                an_iterator_that_panics_holds_nothing_up: MSG,
+                an_iterator_that_panics_holds_nothing_up: ANY,
                 writes_go_together_and_tell: RMA_SOURCE,
                 a_closed_peer_ends_a_batch: MSG,
             }
@@ -365,7 +395,7 @@ macro_rules! scenarios {
             statistics {
                 messages_are_counted_on_both_sides: MSG,
                 one_sided_operations_are_counted: ATOMIC,
-                a_domain_tells_what_is_under_way: MSG,
+                a_domain_tells_what_is_under_way: ANY,
             }
             onesided {
                 a_window_is_the_memory_itself: ATOMIC,
@@ -422,26 +452,26 @@ macro_rules! scenarios {
                 posted_ones_report_what_they_fetched: ATOMIC,
             }
             objects {
-                a_busy_domain_names_its_children: MSG,
-                queues_and_vectors_are_busy_while_bound: MSG,
-                an_endpoint_closes_for_all_its_clones: MSG,
-                closing_with_clones_alive_frees_what_was_bound: MSG,
+                a_busy_domain_names_its_children: ANY,
+                queues_and_vectors_are_busy_while_bound: ANY,
+                an_endpoint_closes_for_all_its_clones: ANY,
+                closing_with_clones_alive_frees_what_was_bound: ANY,
                 operations_on_a_closed_endpoint_are_refused: BOTH,
-                a_closed_domain_accepts_no_children: MSG,
-                a_name_is_taken_while_its_endpoint_lives: MSG,
-                objects_of_another_domain_are_foreign: MSG,
-                wrong_bindings_are_refused: MSG,
-                an_endpoint_needs_an_address_vector: MSG,
+                a_closed_domain_accepts_no_children: ANY,
+                a_name_is_taken_while_its_endpoint_lives: ANY,
+                objects_of_another_domain_are_foreign: ANY,
+                wrong_bindings_are_refused: ANY,
+                an_endpoint_needs_an_address_vector: ANY,
                 dropped_handles_close_their_objects: MSG,
-                a_closed_vector_is_closed_for_all_its_clones: MSG,
-                a_queue_that_is_dropped_swallows_no_message: MSG,
+                a_closed_vector_is_closed_for_all_its_clones: ANY,
+                a_queue_that_is_dropped_swallows_no_message: ANY,
             }
             waiters {
                 eight_tasks_wait_on_one_endpoint: TAGGED,
                 the_last_to_poll_may_go: TAGGED,
                 a_busy_holder_of_a_ticket_stops_nobody: TAGGED,
-                one_operation_moves_between_tasks: MSG,
-                messages_wake_sleepers: MSG,
+                one_operation_moves_between_tasks: ANY,
+                messages_wake_sleepers: ANY,
                 many_peers_that_end_at_once_are_all_noticed: MSG,
             }
             loopback {
@@ -478,7 +508,7 @@ macro_rules! combinations {
     )*};
 }
 
-combinations! { shm, tcp, sim, }
+combinations! { shm, tcp, udp, sim, }
 
 /// The policies of waiting that are not the default, which concern the engine and not the provider.
 macro_rules! policies {

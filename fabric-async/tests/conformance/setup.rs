@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fabric_async::{Caps, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, WaitPolicy, discover};
+use fabric_async::{Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, WaitPolicy, discover};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
@@ -22,19 +22,52 @@ pub(crate) struct Setup {
     pub(crate) policy: WaitPolicy,
     /// What endpoints are asked to do: what the scenario needs.
     pub(crate) caps: Caps,
+    /// Of which type endpoints are; `None` where it does not matter.
+    ep_type: Option<EpType>,
     /// From which length on messages are copied once, if the scenario does not say.
     pub(crate) single_copy_from: Option<usize>,
     workers: Option<usize>,
 }
 
+/// What a scenario needs of a provider.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    caps: Caps,
+    ep_type: Option<EpType>,
+}
+
+impl Needs {
+    /// Datagrams.
+    pub(crate) const fn datagrams(caps: Caps) -> Self {
+        Self { caps, ep_type: Some(EpType::Dgram) }
+    }
+
+    /// Endpoints of any type: the messages are few and short, so that datagrams inside this machine all arrive, in order.
+    pub(crate) const fn any_type(caps: Caps) -> Self {
+        Self { caps, ep_type: None }
+    }
+}
+
+/// Unless said otherwise, scenarios are about reliable endpoints without connections.
+impl From<Caps> for Needs {
+    fn from(caps: Caps) -> Self {
+        Self { caps, ep_type: Some(EpType::Rdm) }
+    }
+}
+
 /// Runs a scenario, unless the provider does not offer what it needs.
 ///
 /// The scenario itself runs on the thread of the test, and what it spawns on the workers, where there are some.
-pub(crate) fn run<F: Future<Output = ()>>(mut setup: Setup, needs: Caps, scenario: impl FnOnce(Setup) -> F) {
-    setup.caps = needs;
+pub(crate) fn run<F: Future<Output = ()>>(
+    mut setup: Setup,
+    needs: impl Into<Needs>,
+    scenario: impl FnOnce(Setup) -> F,
+) {
+    let needs = needs.into();
+    (setup.caps, setup.ep_type) = (needs.caps, needs.ep_type);
     let runtime = Background(Some(setup.runtime()));
     let runtime = runtime.0.as_ref().expect("present until drop");
-    match runtime.block_on(setup.discover(needs)) {
+    match runtime.block_on(setup.discover(needs.caps)) {
         Ok(_) => {}
         Err(Error::NoMatch(refused)) => {
             return eprintln!("skipped, the provider does not offer {needs:?}: {refused}");
@@ -60,7 +93,15 @@ impl Setup {
     /// This provider under manual progress, on a runtime of one thread.
     pub(crate) fn new(provider: &'static str) -> Self {
         let (progress, policy) = (Progress::Manual, WaitPolicy::default());
-        Self { provider, progress, policy, caps: Caps::empty(), single_copy_from: None, workers: None }
+        Self {
+            provider,
+            progress,
+            policy,
+            caps: Caps::empty(),
+            ep_type: None,
+            single_copy_from: None,
+            workers: None,
+        }
     }
 
     pub(crate) fn auto(self) -> Self {
@@ -93,7 +134,10 @@ impl Setup {
     }
 
     async fn discover(&self, caps: Caps) -> fabric_async::Result<Info> {
-        let hints = Hints::new().provider(self.provider).caps(caps).progress(self.progress);
+        let mut hints = Hints::new().provider(self.provider).caps(caps).progress(self.progress);
+        if let Some(ep_type) = self.ep_type {
+            hints = hints.ep_type(ep_type);
+        }
         discover(&hints).await.map(|mut found| found.swap_remove(0))
     }
 
@@ -155,10 +199,10 @@ impl Setup {
     pub(crate) fn name(&self, what: &str) -> String {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        if self.provider == "tcp" {
+        if let provider @ ("tcp" | "udp") = self.provider {
             // Every process has a network of its own for this.
             let [.., high, low] = std::process::id().to_be_bytes();
-            return format!("tcp://127.{high}.{low}.{}:{}", 1 + number % 250, 7000 + number / 250);
+            return format!("{provider}://127.{high}.{low}.{}:{}", 1 + number % 250, 7000 + number / 250);
         }
         format!("{}://{what}-{}-{number}", self.provider, std::process::id())
     }

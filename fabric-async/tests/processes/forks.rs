@@ -163,6 +163,33 @@ fn a_child_ends_no_connection_over_tcp() {
     });
 }
 
+/// What comes by datagram is the parent's, also when the child ends the endpoint that it has inherited.
+#[test]
+fn a_child_takes_no_datagram() {
+    alone("forks::a_child_takes_no_datagram", || {
+        run(async {
+            let (ep, friend) =
+                (Endpoint::bind("udp://").await.unwrap(), Endpoint::bind("udp://").await.unwrap());
+            let [.., high, low] = std::process::id().to_be_bytes();
+            let group = ep.join(format!("udp://239.{high}.{low}.252:7000")).unwrap();
+            let to_all = friend.address_vector().insert(group.address()).unwrap();
+            let to_ep = friend.lookup(ep.name()).await.unwrap();
+            let mut inherited = Some(ep.clone());
+            let child = fork(move || drop(inherited.take().map(Endpoint::close)));
+            for number in 0..50u8 {
+                for to in [to_ep, to_all] {
+                    friend.send(to, vec![number]).await.unwrap();
+                    let got = ep.recv().await.unwrap();
+                    assert_eq!(got[..], [number]);
+                    ep.send(got.source().unwrap(), "heard").await.unwrap();
+                    assert_eq!(&friend.recv().await.unwrap()[..], b"heard");
+                }
+            }
+            drop((child, group));
+        });
+    });
+}
+
 /// A child that lingers keeps peers from nothing: the parent's endpoint ends when the parent closes it. Only its name is
 /// taken as long as the child has it.
 #[test]

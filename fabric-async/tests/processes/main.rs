@@ -25,6 +25,7 @@ mod sharing;
 mod stages;
 mod stopped;
 mod tcp;
+mod udp;
 mod vectors;
 
 use std::future::Future;

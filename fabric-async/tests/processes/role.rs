@@ -92,6 +92,10 @@ pub(crate) fn play() {
         "patient" => run(crate::levels::patient(&name)),
         "tcp echo" => run(crate::tcp::echo(&name)),
         "tcp chatter" => run(crate::tcp::chatter(&name)),
+        "udp echo" => run(crate::udp::echo(&name)),
+        "udp member" => run(crate::udp::member(&name)),
+        "udp flood" => crate::udp::flood(&name),
+        "udp crowd" => crate::udp::crowd(&name),
         "stranger" => std::process::exit(run(stranger(&name))),
         other => assert!(run(crate::copying::play(other, &name)), "unknown role {other}"),
     }

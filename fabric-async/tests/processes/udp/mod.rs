@@ -1,0 +1,129 @@
+//! Between processes over UDP: peers that die and come back, groups, strangers that flood, and libfabric's own programs.
+
+mod hostile;
+mod pingpong;
+
+pub(crate) use hostile::{crowd, flood};
+
+use std::net::UdpSocket;
+use std::process::ExitStatus;
+
+use fabric_async::{Endpoint, Progress};
+
+use crate::role::Peer;
+use crate::run;
+
+/// The endpoint still works: a friend gets an answer.
+async fn still_works(ep: &Endpoint) {
+    let friend = Endpoint::bind("udp://").await.unwrap();
+    let peer = friend.lookup(ep.name()).await.unwrap();
+    friend.send(peer, "are you there").await.unwrap();
+    let got = ep.recv().await.unwrap();
+    assert_eq!(&got[..], b"are you there");
+    ep.send(got.source().unwrap(), "yes").await.unwrap();
+    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
+}
+
+/// Plays the part of one that sends back what it receives: from an address, to whoever asks; and says that it is there.
+pub(crate) async fn echo(names: &str) {
+    let (name, survivor) = names.split_once(' ').expect("two names");
+    let ep = Endpoint::bind(name).await.expect("bind");
+    let peer = ep.lookup(survivor).await.expect("an address");
+    ep.send(peer, "ready").await.expect("a network");
+    loop {
+        let message = ep.recv().await.expect("this endpoint is open");
+        ep.send(message.source().expect("a guest"), message.into_bytes()).await.expect("a network");
+    }
+}
+
+/// Plays the part of a member of a group, that tells the one who speaks there what it has heard.
+pub(crate) async fn member(names: &str) {
+    let (group, survivor) = names.split_once(' ').expect("two names");
+    let ep = Endpoint::options().progress(Progress::Auto).bind("udp://").await.expect("bind");
+    let group = ep.join(group).expect("a group");
+    let peer = ep.lookup(survivor).await.expect("an address");
+    ep.send(peer, "ready").await.expect("a network");
+    loop {
+        let message = ep.recv().await.expect("this endpoint is open");
+        let source = message.source().expect("a number");
+        assert!(source == peer && source != group.peer());
+        ep.send(peer, message.into_bytes()).await.expect("a network");
+    }
+}
+
+#[test]
+fn a_peer_that_comes_back_under_its_address_is_the_same() {
+    for progress in [Progress::Manual, Progress::Auto] {
+        run(async {
+            let ep = Endpoint::options().progress(progress).bind("udp://").await.unwrap();
+            // A port that was free a moment ago, on an address that nobody else asks for a free one.
+            let [.., high, low] = std::process::id().to_be_bytes();
+            let host = if progress == Progress::Auto { 5 } else { 4 };
+            let at = UdpSocket::bind(format!("127.{high}.{low}.{host}:0")).unwrap().local_addr().unwrap();
+            let (name, mut events) = (format!("udp://{at}"), ep.events().unwrap());
+            let addr = ep.lookup(&name[..]).await.unwrap();
+            for life in 0..10u8 {
+                let mut peer = Peer::start("udp echo", &format!("{name} {}", ep.name()));
+                let ready = ep.recv().await.unwrap();
+                assert_eq!((&ready[..], ready.source()), (&b"ready"[..], Ok(addr)));
+                for len in [0, 1, 1000, 1472] {
+                    ep.send(addr, vec![life; len]).await.unwrap();
+                    assert_eq!(ep.recv().await.unwrap()[..], vec![life; len]);
+                }
+                peer.0.kill().unwrap();
+                peer.0.wait().unwrap();
+                // Nobody says that it is gone, now or later.
+                for _ in 0..3 {
+                    ep.send(addr, "into the dark").await.unwrap();
+                }
+                assert_eq!(ep.probe().now().unwrap(), None);
+            }
+            assert_eq!((ep.stats().failed, ep.stats().dropped, events.try_next()), (0, 0, None));
+            still_works(&ep).await;
+        });
+    }
+}
+
+#[test]
+fn a_group_spans_processes() {
+    run(async {
+        let ep = Endpoint::bind("udp://").await.unwrap();
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let group = format!("udp://239.{high}.{low}.251:7000");
+        let mut members = Vec::new();
+        for _ in 0..3 {
+            members.push(Peer::start("udp member", &format!("{group} {}", ep.name())));
+            assert_eq!(&ep.recv().await.unwrap()[..], b"ready");
+        }
+        let to_all = ep.address_vector().insert(&group[..]).unwrap();
+        for number in 0..100u32 {
+            ep.send(to_all, number.to_le_bytes().to_vec()).await.unwrap();
+            let mut heard = Vec::new();
+            while heard.len() < members.len() {
+                let got = ep.recv().await.unwrap();
+                assert_eq!(got[..], number.to_le_bytes());
+                heard.push(got.source().unwrap());
+            }
+            heard.sort();
+            heard.dedup();
+            assert_eq!(heard.len(), members.len(), "once from each");
+            if number == 50 {
+                // One that is killed has left.
+                let mut last = members.pop().unwrap();
+                last.0.kill().unwrap();
+                last.0.wait().unwrap();
+            }
+        }
+        assert!(members.iter_mut().all(|member| member.0.try_wait().unwrap().is_none()));
+    });
+}
+
+/// Waits for the end of a child, while others make progress.
+async fn ended(peer: &mut Peer) -> ExitStatus {
+    loop {
+        if let Some(status) = peer.0.try_wait().unwrap() {
+            return status;
+        }
+        tokio::task::yield_now().await;
+    }
+}
