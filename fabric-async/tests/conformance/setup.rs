@@ -4,7 +4,9 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fabric_async::{Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, WaitPolicy, discover};
+use fabric_async::{
+    Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, WaitPolicy, discover,
+};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 

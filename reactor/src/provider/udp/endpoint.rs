@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use fabric_core::buf::{Pool, PooledBuf};
+use fabric_core::buf::PooledBuf;
 use fabric_core::completion::Outcome;
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::provider::{EpId, Host, OpKey, WaitSet};
-use fabric_core::rx::RxContext;
+use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
@@ -73,13 +73,17 @@ impl Endpoint {
         info: &Info,
         at: Option<&Address>,
         wait: Arc<dyn WaitSet>,
-        pool: &Arc<Pool>,
+        receiving: Receiving<'_>,
     ) -> Result<Self> {
         let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         let at = at.and_then(Address::socket).unwrap_or(any);
         if at.ip().is_multicast() {
             let why = format!("{at} is a group, which an endpoint joins and is not bound to");
             return Err(Error::Invalid { what: "address", why });
+        }
+        let side = receiving.side(id, UNEXPECTED_BYTES);
+        if side.is_shared() {
+            return Err(Error::NotSupported("datagram endpoints that share their receives"));
         }
         let (socket, at) = Socket::open(at, (wait.clone(), token(id, None)))?;
         Ok(Self {
@@ -90,7 +94,7 @@ impl Endpoint {
             multicasts: info.caps.contains(Caps::MULTICAST),
             socket,
             groups: Slab::new(),
-            rx: RxContext::new(id, UNEXPECTED_BYTES, pool.clone()),
+            rx: side.own,
             batch: Batch::new(),
             senders: Senders::new(id),
             dropped: 0,

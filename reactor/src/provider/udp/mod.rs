@@ -17,13 +17,13 @@ mod socket;
 
 use std::sync::Arc;
 
-use fabric_core::buf::{Payload, Pool, PooledBuf};
+use fabric_core::buf::{Payload, PooledBuf};
 use fabric_core::completion::Outcome;
 use fabric_core::flags::{Caps, MrMode, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
-use fabric_core::rx::RxContext;
+use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
@@ -111,12 +111,12 @@ impl ProviderDomain for UdpDomain {
         ep: EpId,
         info: &Info,
         at: Option<&Address>,
-        pool: &Arc<Pool>,
+        receiving: Receiving<'_>,
     ) -> Result<Address> {
         if let Some(at) = at.filter(|at| at.scheme() != Scheme::Udp) {
             return Err(Error::WrongScheme { provider: "udp", address: at.clone() });
         }
-        let opened = Endpoint::open(ep, info, at, self.wait.clone(), pool)?;
+        let opened = Endpoint::open(ep, info, at, self.wait.clone(), receiving)?;
         let name = opened.name().clone();
         self.endpoints.push(opened);
         Ok(name)

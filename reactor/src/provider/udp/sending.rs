@@ -201,6 +201,7 @@ mod tests {
     use fabric_core::buf::{AnyBuf, Pool};
     use fabric_core::info::Info;
     use fabric_core::provider::{EpId, Interest, Provider, ProviderDomain, WaitSet};
+    use fabric_core::rx::Receiving;
 
     use super::super::{UdpDomain, UdpProvider};
     use super::*;
@@ -249,6 +250,7 @@ mod tests {
                 tx_cq: None,
                 rx_cq: None,
                 counters: Counters::default(),
+                shared: None,
                 eq: None,
                 tx_size: 64,
                 rx_size: 64,
@@ -258,7 +260,7 @@ mod tests {
             let ep = EpId(hub.eps.insert(Hub::new_ep(bound)));
             let mut domain =
                 UdpDomain { wait: watched.clone(), endpoints: Vec::new(), origin: Origin::here() };
-            let name: Address = domain.open_endpoint(ep, &info, None, &Pool::new()).unwrap();
+            let name: Address = domain.open_endpoint(ep, &info, None, Receiving::Own(&Pool::new())).unwrap();
             let me = hub.vectors.get_mut(av.0).unwrap().table.insert(name.clone());
             domain.address_inserted(&mut hub, ep, me, &name);
             Self { domain, hub, ep, me, watched }
