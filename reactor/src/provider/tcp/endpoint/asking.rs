@@ -98,7 +98,8 @@ impl Endpoint {
 /// Why there is no connection.
 fn unreachable(peer: &Address, errno: rustix::io::Errno) -> Error {
     match errno {
-        rustix::io::Errno::CONNREFUSED => Error::NoSuchPeer(peer.clone()),
+        // It was there, or its name was, and nobody took the call any more.
+        rustix::io::Errno::CONNREFUSED | rustix::io::Errno::CONNRESET => Error::NoSuchPeer(peer.clone()),
         errno => Error::os("connect", errno.raw_os_error()),
     }
 }
