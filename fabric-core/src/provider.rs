@@ -269,6 +269,15 @@ pub trait ProviderDomain: Send {
         let _ = len;
     }
 
+    /// How sockets are waited for. Said before endpoints are opened; providers without sockets take no notice.
+    ///
+    /// # Errors
+    /// The kernel refuses what was asked for by name.
+    fn socket_io(&mut self, io: SocketIo) -> Result<()> {
+        let _ = io;
+        Ok(())
+    }
+
     /// A region has a key from now on, or this has changed of it.
     fn region_opened(&mut self, key: u64, region: &Region) {
         let _ = (key, region);
@@ -480,6 +489,22 @@ pub trait Host {
 
     /// The address of a number that is about to be taken back: nothing more will come from there.
     fn leaving(&self, number: FiAddr) -> Option<Address>;
+}
+
+/// How a provider waits for its sockets, and hands them what does not fit at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[doc(alias = "FI_TCP_IO_URING")]
+pub enum SocketIo {
+    /// What the environment variable `FABRIC_SOCKET_IO` says: `epoll`, `io_uring` (and epoll where the kernel refuses it), or
+    /// `auto`, which is the better one by measurement: epoll.
+    #[default]
+    Auto,
+    /// System calls that never block, and epoll.
+    Epoll,
+    /// The same while somebody looks, and io_uring when nobody does: what comes is received, and what is long is sent, by
+    /// the kernel alone.
+    IoUring,
 }
 
 /// What a descriptor is watched for.

@@ -47,6 +47,20 @@ impl Outbox {
         }
     }
 
+    /// Takes what has not left yet, to be sent in another way. What is added from now on comes behind it.
+    #[must_use]
+    pub fn take_pending(&mut self) -> Vec<u8> {
+        let mut bytes = std::mem::take(&mut self.bytes);
+        bytes.drain(..std::mem::take(&mut self.sent));
+        bytes
+    }
+
+    /// Puts bytes that were taken, and have not left, in front of those that are pending.
+    pub fn put_back(&mut self, bytes: &[u8]) {
+        let at = self.sent;
+        self.bytes.splice(at..at, bytes.iter().copied());
+    }
+
     /// Adds a whole message.
     ///
     /// # Panics

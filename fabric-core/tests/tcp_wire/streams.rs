@@ -178,6 +178,30 @@ fn answers_are_owed_for_whole_messages() {
 }
 
 #[test]
+fn what_was_taken_goes_first_when_it_comes_back() {
+    let order = Order::Little;
+    let push = |outbox: &mut Outbox, byte: u8| outbox.push(None, None, Payload::Whole(&[byte; 10]));
+    let mut whole = Outbox::new(order);
+    (1..=3).for_each(|byte| push(&mut whole, byte));
+    let whole = whole.pending().to_vec();
+    let mut outbox = Outbox::new(order);
+    push(&mut outbox, 1);
+    push(&mut outbox, 2);
+    outbox.left(7);
+    let taken = outbox.take_pending();
+    assert!(taken == whole[7..taken.len() + 7] && outbox.pending().is_empty());
+    // Meanwhile something else is sent.
+    push(&mut outbox, 3);
+    assert_eq!(outbox.pending(), &whole[7 + taken.len()..]);
+    outbox.left(0);
+    outbox.put_back(&taken[3..]);
+    assert_eq!(outbox.pending(), &whole[10..]);
+    outbox.left(5);
+    outbox.put_back(b"");
+    assert_eq!(outbox.pending(), &whole[15..]);
+}
+
+#[test]
 fn a_message_without_a_place_is_held_and_waits_whole() {
     let mut receiver = Receiver::new(Order::Little, BUDGET);
     let bytes = claim(2 << 20);
