@@ -10,7 +10,7 @@ use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
 use fabric_core::mr::Memory;
-use fabric_core::provider::{EpId, Host, Lender, OpKey, Provider, SendNow, SendSpec};
+use fabric_core::provider::{EpId, Host, Lender, OpKey, Provider, SendNow, SendSpec, SocketIo};
 use fabric_core::stats::{DomainStats, EndpointStats};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -89,6 +89,14 @@ impl Domain {
     /// opened.
     pub fn single_copy_from(&self, len: usize) {
         self.engine.lock().provider.single_copy_from(len);
+    }
+
+    /// How sockets are waited for. To be said before endpoints are opened.
+    ///
+    /// # Errors
+    /// The kernel refuses what was asked for by name.
+    pub fn socket_io(&self, io: SocketIo) -> Result<()> {
+        self.engine.lock().provider.socket_io(io)
     }
 
     /// The pool that received messages without a buffer of their own come from.

@@ -8,6 +8,7 @@
 //! | `vectors` | address vectors and their guests |
 //! | `shared` | receive contexts that several endpoints share |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
+//! | `uring` | operations that the kernel carries on with while nobody looks |
 //! | [`provider`] | the registry, and shared memory |
 
 mod batch;
@@ -32,6 +33,7 @@ mod shared;
 mod sync;
 mod table;
 mod transmit;
+mod uring;
 mod vectors;
 mod wait;
 #[cfg(all(feature = "work", not(loom)))]

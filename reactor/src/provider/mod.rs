@@ -2,7 +2,7 @@
 //! `fabric-core` (`address.rs`, `info/level.rs`).
 
 mod net;
-mod origin;
+pub(crate) mod origin;
 pub mod shm;
 pub mod tcp;
 pub mod udp;

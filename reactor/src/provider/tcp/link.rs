@@ -14,6 +14,11 @@ use fabric_core::tcp::{Inbox, Order, Outbox};
 use fabric_core::{Error, FiAddr};
 
 use super::socket::{Received, Sent, Socket};
+use crate::uring::SharedRing;
+
+mod lane;
+
+use lane::Lane;
 
 /// A longer message is not collected, but sent from where it lies.
 pub(crate) const SHORT: usize = 16 << 10;
@@ -55,6 +60,8 @@ pub(crate) struct Link {
     /// Nothing can be sent any more. What the peer has sent before may still be there to be read.
     is_deaf: bool,
     quiet_passes: u32,
+    /// What it has in the ring, where there is one.
+    lane: Option<Lane>,
 }
 
 /// An operation for a peer.
@@ -73,6 +80,7 @@ impl Link {
         (wait, token): (Arc<dyn WaitSet>, u64),
         order: Order,
         rest: Vec<u8>,
+        ring: Option<SharedRing>,
     ) -> Self {
         Self {
             peer,
@@ -93,6 +101,7 @@ impl Link {
             ended: None,
             is_deaf: false,
             quiet_passes: 0,
+            lane: ring.map(|ring| Lane::new(ring, token)),
         }
     }
 
@@ -128,7 +137,8 @@ impl Link {
         self.is_blocked || self.outbox.pending().is_empty()
     }
 
-    pub(crate) fn into_socket(self) -> (Socket, Vec<u8>) {
+    pub(crate) fn into_socket(mut self) -> (Socket, Vec<u8>) {
+        self.leave_ring();
         let rest = self.outbox.pending().to_vec();
         (self.socket, rest)
     }
@@ -141,15 +151,15 @@ impl Link {
         if self.held && !self.inbox.is_wanted(&self.rest, who, rx) {
             return false;
         }
-        // Whoever lets acknowledgements pile up is not read from.
-        if self.outbox.pending().len() > 2 * COLLECTED || self.ended.is_some() && self.rest.is_empty() {
+        if self.is_clogged() || self.ended.is_some() && self.rest.is_empty() {
+            self.rest_from_reading();
             return false;
         }
         let mut have = self.rest.len();
         scratch[..have].copy_from_slice(&self.rest);
         let mut news = self.held | std::mem::take(&mut self.is_fresh);
         if !self.held && self.ended.is_none() {
-            match self.socket.recv(&mut scratch[have..]) {
+            match self.read(&mut scratch[have..]) {
                 Received::Nothing => {}
                 Received::Bytes(count) => {
                     have += count;
@@ -164,6 +174,7 @@ impl Link {
         }
         if !news {
             self.quiet_passes = self.quiet_passes.saturating_add(1);
+            self.looked();
             return self.ended.is_some();
         }
         self.quiet_passes = 0;
@@ -186,6 +197,16 @@ impl Link {
             self.rewatch();
         }
         true
+    }
+
+    /// Whoever lets acknowledgements pile up is not read from.
+    fn is_clogged(&self) -> bool {
+        self.outbox.pending().len() > 2 * COLLECTED
+    }
+
+    /// Whether what comes is read.
+    fn is_read(&self) -> bool {
+        !self.held && !self.is_clogged() && self.ended.is_none()
     }
 
     fn end(&mut self, reason: DownReason) {
@@ -231,11 +252,15 @@ impl Link {
 
     /// Sends what is pending. Returns whether all of it has left.
     pub(crate) fn flush(&mut self) -> bool {
+        if self.is_sending() {
+            return false;
+        }
         while !self.outbox.pending().is_empty() {
             match self.socket.send(&[IoSlice::new(self.outbox.pending())]) {
                 Sent::Bytes(count) => self.outbox.left(count),
                 Sent::NoRoom => {
                     self.block(true);
+                    self.hand_over(Payload::Whole(&[]));
                     return false;
                 }
                 Sent::Broken => {
@@ -251,7 +276,7 @@ impl Link {
     /// Moves the operations on. Returns whether anything was sent.
     pub(crate) fn drive(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
         self.is_bursting = false;
-        if self.is_deaf || queue.is_empty() && self.outbox.pending().is_empty() {
+        if self.is_deaf || self.is_sending() || queue.is_empty() && self.outbox.pending().is_empty() {
             return false;
         }
         let (mut moved, mut left) = (false, PER_PASS);
@@ -266,7 +291,15 @@ impl Link {
                     self.outbox.open(spec.tag, spec.data, len);
                     0
                 });
-                let Some(count) = self.send_part(payload.part(from, (len - from).min(left))) else { break };
+                // The ring may have sent it to its end.
+                let part = payload.part(from, (len - from).min(left));
+                let sent_now = if part.is_empty() { Some(0) } else { self.send_part(part) };
+                let Some(count) = sent_now else {
+                    if !self.is_deaf {
+                        self.hand_over(payload.part(from, len - from));
+                    }
+                    break;
+                };
                 moved = true;
                 left -= count.min(left);
                 *sent = Some(from + count);
@@ -328,7 +361,9 @@ impl Link {
     fn block(&mut self, is_blocked: bool) {
         if is_blocked != self.is_blocked {
             self.is_blocked = is_blocked;
-            self.rewatch();
+            if !self.is_in_ring() {
+                self.rewatch();
+            }
         }
     }
 
@@ -336,6 +371,12 @@ impl Link {
     pub(crate) fn rewatch(&mut self) {
         if self.ended.is_some() {
             return;
+        }
+        if self.is_in_ring() {
+            if self.held {
+                self.rest_from_reading();
+            }
+            return self.socket.unwatch();
         }
         let interest = match (self.held, self.is_blocked) {
             (true, false) => return self.socket.unwatch(),
@@ -350,6 +391,8 @@ impl Link {
 
     /// There may be room to send again.
     pub(crate) fn unblock(&mut self) {
-        self.block(false);
+        if !self.is_sending() {
+            self.block(false);
+        }
     }
 }

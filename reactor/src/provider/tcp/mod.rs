@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `endpoint` | an endpoint: where peers connect, its connections, its receive context |
 //! | `greeting` | a connection before it is one |
-//! | `link` | a connection: bytes in, bytes out |
+//! | `link`, `lane` | a connection: bytes in, bytes out; what of it is in the ring |
+//! | `io` | which way sockets are waited for, and the ring of a domain |
 //! | `socket` | system calls that never block |
 //! | `networks` | the networks this machine is in |
 //! | `farewell` | how a connection is closed without losing what was sent |
@@ -12,6 +13,7 @@
 mod endpoint;
 mod farewell;
 mod greeting;
+mod io;
 mod link;
 mod networks;
 mod socket;
@@ -24,7 +26,9 @@ use fabric_core::completion::Outcome;
 use fabric_core::flags::{Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
-use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::provider::{
+    EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, SocketIo, WaitSet,
+};
 use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
 use fabric_core::tcp::MAX_MESSAGE;
@@ -34,6 +38,7 @@ use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use crate::provider::origin::Origin;
 
 use endpoint::{Endpoint, Token};
+use io::Io;
 use networks::Network;
 
 /// The provider `tcp`.
@@ -60,8 +65,10 @@ impl Provider for TcpProvider {
         offers.flat_map(|info| [info.clone(), automatic(info)]).collect()
     }
 
-    fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
-        Ok(Box::new(TcpDomain { wait, endpoints: Vec::new(), origin: Origin::here() }))
+    fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
+        let progress = info.domain.data_progress;
+        let io = Io::new(wait.clone(), progress);
+        Ok(Box::new(TcpDomain { wait, endpoints: Vec::new(), io, origin: Origin::here() }))
     }
 }
 
@@ -122,6 +129,7 @@ fn automatic(mut info: Info) -> Info {
 struct TcpDomain {
     wait: Arc<dyn WaitSet>,
     endpoints: Vec<Endpoint>,
+    io: Io,
     /// Nothing is moved in a forked child: the connections are its parent's.
     origin: Origin,
 }
@@ -136,7 +144,29 @@ impl TcpDomain {
     }
 }
 
+impl TcpDomain {
+    /// Hands out what the ring has done. Returns whether it has done anything.
+    fn reap(&mut self) -> bool {
+        let mut any = false;
+        while let Some(completion) = self.io.next() {
+            any = true;
+            let (ep, token) = Token::unpack(completion.owner);
+            let mut endpoints = self.endpoints.iter_mut();
+            if let Some(endpoint) = endpoints.find(|endpoint| endpoint.id() == ep)
+                && let Token::Socket(at) = token
+            {
+                endpoint.completed(at as usize, completion);
+            }
+        }
+        any
+    }
+}
+
 impl ProviderDomain for TcpDomain {
+    fn socket_io(&mut self, io: SocketIo) -> Result<()> {
+        self.io.choose(io)
+    }
+
     fn open_endpoint(
         &mut self,
         ep: EpId,
@@ -151,7 +181,7 @@ impl ProviderDomain for TcpDomain {
         let chosen = info.src_addr.as_ref().and_then(Address::socket);
         let any = SocketAddr::new(chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()), 0);
         let at = at.and_then(Address::socket).unwrap_or(any);
-        let opened = Endpoint::open(ep, at, self.wait.clone(), receiving)?;
+        let opened = Endpoint::open(ep, at, self.wait.clone(), receiving, self.io.ring()?)?;
         let name = opened.name().clone();
         self.endpoints.push(opened);
         Ok(name)
@@ -242,7 +272,11 @@ impl ProviderDomain for TcpDomain {
         if !self.origin.is_here() {
             return false;
         }
-        self.endpoints.iter_mut().fold(false, |moved, endpoint| moved | endpoint.progress(host))
+        let completed = self.reap();
+        let moved =
+            self.endpoints.iter_mut().fold(completed, |moved, endpoint| moved | endpoint.progress(host));
+        self.io.submit();
+        moved
     }
 
     fn ready(&mut self, host: &mut dyn Host, token: u64) {
@@ -250,16 +284,21 @@ impl ProviderDomain for TcpDomain {
             return;
         }
         let (ep, token) = Token::unpack(token);
+        if token == Token::Ring {
+            self.io.heard();
+            self.progress(host);
+            return;
+        }
         if let Ok(endpoint) = self.ep(ep) {
             endpoint.ready(host, token);
         }
     }
 
     fn arm(&mut self) -> bool {
-        !self.origin.is_here() || self.endpoints.iter_mut().all(Endpoint::arm)
+        !self.origin.is_here() || self.endpoints.iter_mut().all(Endpoint::arm) && self.io.sleeps()
     }
 
-    /// Sockets tell of news whether anybody polls or not.
+    /// Sockets tell of news whether anybody polls or not, and connections that listen go on until somebody looks for long.
     fn disarm(&mut self) {}
 
     fn stats(&self, ep: EpId) -> ProviderStats {
@@ -269,6 +308,6 @@ impl ProviderDomain for TcpDomain {
 
     fn describe(&self) -> String {
         let endpoints: Vec<_> = self.endpoints.iter().map(Endpoint::describe).collect();
-        format!("tcp [{}]", endpoints.join(", "))
+        format!("tcp over {} [{}]", self.io.name(), endpoints.join(", "))
     }
 }

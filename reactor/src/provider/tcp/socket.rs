@@ -35,7 +35,8 @@ pub(crate) struct Listener {
 
 /// A connection.
 pub(crate) struct Socket {
-    fd: OwnedFd,
+    /// Shared with operations in a ring, which keep it open until they have ended.
+    fd: Arc<OwnedFd>,
     origin: Origin,
     watched: Option<(Arc<dyn WaitSet>, u64)>,
 }
@@ -115,7 +116,11 @@ impl Socket {
         rustix::net::sockopt::set_tcp_keepidle(&fd, KEEPALIVE_IDLE)?;
         rustix::net::sockopt::set_tcp_keepintvl(&fd, KEEPALIVE_PAUSE)?;
         rustix::net::sockopt::set_tcp_keepcnt(&fd, KEEPALIVE_ATTEMPTS)?;
-        Ok(Self { fd, origin: Origin::here(), watched: None })
+        Ok(Self { fd: Arc::new(fd), origin: Origin::here(), watched: None })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<OwnedFd> {
+        &self.fd
     }
 
     /// Begins to connect, from the address that peers know this side by.

@@ -23,7 +23,8 @@ impl Endpoint {
         self.next_key += 1;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
         let key = self.rx.joined(host, PeerKey(self.next_key), &self.peers[peer].name);
-        let mut link = Link::new((peer, key), socket, (self.wait.clone(), token), order, rest);
+        let watch = (self.wait.clone(), token);
+        let mut link = Link::new((peer, key), socket, watch, order, rest, self.ring.clone());
         link.instance = instance;
         link.rewatch();
         let name = self.peers[peer].name.clone();
@@ -42,6 +43,9 @@ impl Endpoint {
         let Some(Stage::Up(mut link)) = self.stages.try_remove(at) else { return };
         self.hot.retain(|hot| *hot != at);
         let (peer, name) = (link.peer, self.peers[link.peer].name.clone());
+        if self.peers[peer].link == Some(at) {
+            link.take_back(&mut self.peers[peer].sends);
+        }
         let reason = link.ended().unwrap_or(DownReason::Closed);
         let gone = self.gone(&link);
         self.rx.with(|rx| link.give_up(rx, host, gone.clone()));
@@ -67,8 +71,8 @@ impl Endpoint {
     pub(super) fn link_half_down(&mut self, host: &mut dyn Host, at: usize) {
         let Some(Stage::Up(link)) = self.stages.get(at) else { return };
         let (peer, gone) = (link.peer, self.gone(link));
-        self.peers[peer].link = None;
         self.fail_sends(host, peer, &gone);
+        self.peers[peer].link = None;
     }
 
     /// What operations hear that were for the peer of a connection that has ended.

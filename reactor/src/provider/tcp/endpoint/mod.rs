@@ -31,6 +31,7 @@ use super::farewell;
 use super::greeting::{Asked, Caller};
 use super::link::{Link, Sending};
 use super::socket::{Listener, Timer};
+use crate::uring::{Completion, SharedRing};
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
 const UNEXPECTED_BYTES: usize = 16 << 20;
@@ -45,14 +46,17 @@ pub(crate) enum Token {
     Listener,
     Clock,
     Socket(u32),
+    /// The ring of the domain, whichever the endpoint.
+    Ring,
 }
 
 impl Token {
-    fn pack(self, ep: EpId) -> u64 {
+    pub(super) fn pack(self, ep: EpId) -> u64 {
         let (kind, id) = match self {
             Self::Listener => (0, 0),
             Self::Clock => (1, 0),
             Self::Socket(id) => (2, id),
+            Self::Ring => (3, 0),
         };
         kind << 60 | u64::from(ep.0 & 0x0fff_ffff) << 32 | u64::from(id)
     }
@@ -61,6 +65,7 @@ impl Token {
         let kind = match token >> 60 {
             0 => Self::Listener,
             1 => Self::Clock,
+            3 => Self::Ring,
             _ => Self::Socket(token as u32),
         };
         (EpId((token >> 32) as u32 & 0x0fff_ffff), kind)
@@ -115,6 +120,8 @@ pub(crate) struct Endpoint {
     next_key: u32,
     scratch: Box<[u8]>,
     clock: Option<Timer>,
+    /// Where connections listen and are sent on, unless epoll does that.
+    ring: Option<SharedRing>,
 }
 
 impl Endpoint {
@@ -123,6 +130,7 @@ impl Endpoint {
         at: SocketAddr,
         wait: Arc<dyn WaitSet>,
         receiving: Receiving<'_>,
+        ring: Option<SharedRing>,
     ) -> Result<Self> {
         let (listener, at) = Listener::open(at)?;
         listener.watch(&*wait, Token::Listener.pack(id))?;
@@ -144,6 +152,7 @@ impl Endpoint {
             next_key: 0,
             scratch: vec![0; SCRATCH].into(),
             clock: None,
+            ring,
         })
     }
 
@@ -191,8 +200,10 @@ impl Endpoint {
                 || !self.peers[peer].sends.is_empty()
             {
                 index += 1;
-            } else {
+            } else if link.listen() {
                 self.hot.swap_remove(index);
+            } else {
+                index += 1;
             }
         }
         moved
@@ -203,6 +214,7 @@ impl Endpoint {
             Token::Listener => self.accept(host),
             Token::Clock => self.tick(host),
             Token::Socket(at) => self.socket_ready(host, at as usize),
+            Token::Ring => {}
         }
     }
 
@@ -218,6 +230,16 @@ impl Endpoint {
             Some(Stage::Caller(_)) => self.caller_ready(host, at),
             None => {}
         }
+    }
+
+    /// Something has come of what a connection has in the ring.
+    pub(crate) fn completed(&mut self, at: usize, completion: Completion) {
+        let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return };
+        let peer = &mut self.peers[link.peer];
+        let mut none = VecDeque::new();
+        link.completed(completion, if peer.link == Some(at) { &mut peer.sends } else { &mut none });
+        link.warm();
+        self.heat(at);
     }
 
     pub(crate) fn close(mut self, host: &mut dyn Host) {
@@ -240,6 +262,19 @@ impl Endpoint {
         !self.rx.own.is_copying()
             && self.links().all(Link::is_flushed)
             && self.peers.iter().all(|(_, peer)| waits(peer))
+            && self.listen()
+    }
+
+    /// Nobody looks from now on. False when something has come.
+    fn listen(&mut self) -> bool {
+        if self.ring.is_none() {
+            return true;
+        }
+        let links = self.stages.iter_mut();
+        links.fold(true, |quiet, (_, stage)| match stage {
+            Stage::Up(link) => link.listen() && quiet,
+            _ => quiet,
+        })
     }
 
     pub(crate) fn stats(&self) -> ProviderStats {

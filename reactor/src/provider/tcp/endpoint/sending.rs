@@ -142,6 +142,10 @@ impl Endpoint {
     /// What waits for a peer, or is on its way, ends.
     pub(super) fn fail_sends(&mut self, host: &mut dyn Host, at: usize, error: &Error) {
         self.peers[at].again = None;
+        let peer = &mut self.peers[at];
+        if let Some(Stage::Up(link)) = peer.link.and_then(|link| self.stages.get_mut(link)) {
+            link.take_back(&mut peer.sends);
+        }
         for send in std::mem::take(&mut self.peers[at].sends) {
             let transfer = Transfer::sent(send.sent.unwrap_or(0), send.spec.tag);
             host.complete(send.op, Outcome::cut(transfer, error.clone()));

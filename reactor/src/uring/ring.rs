@@ -1,0 +1,467 @@
+//! A ring: operations in slots, submitted together, reaped, cancelled, waited for.
+//!
+//! # Safety
+//!
+//! What the kernel is told of lives as long as it may look: descriptors and headers in the slot, which lives until the last
+//! completion; receive memory until all slots have ended; and the bytes that a send leaves where they lie by the promise of
+//! [`Ring::send`]. The maps of the ring are not there in forked children, so nothing here touches them in one.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{CancelBuilder, Fd, Timespec};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use slab::Slab;
+
+use super::buffers::{Buffers, GROUP, Lease};
+use super::message::Message;
+use crate::provider::origin::Origin;
+
+/// What the completion of a cancellation is known by: there is nothing to be done about it.
+const CANCELLATION: u64 = u64::MAX;
+/// Attempts to hand over what is queued before that is put off.
+const ATTEMPTS: u32 = 16;
+/// How long a ring that is dropped waits for its operations.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How large a ring is, and how its work is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Operations that are handed over together.
+    pub(crate) submissions: u32,
+    /// Completions that wait without the kernel having to keep them elsewhere.
+    pub(crate) completions: u32,
+    /// Receive buffers, a power of two, and their length in bytes.
+    pub(crate) buffers: u16,
+    pub(crate) buffer_len: usize,
+    /// Work is done when whoever submitted enters the kernel, instead of interrupting it.
+    pub(crate) cooperative: bool,
+}
+
+impl Shape {
+    /// For the connections of a domain.
+    pub(crate) fn usual(cooperative: bool) -> Self {
+        Self { submissions: 128, completions: 1024, buffers: 64, buffer_len: 16 << 10, cooperative }
+    }
+}
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(pub(super) u64);
+
+/// Something that has come of an operation.
+#[derive(Debug)]
+pub(crate) struct Completion {
+    /// Whom it was for, as was said when it began.
+    pub(crate) owner: u64,
+    pub(crate) ticket: Ticket,
+    pub(crate) what: What,
+    /// Nothing more comes of it.
+    pub(crate) is_last: bool,
+}
+
+/// What has come of an operation.
+#[derive(Debug)]
+pub(crate) enum What {
+    /// Bytes were received.
+    Bytes(Lease),
+    /// The peer sends no more.
+    End,
+    /// A send has ended.
+    Sent(Sent),
+    /// A receive has failed, or was cancelled.
+    Failed(Errno),
+}
+
+/// What has become of a send.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    /// How many bytes have left, or why none.
+    pub(crate) result: Result<usize, Errno>,
+    /// The bytes that were given away with it.
+    pub(crate) own: Box<[u8]>,
+}
+
+struct Slot {
+    generation: u32,
+    /// `None` when nobody wants to hear of it.
+    owner: Option<u64>,
+    /// What it works on; open as long as the kernel may be told of it.
+    _socket: Arc<OwnedFd>,
+    message: Option<Box<Message>>,
+}
+
+/// A completion as it was found.
+#[derive(Clone, Copy, Debug)]
+struct Raw {
+    name: u64,
+    result: i32,
+    flags: u32,
+}
+
+/// A ring.
+pub(crate) struct Ring {
+    uring: ManuallyDrop<IoUring>,
+    event: OwnedFd,
+    buffers: Arc<Buffers>,
+    slots: Slab<Slot>,
+    generation: u32,
+    /// Completions that were fetched and not looked at.
+    fetched: VecDeque<Raw>,
+    /// Cancellations that found no room.
+    to_cancel: Vec<u64>,
+    /// Completions that belonged to nothing.
+    strays: u64,
+    origin: Origin,
+}
+
+impl Ring {
+    /// Opens a ring, with a descriptor that becomes readable when there are completions.
+    ///
+    /// # Errors
+    /// The kernel refuses it, or does not know all that is needed (Linux 6.0 does).
+    pub(crate) fn open(shape: Shape) -> io::Result<Self> {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_submit_all().setup_cqsize(shape.completions);
+        if shape.cooperative {
+            builder.setup_coop_taskrun().setup_taskrun_flag();
+        }
+        let uring = builder.build(shape.submissions)?;
+        probe(&uring)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        uring.submitter().register_eventfd(event.as_raw_fd())?;
+        let buffers = Arc::new(Buffers::new(shape.buffers, shape.buffer_len)?);
+        buffers.register(&uring.submitter())?;
+        Ok(Self {
+            uring: ManuallyDrop::new(uring),
+            event,
+            buffers,
+            slots: Slab::new(),
+            generation: 0,
+            fetched: VecDeque::new(),
+            to_cancel: Vec::new(),
+            strays: 0,
+            origin: Origin::here(),
+        })
+    }
+
+    /// What becomes readable when there are completions.
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// Forgets that it became readable; to be done before completions are looked for.
+    pub(crate) fn heard(&self) {
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+
+    /// Receives from a socket, from the next [`submit`](Self::submit) on, until it is cancelled, the peer sends no more, or
+    /// there is no memory.
+    ///
+    /// # Errors
+    /// There is no room, and handing over what is queued has failed.
+    pub(crate) fn receive(&mut self, socket: &Arc<OwnedFd>, owner: u64) -> io::Result<Ticket> {
+        let entry = opcode::RecvMulti::new(Fd(socket.as_raw_fd()), GROUP).build();
+        self.begin(entry, socket, owner, None).map_err(|(error, _)| error)
+    }
+
+    /// Sends these bytes, from the next [`submit`](Self::submit) on: those given away, and behind them the others, as many
+    /// as one send takes. Less is sent only if the connection breaks or the send is cancelled.
+    ///
+    /// # Errors
+    /// There is no room, and handing over what is queued has failed; with the bytes that were given away.
+    ///
+    /// # Safety
+    /// `others` must stay where they are, and not be written to, until the last completion was returned by
+    /// [`next`](Self::next) or [`take_back`](Self::take_back).
+    pub(crate) unsafe fn send(
+        &mut self,
+        socket: &Arc<OwnedFd>,
+        owner: u64,
+        own: Box<[u8]>,
+        others: &[&[u8]],
+    ) -> Result<Ticket, Box<[u8]>> {
+        let message = Message::new(own, others);
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let entry =
+            opcode::SendMsg::new(Fd(socket.as_raw_fd()), message.header()).flags(flags as u32).build();
+        self.begin(entry, socket, owner, Some(message))
+            .map_err(|(_, message)| message.map_or_else(Box::default, |message| message.into_own()))
+    }
+
+    fn begin(
+        &mut self,
+        entry: squeue::Entry,
+        socket: &Arc<OwnedFd>,
+        owner: u64,
+        message: Option<Box<Message>>,
+    ) -> Result<Ticket, (io::Error, Option<Box<Message>>)> {
+        if !self.origin.is_here() {
+            return Err((io::ErrorKind::Unsupported.into(), message));
+        }
+        self.generation = self.generation.wrapping_add(1) & 0x7fff_ffff;
+        let generation = self.generation;
+        let slot = Slot { generation, owner: Some(owner), _socket: socket.clone(), message };
+        let index = self.slots.insert(slot);
+        let name = u64::from(generation) << 32 | index as u64;
+        if let Err(error) = self.push(&entry.user_data(name)) {
+            // The kernel has not been told.
+            return Err((error, self.slots.remove(index).message));
+        }
+        Ok(Ticket(name))
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        if self.uring.submission().is_full() {
+            self.submit_queued()?;
+        }
+        // SAFETY: what the entry points to lives in its slot, or as long as who called `send` has promised.
+        unsafe { self.uring.submission().push(entry) }.map_err(|_| io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Nobody wants to hear of an operation any more: it is cancelled, and ends by itself.
+    pub(crate) fn abandon(&mut self, ticket: Ticket) {
+        if let Some(slot) = self.slot(ticket) {
+            debug_assert!(slot.message.is_none(), "what a send leaves where it lies would be freed");
+            slot.owner = None;
+            self.cancel(ticket);
+        }
+    }
+
+    /// Asks for the end of an operation, from the next [`submit`](Self::submit) on. It comes as a completion.
+    pub(crate) fn cancel(&mut self, ticket: Ticket) {
+        if !self.origin.is_here() || self.slot(ticket).is_none() {
+            return;
+        }
+        let entry = opcode::AsyncCancel::new(ticket.0).build().user_data(CANCELLATION);
+        if self.push(&entry.flags(squeue::Flags::SKIP_SUCCESS)).is_err() {
+            self.to_cancel.push(ticket.0);
+        }
+    }
+
+    /// Ends a send, waits for it, and tells what has become of it. `None` if there is no such send.
+    ///
+    /// The kernel ends a send at once, unless it is about to do it: then when that is done, and it does not wait for room.
+    pub(crate) fn take_back(&mut self, ticket: Ticket) -> Option<Sent> {
+        if !self.origin.is_here() {
+            return None;
+        }
+        self.cancel(ticket);
+        loop {
+            self.fetch();
+            let mut fetched = self.fetched.iter();
+            if let Some(at) = fetched.position(|raw| raw.name == ticket.0 && !cqueue::more(raw.flags)) {
+                let raw = self.fetched.remove(at)?;
+                return match self.made_of(raw)?.what {
+                    What::Sent(sent) => Some(sent),
+                    _ => None,
+                };
+            }
+            self.slot(ticket)?;
+            self.wait();
+        }
+    }
+
+    /// Hands over what is queued, if anything is.
+    ///
+    /// # Errors
+    /// It could not be done now. What is queued stays so.
+    pub(crate) fn submit(&mut self) -> io::Result<()> {
+        if !self.origin.is_here() {
+            return Ok(());
+        }
+        for name in std::mem::take(&mut self.to_cancel) {
+            self.cancel(Ticket(name));
+        }
+        if self.uring.submission().is_empty() { Ok(()) } else { self.submit_queued() }
+    }
+
+    fn submit_queued(&mut self) -> io::Result<()> {
+        for _ in 0..ATTEMPTS {
+            match self.uring.submit() {
+                Ok(_) if self.uring.submission().is_empty() => return Ok(()),
+                Ok(_) => {}
+                Err(error) => self.retry(error)?,
+            }
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    /// What to do before a call that has failed is made again; the error if that would be of no use.
+    fn retry(&mut self, error: io::Error) -> io::Result<()> {
+        match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::INTR) => Ok(()),
+            Some(Errno::BUSY | Errno::AGAIN) => {
+                self.fetch();
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Waits for a completion, or for an interruption.
+    fn wait(&mut self) {
+        if let Err(error) = self.uring.submit_and_wait(1) {
+            let _ = self.retry(error);
+        }
+    }
+
+    /// Whether there are completions.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        self.origin.is_here() && (!self.fetched.is_empty() || !self.uring.completion().is_empty())
+    }
+
+    /// The next completion that somebody wants to hear of.
+    pub(crate) fn next(&mut self) -> Option<Completion> {
+        if !self.origin.is_here() {
+            return None;
+        }
+        loop {
+            let raw = match self.fetched.pop_front() {
+                Some(raw) => raw,
+                None => self.found()?,
+            };
+            if let Some(completion) = self.made_of(raw) {
+                return Some(completion);
+            }
+        }
+    }
+
+    fn found(&mut self) -> Option<Raw> {
+        let asks = {
+            let submission = self.uring.submission();
+            submission.cq_overflow() || submission.taskrun()
+        };
+        if asks {
+            // Completions that found no room come when they are asked for, and so does work that waits for a call.
+            let _ = self.uring.submit();
+        }
+        self.uring.completion().next().map(Raw::of)
+    }
+
+    fn fetch(&mut self) {
+        while let Some(raw) = self.found() {
+            self.fetched.push_back(raw);
+        }
+    }
+
+    /// What a completion means to its owner, if there is one.
+    fn made_of(&mut self, raw: Raw) -> Option<Completion> {
+        let is_last = !cqueue::more(raw.flags);
+        let lease =
+            cqueue::buffer_select(raw.flags).map(|id| self.buffers.lease(id, raw.result.max(0) as usize));
+        if raw.name == CANCELLATION {
+            return None;
+        }
+        let Some(slot) = self.slot(Ticket(raw.name)) else {
+            self.strays += 1;
+            return None;
+        };
+        let owner = slot.owner;
+        let result = u32::try_from(raw.result).map_err(|_| Errno::from_raw_os_error(-raw.result));
+        let message = if is_last { self.slots.remove(index(raw.name)).message } else { None };
+        let what = match (message, result.map(|count| count as usize), lease) {
+            (Some(message), result, _) => What::Sent(Sent { result, own: message.into_own() }),
+            (None, Err(errno), _) => What::Failed(errno),
+            (None, Ok(1..), Some(lease)) => What::Bytes(lease),
+            (None, Ok(_), _) => What::End,
+        };
+        Some(Completion { owner: owner?, ticket: Ticket(raw.name), what, is_last })
+    }
+
+    fn slot(&mut self, ticket: Ticket) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(index(ticket.0))?;
+        (u64::from(slot.generation) == ticket.0 >> 32).then_some(slot)
+    }
+
+    /// Operations that have not ended.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn under_way(&self) -> usize {
+        self.slots.len()
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn raw(&self) -> std::os::fd::RawFd {
+        self.uring.as_raw_fd()
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn buffers(&self) -> Arc<Buffers> {
+        self.buffers.clone()
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn strays(&self) -> u64 {
+        self.strays
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn forge(&mut self, name: u64, result: i32) {
+        self.fetched.push_back(Raw { name, result, flags: 0 });
+    }
+
+    /// Cancels everything and waits until all has ended, or has not for long. True when it has.
+    fn end(&mut self) -> bool {
+        let until = Instant::now() + FAREWELL;
+        let _ = self.submit();
+        while !self.slots.is_empty() && Instant::now() < until {
+            let pause = Some(Timespec::new().nsec(10_000_000));
+            let _ = self.uring.submitter().register_sync_cancel(pause, CancelBuilder::any());
+            self.fetch();
+            while let Some(raw) = self.fetched.pop_front() {
+                drop(self.made_of(raw));
+            }
+        }
+        self.slots.is_empty()
+    }
+}
+
+impl Raw {
+    fn of(entry: cqueue::Entry) -> Self {
+        Self { name: entry.user_data(), result: entry.result(), flags: entry.flags() }
+    }
+}
+
+fn index(name: u64) -> usize {
+    name as u32 as usize
+}
+
+/// Whether the kernel knows everything that is used here.
+fn probe(uring: &IoUring) -> io::Result<()> {
+    let mut probe = Probe::new();
+    uring.submitter().register_probe(&mut probe)?;
+    // Receives that go on by themselves came with this one, and cannot be asked for by name.
+    let since = opcode::SendZc::CODE;
+    let known = [opcode::RecvMulti::CODE, opcode::SendMsg::CODE, opcode::AsyncCancel::CODE, since]
+        .into_iter()
+        .all(|code| probe.is_supported(code));
+    let params = uring.params();
+    if known && params.is_feature_nodrop() && params.is_feature_skip_cqe_on_success() {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if !self.origin.is_here() {
+            // The maps are not there in a child, and something else may be where they were.
+            return;
+        }
+        if !self.end() {
+            // The kernel may still write: neither that memory nor what the slots have is ever freed.
+            std::mem::forget(self.buffers.clone());
+            std::mem::forget(std::mem::take(&mut self.slots));
+        }
+        // SAFETY: not used any more.
+        unsafe { ManuallyDrop::drop(&mut self.uring) };
+    }
+}

@@ -1,0 +1,313 @@
+//! The rules of an operation's life, one by one. Where the kernel refuses rings there is nothing to test.
+#![allow(unsafe_code)] // sends that leave bytes where they lie
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::{Completion, Ring, Shape, What};
+
+const SMALL: Shape =
+    Shape { submissions: 4, completions: 8, buffers: 4, buffer_len: 4096, cooperative: true };
+
+fn ring() -> Option<Ring> {
+    match Ring::open(SMALL) {
+        Ok(ring) => Some(ring),
+        Err(error) => {
+            eprintln!("skipped, the kernel refuses a ring: {error}");
+            None
+        }
+    }
+}
+
+/// Two ends of a connection: the one the ring works on, and the other.
+fn pair() -> (Arc<OwnedFd>, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let near = listener.accept().unwrap().0;
+    (Arc::new(near.into()), far)
+}
+
+/// The next completion, whenever it comes.
+fn next(ring: &mut Ring) -> Completion {
+    loop {
+        if let Some(completion) = ring.next() {
+            return completion;
+        }
+        let mut fds = [PollFd::from_borrowed_fd(ring.event(), PollFlags::IN)];
+        let _ = poll(&mut fds, None);
+        ring.heard();
+    }
+}
+
+fn bytes(what: &What) -> &[u8] {
+    if let What::Bytes(lease) = what { lease } else { panic!("{what:?}") }
+}
+
+#[test]
+fn rule_1_a_slot_lives_until_the_last_completion() {
+    let Some(mut ring) = ring() else { return };
+    let (near, mut far) = pair();
+    let ticket = ring.receive(&near, 7).unwrap();
+    ring.submit().unwrap();
+    for round in 0..20u8 {
+        far.write_all(&[round; 100]).unwrap();
+        let completion = next(&mut ring);
+        assert_eq!((completion.owner, completion.ticket, completion.is_last), (7, ticket, false));
+        assert_eq!(bytes(&completion.what), [round; 100]);
+        assert_eq!(ring.under_way(), 1);
+    }
+    far.shutdown(Shutdown::Write).unwrap();
+    let end = next(&mut ring);
+    assert!(matches!(end.what, What::End) && end.is_last, "{end:?}");
+    assert_eq!(ring.under_way(), 0);
+}
+
+#[test]
+fn rule_2_a_completion_of_nothing_is_counted_and_ignored() {
+    let Some(mut ring) = ring() else { return };
+    let (near, mut far) = pair();
+    let old = ring.receive(&near, 1).unwrap();
+    ring.cancel(old);
+    ring.submit().unwrap();
+    let ended = next(&mut ring);
+    assert!(matches!(ended.what, What::Failed(Errno::CANCELED)) && ended.is_last, "{ended:?}");
+    // The same slot, and another operation.
+    let new = ring.receive(&near, 2).unwrap();
+    assert!(new != old && new.0 as u32 == old.0 as u32);
+    ring.forge(old.0, 5);
+    ring.forge(1 << 40 | 77, 5);
+    ring.cancel(old);
+    ring.submit().unwrap();
+    far.write_all(b"for the new one").unwrap();
+    let completion = next(&mut ring);
+    assert_eq!((completion.owner, completion.ticket), (2, new));
+    assert_eq!(bytes(&completion.what), b"for the new one");
+    assert_eq!((ring.strays(), ring.under_way()), (2, 1));
+}
+
+#[test]
+fn rule_3_what_was_queued_is_kept_when_it_cannot_be_handed_over() {
+    let Some(mut ring) = ring() else { return };
+    let (near, mut far) = pair();
+    let ticket = ring.receive(&near, 3).unwrap();
+    // A filter of system calls may refuse the call from one day to the next. Here the descriptor is exchanged for a moment.
+    let fd = ring.raw();
+    let kept = rustix::io::fcntl_dupfd_cloexec(&near, 100).unwrap();
+    // SAFETY: the ring's descriptor, kept while another has its place.
+    let ring_fd = unsafe { libc::dup(fd) };
+    // SAFETY: nobody else uses the ring; its maps do not depend on the descriptor.
+    assert!(unsafe { libc::dup2(kept.as_raw_fd(), fd) } == fd);
+    assert!(ring.submit().is_err());
+    assert_eq!(ring.under_way(), 1);
+    // SAFETY: back where it was.
+    assert!(unsafe { libc::dup2(ring_fd, fd) } == fd);
+    // SAFETY: this test's own.
+    unsafe { libc::close(ring_fd) };
+    ring.submit().unwrap();
+    far.write_all(b"after all").unwrap();
+    let completion = next(&mut ring);
+    assert_eq!((completion.ticket, bytes(&completion.what)), (ticket, &b"after all"[..]));
+}
+
+#[test]
+fn rule_4_completions_that_find_no_room_are_fetched() {
+    let Some(mut ring) = ring() else { return };
+    let pairs: Vec<_> = (0..40).map(|_| pair()).collect();
+    // More than are handed over together, and more than there is room for.
+    for (owner, (near, far)) in pairs.iter().enumerate() {
+        far.shutdown(Shutdown::Write).unwrap();
+        ring.receive(near, owner as u64).unwrap();
+    }
+    ring.submit().unwrap();
+    let mut owners: Vec<_> = pairs.iter().map(|_| next(&mut ring)).map(|ended| ended.owner).collect();
+    owners.sort_unstable();
+    assert_eq!(owners, (0..40).collect::<Vec<_>>());
+    assert_eq!(ring.under_way(), 0);
+}
+
+#[test]
+fn rule_5_what_was_abandoned_closes_its_descriptor_when_it_ends() {
+    let Some(mut ring) = ring() else { return };
+    let ((near, mut far), (other, mut other_far)) = (pair(), pair());
+    let ticket = ring.receive(&near, 5).unwrap();
+    ring.submit().unwrap();
+    ring.abandon(ticket);
+    drop(near);
+    // Not handed over yet: the peer sees no end, and nothing takes the descriptor's place.
+    far.set_nonblocking(true).unwrap();
+    assert_eq!(far.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    far.set_nonblocking(false).unwrap();
+    ring.receive(&other, 6).unwrap();
+    ring.submit().unwrap();
+    other_far.write_all(b"later").unwrap();
+    // Nothing is heard of the one that was abandoned.
+    assert_eq!(next(&mut ring).owner, 6);
+    assert_eq!(far.read(&mut [0; 8]).unwrap(), 0);
+    assert_eq!(ring.under_way(), 1);
+}
+
+#[test]
+fn rule_6_a_ring_that_is_dropped_waits_for_its_operations() {
+    let Some(mut ring) = ring() else { return };
+    let pairs: Vec<_> = (0..10).map(|_| pair()).collect();
+    for (near, _) in &pairs {
+        ring.receive(near, 0).unwrap();
+    }
+    ring.submit().unwrap();
+    let buffers = ring.buffers();
+    let lease = {
+        (&pairs[0].1).write_all(b"kept").unwrap();
+        next(&mut ring)
+    };
+    drop(ring);
+    // Nobody but this test and its lease has the memory any more, so the kernel has not either.
+    assert_eq!(Arc::strong_count(&buffers), 2);
+    assert_eq!(bytes(&lease.what), b"kept");
+    for (near, far) in pairs {
+        assert_eq!(Arc::strong_count(&near), 1);
+        drop(near);
+        assert_eq!((&far).read(&mut [0; 8]).map_err(|error| error.kind()).unwrap_or(0), 0);
+    }
+}
+
+#[test]
+fn rule_7_what_the_kernel_refuses_is_an_error() {
+    let wrong = [Shape { submissions: 0, ..SMALL }, Shape { completions: 1, ..SMALL }];
+    for shape in wrong {
+        assert!(Ring::open(shape).is_err(), "{shape:?}");
+    }
+}
+
+#[test]
+fn rule_8_lengths_are_cut_to_what_a_completion_can_tell_of() {
+    use super::message::{LONGEST, Message};
+    // Nothing looks at the bytes, so there is no memory behind them.
+    let huge = vec![0; LONGEST + 5];
+    assert_eq!(Message::new([1, 2, 3].into(), &[&huge, &huge]).len(), LONGEST);
+    assert_eq!(Message::new([1, 2, 3].into(), &[&huge[..7], &huge[..9]]).len(), 19);
+    let few: Vec<&[u8]> = vec![b"x"; 100];
+    assert_eq!(Message::new(Box::new([]), &few).len(), super::message::PARTS);
+}
+
+#[test]
+fn rule_9_memory_that_cannot_be_registered_is_an_error() {
+    assert!(Ring::open(Shape { buffers: 3, ..SMALL }).is_err());
+}
+
+/// Bytes of all parts, more than a socket holds, in one operation.
+#[test]
+fn a_long_send_is_one_operation() {
+    let Some(mut ring) = ring() else { return };
+    let (near, mut far) = pair();
+    let body: Vec<u8> = (0..30_000_000u32).map(|at| (at % 251) as u8).collect();
+    let (a, b) = body.split_at(12_345_678);
+    // SAFETY: `body` lives until the completion.
+    unsafe { ring.send(&near, 8, (*b"head").into(), &[a, b]) }.unwrap();
+    ring.submit().unwrap();
+    let reader = thread::spawn(move || {
+        let mut all = vec![0; 4 + 30_000_000];
+        far.read_exact(&mut all).unwrap();
+        all
+    });
+    let sent = next(&mut ring);
+    let What::Sent(done) = sent.what else { panic!("{sent:?}") };
+    assert_eq!((done.result, &done.own[..], sent.is_last), (Ok(30_000_004), &b"head"[..], true));
+    let all = reader.join().unwrap();
+    assert!(all[..4] == *b"head" && all[4..] == body);
+}
+
+/// What has left says so when it is taken back: the rest can be sent in another way, and nothing twice.
+#[test]
+fn a_send_that_is_taken_back_tells_how_far_it_came() {
+    let Some(mut ring) = ring() else { return };
+    let (near, mut far) = pair();
+    let body: Vec<u8> = (0..30_000_000u32).map(|at| (at % 251) as u8).collect();
+    // SAFETY: `body` lives until it was taken back.
+    let ticket = unsafe { ring.send(&near, 8, Box::new([]), &[&body]) }.unwrap();
+    ring.submit().unwrap();
+    let sent = ring.take_back(ticket).unwrap().result.unwrap();
+    assert!(sent > 0 && sent < body.len(), "{sent}");
+    assert_eq!(ring.under_way(), 0);
+    drop(near);
+    let mut all = Vec::new();
+    far.read_to_end(&mut all).unwrap();
+    assert!(all == body[..sent]);
+}
+
+/// What was begun by a thread that has ended goes on, or says that it does not.
+#[test]
+fn the_end_of_a_thread_loses_nothing() {
+    for cooperative in [true, false] {
+        let Ok(ring) = Ring::open(Shape { cooperative, ..SMALL }) else { return };
+        let mut ring = ring;
+        let (near, mut far) = pair();
+        let mut got = Vec::new();
+        for round in 0..20u8 {
+            let begin = |ring: &mut Ring| {
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        ring.receive(&near, 0).unwrap();
+                        ring.submit().unwrap();
+                    });
+                });
+            };
+            if ring.under_way() == 0 {
+                begin(&mut ring);
+            }
+            far.write_all(&[round; 50]).unwrap();
+            while got.len() < 50 * (usize::from(round) + 1) {
+                match next(&mut ring).what {
+                    What::Bytes(lease) => got.extend_from_slice(&lease),
+                    What::Failed(Errno::CANCELED) => begin(&mut ring),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        assert!(got.chunks(50).enumerate().all(|(round, chunk)| chunk == [round as u8; 50]));
+    }
+}
+
+/// Without memory a receive ends, and begins again when there is some; what has come in between is there.
+#[test]
+fn want_of_buffers_ends_a_receive_and_loses_nothing() {
+    let Some(mut ring) = ring() else { return };
+    let (near, mut far) = pair();
+    far.write_all(&[9; 6 * 4096]).unwrap();
+    ring.receive(&near, 0).unwrap();
+    ring.submit().unwrap();
+    let mut held = Vec::new();
+    let last = loop {
+        let completion = next(&mut ring);
+        match completion.what {
+            What::Bytes(lease) => held.push(lease),
+            other => break other,
+        }
+    };
+    assert!(matches!(last, What::Failed(Errno::NOBUFS)), "{last:?}");
+    assert_eq!(held.len(), 4);
+    held = held.into_iter().map(super::Lease::detached).collect();
+    ring.receive(&near, 0).unwrap();
+    ring.submit().unwrap();
+    let mut count: usize = held.iter().map(|lease| lease.len()).sum();
+    while count < 6 * 4096 {
+        count += bytes(&next(&mut ring).what).len();
+    }
+    assert_eq!(count, 6 * 4096);
+}
+
+#[test]
+fn a_ticket_says_nothing_about_another_ring() {
+    let (Some(mut one), Some(mut other)) = (ring(), ring()) else { return };
+    let (near, _far) = pair();
+    let ticket = one.receive(&near, 0).unwrap();
+    other.cancel(ticket);
+    other.abandon(ticket);
+    assert!(other.take_back(ticket).is_none());
+    assert_eq!(one.under_way(), 1);
+}
