@@ -8,6 +8,7 @@ use fabric_core::buf::{FlatBuf, IoBufMut};
 use fabric_core::completion::Failed;
 use fabric_core::flags::{Access, MrMode};
 use fabric_core::info::{Info, Progress};
+use fabric_core::provider::SocketIo;
 use fabric_core::stats::DomainStats;
 use fabric_core::tree::{Children, Class, Hold, Node};
 use fabric_core::{Address, Error, Result, Scheme};
@@ -53,6 +54,7 @@ pub struct DomainBuilder<'a> {
     info: &'a Info,
     policy: WaitPolicy,
     single_copy_from: Option<usize>,
+    socket_io: SocketIo,
     context: u64,
 }
 
@@ -68,7 +70,8 @@ impl DomainInner {
 
 impl<'a> DomainBuilder<'a> {
     pub(crate) fn new(fabric: &'a Fabric, info: &'a Info) -> Self {
-        Self { fabric, info, policy: WaitPolicy::default(), single_copy_from: None, context: 0 }
+        let (policy, socket_io) = (WaitPolicy::default(), SocketIo::default());
+        Self { fabric, info, policy, single_copy_from: None, socket_io, context: 0 }
     }
 
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
@@ -99,6 +102,23 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
+    /// How sockets are waited for, where the provider has some; [`SocketIo::Auto`] unless said otherwise. See
+    /// [`manual::tcp`](crate::manual::tcp#epoll-and-io_uring).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Fabric, Hints, SocketIo, discover};
+    /// let info = discover(&Hints::new().provider("tcp")).await?;
+    /// let fabric = Fabric::open(&info[0])?;
+    /// let domain = fabric.domain_builder(&info[0]).socket_io(SocketIo::Epoll).open()?;
+    /// # drop(domain); Ok(()) }
+    /// ```
+    #[doc(alias = "FI_TCP_IO_URING")]
+    pub fn socket_io(mut self, io: SocketIo) -> Self {
+        self.socket_io = io;
+        self
+    }
+
     /// A number that comes with every event of this domain.
     pub fn context(mut self, context: u64) -> Self {
         self.context = context;
@@ -116,7 +136,8 @@ impl<'a> DomainBuilder<'a> {
     /// [`Error::Invalid`] when `info` describes another provider or fabric; [`Error::NoMatch`] when it asks for more
     /// than the provider offers; [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is
     /// manual and no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O ends the
-    /// process instead); [`Error::Os`].
+    /// process instead); [`Error::Os`], with the call `io_uring_setup` where [`SocketIo::IoUring`] was asked for and the kernel
+    /// refuses it.
     pub fn open(self) -> Result<Domain> {
         self.fabric.check(self.info)?;
         let provider = self.fabric.inner.provider;
@@ -126,6 +147,7 @@ impl<'a> DomainBuilder<'a> {
         if let Some(len) = self.single_copy_from {
             core.single_copy_from(len);
         }
+        core.socket_io(self.socket_io)?;
         if self.info.domain.data_progress != Progress::Auto {
             driver::spawn(&core)?;
         }

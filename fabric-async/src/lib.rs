@@ -87,6 +87,7 @@ pub use fabric_core::info::{
     AddrFormat, AvType, DomainAttr, EpAttr, EpType, FabricAttr, Hints, Info, Mismatch, NoMatch, Progress,
     Protocol, ResourceMgmt, RxAttr, SHARED_CONTEXT, Threading, TrafficClass, TxAttr, Version,
 };
+pub use fabric_core::provider::SocketIo;
 pub use fabric_core::stats::{DomainStats, EndpointStats, Moved};
 pub use fabric_core::tree::{Children, Class};
 pub use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scarce, Scheme};

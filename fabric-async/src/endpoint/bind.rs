@@ -3,6 +3,7 @@
 use fabric_core::Result;
 use fabric_core::flags::{Caps, CqBind};
 use fabric_core::info::{EpType, Hints, Progress};
+use fabric_core::provider::SocketIo;
 use fabric_reactor::WaitPolicy;
 
 use super::{Endpoint, Own};
@@ -29,6 +30,7 @@ pub struct BindOptions {
     policy: WaitPolicy,
     progress: Progress,
     single_copy_from: Option<usize>,
+    socket_io: SocketIo,
 }
 
 impl Endpoint {
@@ -65,7 +67,8 @@ impl Endpoint {
 
     /// Options to bind with.
     pub fn options() -> BindOptions {
-        BindOptions { policy: WaitPolicy::default(), progress: Progress::Manual, single_copy_from: None }
+        let (policy, socket_io) = (WaitPolicy::default(), SocketIo::default());
+        BindOptions { policy, progress: Progress::Manual, single_copy_from: None, socket_io }
     }
 }
 
@@ -89,6 +92,12 @@ impl BindOptions {
         self
     }
 
+    /// How sockets are waited for: as [`DomainBuilder::socket_io`](crate::DomainBuilder::socket_io).
+    pub fn socket_io(mut self, io: SocketIo) -> Self {
+        self.socket_io = io;
+        self
+    }
+
     /// Opens the endpoint.
     ///
     /// # Errors
@@ -107,7 +116,7 @@ impl BindOptions {
             })?
             .swap_remove(0);
         let fabric = Fabric::open(&info)?;
-        let mut domain = fabric.domain_builder(&info).wait_policy(self.policy);
+        let mut domain = fabric.domain_builder(&info).wait_policy(self.policy).socket_io(self.socket_io);
         if let Some(len) = self.single_copy_from {
             domain = domain.single_copy_from(len);
         }

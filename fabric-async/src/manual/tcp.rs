@@ -78,9 +78,37 @@
 //! The wire knows no authentication and no encryption: whoever reaches the port is a peer, and whoever can connect from a peer's
 //! IP address can pass for it. Networks that are not trusted need something below, as WireGuard or IPsec.
 //!
+//! # epoll and io_uring
+//!
+//! While somebody looks for messages, sockets are read and written by calls that do not block; nothing is faster. What happens
+//! when nobody looks, or when a socket is full, can be chosen, for a domain before its first endpoint:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, Error, SocketIo};
+//! let ep = match Endpoint::options().socket_io(SocketIo::IoUring).bind("tcp://").await {
+//!     // A container that forbids it, or an old kernel.
+//!     Err(Error::Os { call: "io_uring_setup", .. }) => Endpoint::bind("tcp://").await?,
+//!     ep => ep?,
+//! };
+//! # drop(ep); Ok(()) }
+//! ```
+//!
+//! * [`SocketIo::Epoll`](crate::SocketIo::Epoll): the kernel tells that a socket has something, or room again, and a pass
+//!   makes the calls.
+//! * [`SocketIo::IoUring`](crate::SocketIo::IoUring): before it sleeps the domain has the kernel receive from all connections at
+//!   once, into memory of the domain (1 MiB), and is woken with the bytes. The rest of a long message for which a socket has no room is
+//!   handed over in one piece, and sent from where it lies without waking anybody. Linux 6.0 or later.
+//! * [`SocketIo::Auto`](crate::SocketIo::Auto), the default: what `FABRIC_SOCKET_IO` says, `epoll`, `io_uring` or `auto`. `auto`
+//!   is epoll. From the variable `io_uring` is a wish: where the kernel refuses it, it is epoll. The `Debug` output of a
+//!   domain tells which it is.
+//!
+//! A ring is never used in a forked child. Under manual progress the kernel does its work when the thread that handed it over
+//! makes a call or sleeps; a thread that computes for long holds it up until the next tick of the clock.
+//!
 //! # What is not there
 //!
 //! One-sided operations and atomics, `FI_DELIVERY_COMPLETE`, connected endpoints (`FI_EP_MSG`), libfabric's layered
 //! protocol (`tcp;ofi_rxm`, which Debian 12's `fi_pingpong -p tcp -e rdm` speaks), its rendezvous, which is agreed off when a
-//! connection begins, and io_uring. [`discover`](crate::discover()) refuses hints for the first three by name; the others are
+//! connection begins. [`discover`](crate::discover()) refuses hints for the first three by name; the others are
 //! not offered.
