@@ -538,3 +538,46 @@ mod once {
 mod twice {
     scenarios!(crate::setup::Setup::new("shm").single_copy_from(usize::MAX));
 }
+
+/// The way of waiting for sockets that is not the default, and both ways where nobody looks before sleeping.
+mod ring {
+    fn setup() -> crate::setup::Setup {
+        crate::setup::Setup::new("tcp").socket_io(fabric_async::SocketIo::IoUring)
+    }
+
+    mod manual {
+        mod current_thread {
+            scenarios!(crate::ring::setup());
+        }
+        mod multi_thread {
+            scenarios!(crate::ring::setup().multi_thread());
+        }
+    }
+    mod auto {
+        mod current_thread {
+            scenarios!(crate::ring::setup().auto());
+        }
+        mod multi_thread {
+            scenarios!(crate::ring::setup().auto().multi_thread());
+        }
+    }
+    mod park {
+        mod manual {
+            scenarios!(crate::ring::setup().policy(fabric_async::WaitPolicy::Park));
+        }
+        mod auto {
+            scenarios!(crate::ring::setup().policy(fabric_async::WaitPolicy::Park).auto().multi_thread());
+        }
+    }
+}
+mod epoll {
+    mod park {
+        scenarios!(
+            crate::setup::Setup::new("tcp")
+                .socket_io(fabric_async::SocketIo::Epoll)
+                .policy(fabric_async::WaitPolicy::Park)
+                .auto()
+                .multi_thread()
+        );
+    }
+}

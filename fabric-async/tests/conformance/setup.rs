@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fabric_async::{
-    Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, WaitPolicy, discover,
+    Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, SocketIo, WaitPolicy, discover,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -28,6 +28,8 @@ pub(crate) struct Setup {
     ep_type: Option<EpType>,
     /// From which length on messages are copied once, if the scenario does not say.
     pub(crate) single_copy_from: Option<usize>,
+    /// How sockets are waited for.
+    pub(crate) socket_io: SocketIo,
     workers: Option<usize>,
 }
 
@@ -76,6 +78,9 @@ pub(crate) fn run<F: Future<Output = ()>>(
         }
         Err(error) => panic!("{error}"),
     }
+    if let Err(error) = runtime.block_on(setup.can_open()) {
+        return eprintln!("skipped, the machine does not offer {:?}: {error}", setup.socket_io);
+    }
     let ended = runtime.block_on(async { timeout(HANGS, scenario(setup)).await });
     assert!(ended.is_ok(), "still not done after {HANGS:?}");
 }
@@ -102,6 +107,7 @@ impl Setup {
             caps: Caps::empty(),
             ep_type: None,
             single_copy_from: None,
+            socket_io: SocketIo::default(),
             workers: None,
         }
     }
@@ -116,6 +122,10 @@ impl Setup {
 
     pub(crate) fn single_copy_from(self, len: usize) -> Self {
         Self { single_copy_from: Some(len), ..self }
+    }
+
+    pub(crate) fn socket_io(self, socket_io: SocketIo) -> Self {
+        Self { socket_io, ..self }
     }
 
     pub(crate) fn multi_thread(self) -> Self {
@@ -141,6 +151,18 @@ impl Setup {
             hints = hints.ep_type(ep_type);
         }
         discover(&hints).await.map(|mut found| found.swap_remove(0))
+    }
+
+    /// Whether the machine has what the domain is to be opened with.
+    async fn can_open(&self) -> fabric_async::Result<()> {
+        if self.socket_io != SocketIo::IoUring {
+            return Ok(());
+        }
+        let (fabric, info) = self.fabric().await;
+        match fabric.domain_builder(&info).socket_io(self.socket_io).open() {
+            Err(Error::Os { call: "io_uring_setup", .. }) => Err(Error::NotSupported("io_uring")),
+            other => other.map(drop),
+        }
     }
 
     /// The same, for endpoints that can do this and no more.

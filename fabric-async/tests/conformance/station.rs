@@ -69,7 +69,7 @@ impl Station {
         info.rx.size = plan.rx_size.unwrap_or(info.rx.size);
         info.ep.max_msg_size = plan.max_msg_size.unwrap_or(info.ep.max_msg_size);
         (info.tx.op_flags, info.rx.op_flags) = (plan.op_flags, plan.op_flags & OpFlags::COMPLETION);
-        let mut domain = fabric.domain_builder(&info).wait_policy(setup.policy);
+        let mut domain = fabric.domain_builder(&info).wait_policy(setup.policy).socket_io(setup.socket_io);
         if let Some(len) = plan.single_copy_from.or(setup.single_copy_from) {
             domain = domain.single_copy_from(len);
         }

@@ -3,6 +3,7 @@
 mod answers;
 mod hostile;
 mod networks;
+mod ring;
 
 use std::time::Duration;
 
