@@ -16,6 +16,20 @@ fn few() -> Plan {
     Plan { tx_size: Some(16), ..Plan::default() }
 }
 
+/// The sender makes no call any more once nothing goes: what is on its way leaves by itself as there is room.
+pub(crate) async fn what_fills_the_way_leaves_without_another_call(setup: Setup) {
+    let (a, b, to_b) = pair_of(&setup, Plan::default(), Plan::default()).await;
+    let len = a.info.tx.inject_size.min(4096);
+    let mut sent = 0u64;
+    while sent < 4096 && a.ep.inject(to_b, &numbered(sent, len)).is_ok() {
+        sent += 1;
+    }
+    assert!(sent > 0);
+    for number in 0..sent {
+        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+    }
+}
+
 pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
     let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
     for round in 0..3 {

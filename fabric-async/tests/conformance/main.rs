@@ -196,6 +196,7 @@ macro_rules! scenarios {
                 timeouts_lose_nothing: MSG,
             }
             backpressure {
+                what_fills_the_way_leaves_without_another_call: MSG,
                 sends_run_out_of_credit_and_recover: MSG,
                 an_awaited_send_waits_for_the_receiver: MSG,
                 sends_that_wait_keep_their_order: MSG,
