@@ -200,16 +200,22 @@ impl ProviderDomain for TcpDomain {
         spec: &SendSpec,
         payload: Payload<'_>,
     ) -> Result<SendNow> {
-        self.ep(ep)?.send_now(host, spec, payload)
+        let sent = self.ep(ep)?.send_now(host, spec, payload);
+        // Nobody else may look for long.
+        self.io.submit();
+        sent
     }
 
     fn flush(&mut self, _: &mut dyn Host, ep: EpId) -> Result<()> {
         self.ep(ep)?.flush();
+        self.io.submit();
         Ok(())
     }
 
     fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
-        self.ep(ep)?.queue_send(host, op, spec)
+        let queued = self.ep(ep)?.queue_send(host, op, spec);
+        self.io.submit();
+        queued
     }
 
     fn post_recv(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: RecvSpec) {
