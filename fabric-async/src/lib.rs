@@ -1,5 +1,6 @@
 //! A Tokio-native fabric: libfabric's object model (fabric, domain, endpoint, completion queue, event queue, address
-//! vector, memory region, counter, shared receive context) as async objects, over shared memory, with nothing to install.
+//! vector, memory region, counter, shared receive context) as async objects, over shared memory, tcp
+//! and udp, with nothing to install.
 //!
 //! ```
 //! use fabric_async::{Endpoint, Result};
@@ -35,8 +36,8 @@
 //!
 //! # Where to read on
 //!
-//! [`manual`] has the chapters: progress, waiting, cancellation, memory, one-sided operations, ordering, backpressure, serving, errors,
-//! coming from libfabric, defaults.
+//! [`manual`] has the chapters: progress, waiting, sending, cancellation, memory, one-sided operations, ordering,
+//! backpressure, serving, tcp, udp, errors, coming from libfabric, defaults.
 
 mod av;
 mod close;

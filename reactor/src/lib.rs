@@ -9,7 +9,7 @@
 //! | `shared` | receive contexts that several endpoints share |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | `uring` | operations that the kernel carries on with while nobody looks |
-//! | [`provider`] | the registry, and shared memory |
+//! | [`provider`] | the registry, and the providers: shared memory, tcp, udp |
 
 mod batch;
 mod claim;

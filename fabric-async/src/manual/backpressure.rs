@@ -47,7 +47,8 @@
 //! # Transmit credits
 //!
 //! An endpoint has `info.tx.size` credits: 1024, or fewer if [`Hints::tx_size`] asked for fewer. A send holds
-//! one from the moment it has to queue until all of it is in the peer's ring. A message that goes into the
+//! one from the moment it has to queue until all of it is in the peer's ring, or with the socket; until the peer has
+//! fetched it, where it is copied once; until the word has come that it waits for. A message that goes into the
 //! ring at once holds none. So a sender can be ahead of its receiver by the ring, and by its credits.
 //!
 //! One peer can have a quarter of the credits, at least one. A peer that does not receive therefore stops the

@@ -36,7 +36,8 @@
 //! are still accepted and dead peers still noticed, because those wake the driver through the kernel. But a
 //! *passive target* receives nothing: if you posted receives with `.post()` and nobody reads the queue,
 //! messages stay in the ring until somebody polls; the sender can fill the ring, and then waits. This is what
-//! manual means in libfabric too.
+//! manual means in libfabric too. (Over `tcp` and `udp` the kernel wakes the driver for what comes, and so it may be
+//! received; do not count on it.)
 //!
 //! Whoever wants to drive by hand calls [`Domain::progress`]: one pass and one look at new connections,
 //! without waiting. It returns whether anything moved.

@@ -136,7 +136,9 @@ pub(super) fn submit<B: IoBuf, M: ThreadModel>(
     permit: Option<Permit<M>>,
     credit: Credit,
 ) -> Operation<B> {
-    if permit.is_none() && ep.inner.check_send(spec).is_ok() && ep.inner.check_gather(&buf).is_ok() {
+    // One that waits for its receiver's word never ends at once.
+    let at_once = permit.is_none() && !spec.level.is_confirmed();
+    if at_once && ep.inner.check_send(spec).is_ok() && ep.inner.check_gather(&buf).is_ok() {
         let payload = buf.payload();
         let len = payload.len();
         match ep.inner.domain.core.send_now(ep.inner.id, spec, payload) {

@@ -7,6 +7,7 @@
 //! | `outgoing`, `incoming` | a connection, seen from the sender and from the receiver |
 //! | `handshake` | how two endpoints meet, and what they say outside of the rings |
 //! | `socket` | the sockets they say it on |
+//! | `receipts` | messages that the peer is to confirm |
 //! | `record` | what the records in a ring say |
 //! | `ring` | the ring of lines |
 //! | `segment` | the memory below the ring |
