@@ -61,22 +61,27 @@ impl Outbox {
         self.bytes.splice(at..at, bytes.iter().copied());
     }
 
-    /// Adds a whole message.
-    ///
-    /// # Panics
-    /// While another one is open.
-    pub fn push(&mut self, tag: Option<u64>, data: Option<u64>, payload: Payload<'_>) {
+    /// Adds a whole message. False, and nothing is added, while another one is open.
+    #[must_use]
+    pub fn push(&mut self, tag: Option<u64>, data: Option<u64>, payload: Payload<'_>) -> bool {
+        if self.is_open {
+            return false;
+        }
         self.header(Frame::message(tag, data, payload.len()));
         payload.for_each(|_, piece| self.bytes.extend_from_slice(piece));
+        true
     }
 
-    /// Begins a message whose bytes are sent from where they lie, after what is pending.
-    ///
-    /// # Panics
-    /// While another one is open.
-    pub fn open(&mut self, tag: Option<u64>, data: Option<u64>, len: usize) {
+    /// Begins a message whose bytes are sent from where they lie, after what is pending. False, and nothing has begun,
+    /// while another one is open.
+    #[must_use]
+    pub fn open(&mut self, tag: Option<u64>, data: Option<u64>, len: usize) -> bool {
+        if self.is_open {
+            return false;
+        }
         self.header(Frame::message(tag, data, len));
         self.is_open = true;
+        true
     }
 
     /// All bytes of the message that was opened have left.
@@ -108,7 +113,6 @@ impl Outbox {
     }
 
     fn header(&mut self, frame: Frame) {
-        assert!(!self.is_open, "a frame within another");
         let mut header = [0; LONGEST_HEADER];
         let len = frame.encode(self.order, self.number, &mut header);
         self.number = self.number.wrapping_add(1);

@@ -60,12 +60,12 @@ fn stream(order: Order, messages: &[Message]) -> Vec<u8> {
     for (number, message) in messages.iter().enumerate() {
         let payload = contents(number, message.len);
         if message.is_open {
-            outbox.open(message.tag, message.data, message.len);
+            assert!(outbox.open(message.tag, message.data, message.len));
             flush(&mut outbox, &mut bytes, usize::MAX);
             bytes.extend_from_slice(&payload);
             outbox.close();
         } else {
-            outbox.push(message.tag, message.data, Payload::Whole(&payload));
+            assert!(outbox.push(message.tag, message.data, Payload::Whole(&payload)));
             flush(&mut outbox, &mut bytes, 5);
         }
         assert!(!outbox.is_open());
@@ -164,7 +164,10 @@ fn answers_are_owed_for_whole_messages() {
         assert_eq!((taken.bytes, taken.owed.len()), (rest.len(), 1), "cut at {cut}");
     }
     let mut outbox = Outbox::new(Order::Little);
-    outbox.open(None, None, 4);
+    assert!(outbox.open(None, None, 4));
+    let header = outbox.pending().len();
+    assert!(!outbox.open(None, None, 4) && !outbox.push(None, None, Payload::Whole(b"x")));
+    assert_eq!(outbox.pending().len(), header, "a message within another");
     outbox.acknowledge(owed());
     outbox.left(outbox.pending().len());
     assert!(outbox.pending().is_empty(), "nothing comes between a header and its bytes");

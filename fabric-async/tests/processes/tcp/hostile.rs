@@ -3,7 +3,7 @@
 use fabric_async::{DownReason, Endpoint, Error};
 use fabric_core::tcp::{Control, ControlKind, Hello};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::{bound, next_end, next_rejection, still_works};
 use crate::run;
@@ -215,6 +215,48 @@ fn who_does_not_read_holds_up_nobody() {
         drop(socket);
         let failed = sends.pop().unwrap().await.unwrap_err();
         assert!(failed.error.is_peer_gone(), "{}", failed.error);
+        still_works(&ep).await;
+    });
+}
+
+/// What has begun cannot be taken back: the connection ends there, and the next message goes over another one.
+#[test]
+fn an_address_that_is_removed_in_the_middle_of_a_message_ends_the_connection() {
+    const LONG: usize = 64 << 20;
+    run(async {
+        let (ep, mut events) = bound().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let name = format!("tcp://{}", listener.local_addr().unwrap());
+        let mut socket = accepted(&ep, listener.local_addr().unwrap().port()).await;
+        socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+        let stuck = ep.recv().await.unwrap().source().unwrap();
+        ep.send(stuck, "before").await.unwrap();
+        let long = ep.send(stuck, vec![1; LONG]).start().unwrap();
+        let behind = ep.send(stuck, "behind").start().unwrap();
+        let mut begun = [0; 16 + 6 + 16];
+        socket.read_exact(&mut begun).await.unwrap();
+        ep.address_vector().remove(stuck).unwrap();
+        assert_eq!(long.await.unwrap_err().error, Error::StaleAddress(stuck));
+        assert_eq!(behind.await.unwrap_err().error, Error::StaleAddress(stuck));
+
+        let peer = ep.address_vector().insert(&name[..]).unwrap();
+        let answering = async {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut request = [0; 40];
+            socket.read_exact(&mut request).await.unwrap();
+            let answer = Control::new(ControlKind::Accept, &Hello::new(9, 7).encode()).unwrap();
+            socket.write_all(&answer.encode()).await.unwrap();
+            let mut message = [0; 16 + 5];
+            socket.read_exact(&mut message).await.unwrap();
+            assert_eq!(&message[16..], b"again");
+            socket
+        };
+        let (sent, again) = tokio::join!(ep.send(peer, "again"), answering);
+        sent.unwrap();
+        let rest = until_gone(socket).await;
+        assert!(rest.len() < LONG && rest.iter().all(|byte| *byte == 1), "{} bytes", rest.len());
+        next_end(&mut events).await;
+        drop(again);
         still_works(&ep).await;
     });
 }

@@ -59,6 +59,8 @@ pub(crate) struct Link {
     ended: Option<DownReason>,
     /// Nothing can be sent any more. What the peer has sent before may still be there to be read.
     is_deaf: bool,
+    /// A message has begun that will not end: what is pending leaves, and nothing behind it.
+    is_cut: bool,
     quiet_passes: u32,
     /// What it has in the ring, where there is one.
     lane: Option<Lane>,
@@ -100,6 +102,7 @@ impl Link {
             is_bursting: false,
             ended: None,
             is_deaf: false,
+            is_cut: false,
             quiet_passes: 0,
             lane: ring.map(|ring| Lane::new(ring, token)),
         }
@@ -180,7 +183,7 @@ impl Link {
         self.quiet_passes = 0;
         let (used, held) = match self.inbox.take(&scratch[..have], who, rx, host) {
             Ok(taken) => {
-                if !self.is_deaf {
+                if !self.is_deaf && !self.is_cut {
                     taken.owed.into_iter().for_each(|owed| self.outbox.acknowledge(owed));
                 }
                 (taken.bytes, taken.held)
@@ -223,6 +226,17 @@ impl Link {
         self.rewatch();
     }
 
+    /// The message that is being sent, if there is one, will not end: nothing may come behind its beginning, and the peer
+    /// hears of it by the end of the stream. Returns whether there was one.
+    pub(crate) fn cut(&mut self) -> bool {
+        if self.is_deaf || !self.outbox.is_open() {
+            return false;
+        }
+        self.is_cut = true;
+        self.flush();
+        true
+    }
+
     /// The message that was arriving fails; the rest is nobody's.
     pub(crate) fn give_up(&mut self, rx: &mut RxContext, host: &mut dyn Host, error: Error) {
         if let Some(landing) = self.inbox.end() {
@@ -240,7 +254,9 @@ impl Link {
         if self.outbox.pending().len() + payload.len() > COLLECTED && (self.is_blocked || !self.flush()) {
             return false;
         }
-        self.outbox.push(spec.tag, spec.data, payload);
+        if !self.outbox.push(spec.tag, spec.data, payload) {
+            return false;
+        }
         if self.is_bursting || spec.more {
             host.unsettled();
         } else {
@@ -270,12 +286,19 @@ impl Link {
             }
         }
         self.block(false);
+        if self.is_cut && !self.is_deaf {
+            self.socket.finish();
+            self.deafen();
+        }
         true
     }
 
     /// Moves the operations on. Returns whether anything was sent.
     pub(crate) fn drive(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
         self.is_bursting = false;
+        if self.is_cut {
+            return !self.is_deaf && self.flush();
+        }
         if self.is_deaf || self.is_sending() || queue.is_empty() && self.outbox.pending().is_empty() {
             return false;
         }
@@ -287,10 +310,11 @@ impl Link {
             let payload = host.payload(*op);
             let len = payload.len();
             if spec.kind == OpKind::Send && (sent.is_some() || len > SHORT) {
-                let from = *sent.get_or_insert_with(|| {
-                    self.outbox.open(spec.tag, spec.data, len);
-                    0
-                });
+                if sent.is_none() && !self.outbox.open(spec.tag, spec.data, len) {
+                    self.cut();
+                    break;
+                }
+                let from = *sent.get_or_insert(0);
                 // The ring may have sent it to its end.
                 let part = payload.part(from, (len - from).min(left));
                 let sent_now = if part.is_empty() { Some(0) } else { self.send_part(part) };
@@ -311,7 +335,10 @@ impl Link {
                 if self.outbox.pending().len() + len > COLLECTED && !self.flush() {
                     break;
                 }
-                self.outbox.push(spec.tag, spec.data, payload);
+                if !self.outbox.push(spec.tag, spec.data, payload) {
+                    self.cut();
+                    break;
+                }
                 left = left.saturating_sub(len);
             }
             let (op, transfer) = (*op, Transfer::sent(len, spec.tag));

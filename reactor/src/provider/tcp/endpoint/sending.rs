@@ -139,12 +139,17 @@ impl Endpoint {
         false
     }
 
-    /// What waits for a peer, or is on its way, ends.
+    /// What waits for a peer, or is on its way, ends. A connection in the middle of a message sends nothing any more.
     pub(super) fn fail_sends(&mut self, host: &mut dyn Host, at: usize, error: &Error) {
         self.peers[at].again = None;
         let peer = &mut self.peers[at];
         if let Some(Stage::Up(link)) = peer.link.and_then(|link| self.stages.get_mut(link)) {
             link.take_back(&mut peer.sends);
+            if link.cut()
+                && let Some(at) = peer.link.take()
+            {
+                self.heat(at);
+            }
         }
         for send in std::mem::take(&mut self.peers[at].sends) {
             let transfer = Transfer::sent(send.sent.unwrap_or(0), send.spec.tag);
