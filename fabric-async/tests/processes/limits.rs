@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fabric_async::{Access, Endpoint, Error, EventKind, EventQueue, FiAddr, Refusal, RemoteRegion};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpSocket;
 
 use crate::census::{Census, alone};
 use crate::hostile::still_works;
@@ -197,6 +198,32 @@ fn without_descriptors_operations_fail_and_go_on_later() {
             assert_eq!(&other.recv().await.unwrap()[..], b"hello");
             drop(target);
             still_works(&host.ep).await;
+        });
+    });
+}
+
+/// The first who connects finds no descriptor: the listener has its clock all the same, and goes on when there are some.
+#[test]
+fn without_descriptors_a_listener_over_tcp_waits() {
+    alone("limits::without_descriptors_a_listener_over_tcp_waits", || {
+        let _limited = limit(Resource::Nofile, 64);
+        run(async {
+            let ep = Endpoint::bind("tcp://").await.unwrap();
+            let mut events = ep.events().unwrap();
+            let friend = Endpoint::bind("tcp://").await.unwrap();
+            let caller = TcpSocket::new_v4().unwrap();
+            let hogged = hog(0);
+            let _caller = caller.connect(ep.name().socket().unwrap()).await.unwrap();
+            let error = loop {
+                if let EventKind::Rejected { error } = events.next().await.kind {
+                    break error;
+                }
+            };
+            assert!(matches!(error, Error::Os { call: "accept4", errno: EMFILE }), "{error}");
+            drop(hogged);
+            let to_ep = friend.lookup(ep.name()).await.unwrap();
+            friend.send(to_ep, WORD).await.unwrap();
+            assert_eq!(&ep.recv().await.unwrap()[..], WORD.as_bytes());
         });
     });
 }

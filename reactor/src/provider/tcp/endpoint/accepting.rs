@@ -31,7 +31,7 @@ impl Endpoint {
                     // Who waits there keeps the listener ready.
                     self.listener.unwatch(&*self.wait);
                     self.accept_again = Some(Instant::now() + NO_DESCRIPTOR);
-                    let _ = self.set_clock();
+                    self.set_clock();
                     let error = Error::os("accept4", errno.raw_os_error());
                     return host.event(self.id, EventKind::Rejected { error });
                 }
@@ -63,7 +63,7 @@ impl Endpoint {
             self.caller_over(host, self.callers[0], None);
         }
         if self.callers.len() == 1 {
-            let _ = self.set_clock();
+            self.set_clock();
         }
     }
 

@@ -25,7 +25,8 @@ impl Endpoint {
         let hello = Hello::new(self.at.port(), self.instance);
         peer.link =
             Some(self.stages.insert(Stage::Asked(Asked::new(at, socket, hello, Instant::now() + PATIENCE))));
-        self.set_clock()
+        self.set_clock();
+        Ok(())
     }
 
     pub(super) fn asked_ready(&mut self, host: &mut dyn Host, at: usize) {
@@ -91,7 +92,7 @@ impl Endpoint {
         // Two that ask each other must not keep in step.
         let jitter = RandomState::new().hash_one(at) % 1000;
         peer.again = Some((now + pause + Duration::from_micros(jitter), pause));
-        let _ = self.set_clock();
+        self.set_clock();
     }
 }
 

@@ -2,27 +2,18 @@
 
 use std::time::Instant;
 
+use fabric_core::Error;
 use fabric_core::provider::Host;
-use fabric_core::{Error, Result};
 
-use super::super::socket::Timer;
-use super::{Endpoint, PATIENCE, Peer, Stage, Token};
+use super::{Endpoint, PATIENCE, Peer, Stage};
 
 impl Endpoint {
     /// Wakes when something is due.
-    pub(super) fn set_clock(&mut self) -> Result<()> {
+    pub(super) fn set_clock(&self) {
         let stages = self.stages.iter().filter_map(|(_, stage)| stage.until());
         let again = self.peers.iter().filter_map(|(_, peer)| peer.again.map(|(at, _)| at));
         let next = stages.chain(again).chain(self.accept_again).min();
-        if next.is_some() && self.clock.is_none() {
-            let clock = Timer::new()?;
-            clock.watch(&*self.wait, Token::Clock.pack(self.id))?;
-            self.clock = Some(clock);
-        }
-        if let Some(clock) = &self.clock {
-            clock.set(next.map(|next| next.saturating_duration_since(Instant::now())));
-        }
-        Ok(())
+        self.clock.set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
 
     pub(super) fn tick(&mut self, host: &mut dyn Host) {
@@ -32,7 +23,7 @@ impl Endpoint {
         }
         self.end_late(host, now);
         self.ask_again(host, now);
-        let _ = self.set_clock();
+        self.set_clock();
     }
 
     /// Ends what has waited for too long.

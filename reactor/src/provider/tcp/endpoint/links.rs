@@ -34,7 +34,7 @@ impl Endpoint {
         self.peers[peer].again = None;
         let at = self.stages.insert(Stage::Up(Box::new(link)));
         self.hot.push(at);
-        let _ = self.set_clock();
+        self.set_clock();
         at
     }
 

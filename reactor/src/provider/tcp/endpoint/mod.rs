@@ -119,7 +119,7 @@ pub(crate) struct Endpoint {
     accept_again: Option<Instant>,
     next_key: u32,
     scratch: Box<[u8]>,
-    clock: Option<Timer>,
+    clock: Timer,
     /// Where connections listen and are sent on, unless epoll does that.
     ring: Option<SharedRing>,
 }
@@ -133,7 +133,13 @@ impl Endpoint {
         ring: Option<SharedRing>,
     ) -> Result<Self> {
         let (listener, at) = Listener::open(at)?;
+        // From the beginning: there may be no descriptor for it when it is needed.
+        let clock = Timer::new()?;
         listener.watch(&*wait, Token::Listener.pack(id))?;
+        if let Err(error) = clock.watch(&*wait, Token::Clock.pack(id)) {
+            listener.unwatch(&*wait);
+            return Err(error);
+        }
         Ok(Self {
             id,
             name: Address::of_socket(Scheme::Tcp, at)?,
@@ -151,7 +157,7 @@ impl Endpoint {
             accept_again: None,
             next_key: 0,
             scratch: vec![0; SCRATCH].into(),
-            clock: None,
+            clock,
             ring,
         })
     }
@@ -292,9 +298,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.listener.unwatch(&*self.wait);
-        if let Some(clock) = &self.clock {
-            clock.unwatch(&*self.wait);
-        }
+        self.clock.unwatch(&*self.wait);
         for stage in self.stages.drain() {
             if let Stage::Up(link) = stage {
                 let (socket, rest) = link.into_socket();
