@@ -1,9 +1,12 @@
 //! What becomes of an attempt to connect.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use fabric_async::{Endpoint, Error};
-use fabric_core::tcp::{Control, ControlKind};
+use fabric_core::tcp::{Control, ControlKind, Hello};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::{bound, still_works};
 use crate::run;
@@ -99,6 +102,48 @@ fn patience_has_an_end() {
         let error = ep.lookup(&name[..]).await.unwrap_err();
         assert!(matches!(error, Error::Refused { .. }), "{error}");
         refuses.abort();
+        still_works(&ep).await;
+    });
+}
+
+/// The peer asks as well, and its question goes before ours; but it resets the connection before it is answered. What is
+/// to be sent asks once more.
+#[test]
+fn a_caller_that_has_gone_again_is_asked_again() {
+    run(async {
+        let (ep, _events) = bound().await;
+        // The greater address.
+        let at = SocketAddr::from(([127, 0, 0, 2], 0));
+        let listener = TcpListener::bind(at).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let peer = ep.address_vector().insert(&format!("tcp://127.0.0.2:{port}")[..]).unwrap();
+        let sent = ep.send(peer, "hello").start().unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(at).unwrap();
+        let mut socket = socket.connect(ep.name().socket().unwrap()).await.unwrap();
+        let question = Control::new(ControlKind::Request, &Hello::new(port, 7).encode()).unwrap();
+        socket.write_all(&question.encode()).await.unwrap();
+        rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
+        drop(socket);
+        let answering = async {
+            loop {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut request = [0; 40];
+                if socket.read_exact(&mut request).await.is_err() {
+                    // The question that was given up.
+                    continue;
+                }
+                let answer = Control::new(ControlKind::Accept, &Hello::new(9, 7).encode()).unwrap();
+                socket.write_all(&answer.encode()).await.unwrap();
+                let mut message = [0; 16 + 5];
+                if socket.read_exact(&mut message).await.is_ok() {
+                    return message;
+                }
+            }
+        };
+        let (sent, message) = tokio::join!(sent, answering);
+        sent.unwrap();
+        assert_eq!(&message[16..], b"hello");
         still_works(&ep).await;
     });
 }

@@ -106,7 +106,7 @@ impl Endpoint {
             }
         }
         if !caller.say(ControlKind::Accept, hello.accepted_by(self.instance)) {
-            return;
+            return self.called_in_vain(host, theirs);
         }
         let order = Order::NATIVE.with(order);
         // `link_down` may have forgotten the peer.
@@ -117,5 +117,19 @@ impl Endpoint {
             self.drive(host, peer);
         }
         self.progress(host);
+    }
+
+    /// Somebody was to be accepted, and has gone: what waited for a connection that it would have replaced asks for one.
+    fn called_in_vain(&mut self, host: &mut dyn Host, theirs: SocketAddr) {
+        let Some(&at) = self.by_address.get(&theirs) else { return };
+        let peer = &self.peers[at];
+        if !peer.sends.is_empty()
+            && peer.link.is_none()
+            && peer.again.is_none()
+            && let Err(error) = self.dial(at)
+        {
+            self.fail_sends(host, at, &error);
+        }
+        self.forget(at);
     }
 }

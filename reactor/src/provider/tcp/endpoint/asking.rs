@@ -75,6 +75,7 @@ impl Endpoint {
             self.peers[asked.peer].link = None;
             self.fail_sends(host, asked.peer, error);
         }
+        self.forget(asked.peer);
     }
 
     /// Asks again after a while, unless that has gone on for too long.
@@ -82,7 +83,9 @@ impl Endpoint {
         let now = Instant::now();
         let peer = &mut self.peers[at];
         if peer.sends.is_empty() {
-            return;
+            // Who sends next asks at once.
+            peer.again = None;
+            return self.forget(at);
         }
         if peer.until.is_some_and(|until| until < now) {
             let error = Error::Refused { peer: peer.name.clone(), reason: Refusal::Resources };

@@ -85,8 +85,8 @@ impl Endpoint {
     }
 
     /// A peer that nobody needs.
-    fn forget(&mut self, at: usize) {
-        let peer = &self.peers[at];
+    pub(super) fn forget(&mut self, at: usize) {
+        let Some(peer) = self.peers.get(at) else { return };
         if peer.addr.is_none()
             && peer.link.is_none()
             && peer.sends.is_empty()

@@ -79,6 +79,7 @@ impl Endpoint {
             self.routes[addr.index()] = None;
             self.peers[at].addr = None;
             self.fail_sends(host, at, &Error::StaleAddress(addr));
+            self.forget(at);
         }
     }
 }
