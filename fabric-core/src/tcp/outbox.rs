@@ -4,6 +4,9 @@ use crate::buf::Payload;
 
 use super::{Frame, LONGEST_HEADER, Order, Owed};
 
+/// An acknowledgement is a header with nothing in it.
+const ACK_BYTES: usize = 16;
+
 /// The sending half of a connection: bytes that are on their way, and the numbers of frames.
 ///
 /// Short messages are collected here and leave together. Of a long one only the header passes through: its bytes follow
@@ -32,6 +35,12 @@ impl Outbox {
     #[must_use]
     pub fn pending(&self) -> &[u8] {
         &self.bytes[self.sent..]
+    }
+
+    /// Bytes that wait for the peer to read: what is pending, and acknowledgements for which it is not the moment yet.
+    #[must_use]
+    pub fn backlog(&self) -> usize {
+        self.pending().len() + self.owed.len() * ACK_BYTES
     }
 
     /// So many of them have left.

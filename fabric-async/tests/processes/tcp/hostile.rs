@@ -287,6 +287,11 @@ fn who_asks_for_answers_and_does_not_read_them_is_not_heard() {
             asked += asking.len();
             assert!(asked < 1 << 30, "it goes on being heard");
         }
+        // Nor does what waits there keep anybody awake.
+        let looks = || ep.domain().stats().passes + ep.domain().stats().parks;
+        let before = looks();
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        assert!(looks() - before < 100, "{} looks at nothing", looks() - before);
         drop(socket);
         next_end(&mut events).await;
         receiver.abort();

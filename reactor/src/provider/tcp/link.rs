@@ -51,6 +51,8 @@ pub(crate) struct Link {
     is_fresh: bool,
     /// The first message among them is nobody's yet.
     held: bool,
+    /// It is not watched for what comes: that is not read for now.
+    is_resting: bool,
     /// There was no room to send.
     is_blocked: bool,
     /// Something was sent since the last pass: what follows is collected.
@@ -98,6 +100,7 @@ impl Link {
             is_fresh: !rest.is_empty(),
             rest,
             held: false,
+            is_resting: false,
             is_blocked: false,
             is_bursting: false,
             ended: None,
@@ -195,16 +198,14 @@ impl Link {
         };
         self.rest.clear();
         self.rest.extend_from_slice(&scratch[used..have]);
-        if held != self.held {
-            self.held = held;
-            self.rewatch();
-        }
+        self.held = held;
+        self.rest_or_watch();
         true
     }
 
     /// Whoever lets acknowledgements pile up is not read from.
     fn is_clogged(&self) -> bool {
-        self.outbox.pending().len() > 2 * COLLECTED
+        self.outbox.backlog() > 2 * COLLECTED
     }
 
     /// Whether what comes is read.
@@ -295,6 +296,12 @@ impl Link {
 
     /// Moves the operations on. Returns whether anything was sent.
     pub(crate) fn drive(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
+        let moved = self.send_on(queue, host);
+        self.rest_or_watch();
+        moved
+    }
+
+    fn send_on(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
         self.is_bursting = false;
         if self.is_cut {
             return !self.is_deaf && self.flush();
@@ -394,18 +401,26 @@ impl Link {
         }
     }
 
-    /// Watches for what matters now. What is held back must not keep everybody awake.
+    /// Whether it is watched for what comes follows whether that is read.
+    fn rest_or_watch(&mut self) {
+        if self.is_resting != (self.held || self.is_clogged()) {
+            self.rewatch();
+        }
+    }
+
+    /// Watches for what matters now. What is not read must not keep everybody awake.
     pub(crate) fn rewatch(&mut self) {
+        self.is_resting = self.held || self.is_clogged();
         if self.ended.is_some() {
             return;
         }
         if self.is_in_ring() {
-            if self.held {
+            if self.is_resting {
                 self.rest_from_reading();
             }
             return self.socket.unwatch();
         }
-        let interest = match (self.held, self.is_blocked) {
+        let interest = match (self.is_resting, self.is_blocked) {
             (true, false) => return self.socket.unwatch(),
             (true, true) => Interest::Write,
             (false, true) => Interest::Both,
