@@ -126,8 +126,10 @@ impl Asked {
     /// Goes on after the socket was ready.
     pub(crate) fn go_on(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Greeting {
         if !self.has_asked {
-            if let Err(errno) = self.socket.dialed() {
-                return Greeting::Failed(errno);
+            match self.socket.dialed() {
+                Ok(true) => {}
+                Ok(false) => return Greeting::Later,
+                Err(errno) => return Greeting::Failed(errno),
             }
             if !say(&self.socket, ControlKind::Request, self.hello) {
                 return Greeting::Gone;

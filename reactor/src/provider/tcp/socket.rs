@@ -136,12 +136,18 @@ impl Socket {
         }
     }
 
-    /// What became of the attempt to connect.
-    pub(crate) fn dialed(&self) -> Result<(), Errno> {
+    /// What became of the attempt to connect: whether there is a connection yet.
+    pub(crate) fn dialed(&self) -> Result<bool, Errno> {
         rustix::net::sockopt::socket_error(&self.fd)??;
         // Where nobody listens, the kernel may have given this side the very port it calls, and let it call itself.
         let this = rustix::net::getsockname(&self.fd)?;
-        if rustix::net::getpeername(&self.fd)? == Some(this) { Err(Errno::CONNREFUSED) } else { Ok(()) }
+        match rustix::net::getpeername(&self.fd) {
+            Ok(peer) if peer == Some(this) => Err(Errno::CONNREFUSED),
+            Ok(_) => Ok(true),
+            // What woke this side was meant for a socket that had its place before.
+            Err(Errno::NOTCONN) => Ok(false),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Watches it, instead of what it was watched for so far.
