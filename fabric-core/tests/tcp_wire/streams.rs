@@ -166,7 +166,7 @@ fn answers_are_owed_for_whole_messages() {
     let mut outbox = Outbox::new(Order::Little);
     assert!(outbox.open(None, None, 4));
     let header = outbox.pending().len();
-    assert!(!outbox.open(None, None, 4) && !outbox.push(None, None, Payload::Whole(b"x")));
+    assert!(!outbox.open(None, None, 4) && !outbox.push(None, None, Payload::Whole(&b"x"[..])));
     assert_eq!(outbox.pending().len(), header, "a message within another");
     outbox.acknowledge(owed());
     outbox.left(outbox.pending().len());
@@ -183,7 +183,9 @@ fn answers_are_owed_for_whole_messages() {
 #[test]
 fn what_was_taken_goes_first_when_it_comes_back() {
     let order = Order::Little;
-    let push = |outbox: &mut Outbox, byte: u8| outbox.push(None, None, Payload::Whole(&[byte; 10]));
+    let push = |outbox: &mut Outbox, byte: u8| {
+        assert!(outbox.push(None, None, Payload::Whole(&[byte; 10])));
+    };
     let mut whole = Outbox::new(order);
     (1..=3).for_each(|byte| push(&mut whole, byte));
     let whole = whole.pending().to_vec();
