@@ -57,8 +57,9 @@
 //!
 //! # Sent
 //!
-//! A send has ended well when this machine's network has the message (`FI_INJECT_COMPLETE`), and not, as over shared
-//! memory, when the peer has it. If the peer dies, what it had not read is lost, though it was sent. Who must know waits for an
+//! A send that has ended well says this: the buffer is free, and the message is with this machine's network, or is about
+//! to be handed to it by whoever drives the domain (`FI_INJECT_COMPLETE`). It does not say, as over shared memory, that the
+//! peer has it. If the peer dies, what it had not read is lost, though it was sent. Who must know waits for an
 //! answer. Libfabric peers that ask for delivery to be acknowledged are answered when the whole message has arrived.
 //!
 //! An endpoint that is closed goes on handing over what was sent, in the background, for up to five seconds.

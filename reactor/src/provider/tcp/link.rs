@@ -64,6 +64,8 @@ pub(crate) struct Link {
     /// A message has begun that will not end: what is pending leaves, and nothing behind it.
     is_cut: bool,
     quiet_passes: u32,
+    /// It is among those that every pass looks at.
+    pub(crate) is_looked_at: bool,
     /// What it has in the ring, where there is one.
     lane: Option<Lane>,
 }
@@ -107,6 +109,7 @@ impl Link {
             is_deaf: false,
             is_cut: false,
             quiet_passes: 0,
+            is_looked_at: false,
             lane: ring.map(|ring| Lane::new(ring, token)),
         }
     }
@@ -131,6 +134,11 @@ impl Link {
 
     pub(crate) fn warm(&mut self) {
         self.quiet_passes = 0;
+    }
+
+    /// Whether what is sent next is collected, until a pass has been.
+    pub(crate) fn is_bursting(&self) -> bool {
+        self.is_bursting
     }
 
     /// Whether there is no room to send.

@@ -33,7 +33,7 @@ impl Endpoint {
         host.event(self.id, EventKind::PeerConnected { peer: name, source: link.source });
         self.peers[peer].again = None;
         let at = self.stages.insert(Stage::Up(Box::new(link)));
-        self.hot.push(at);
+        self.heat(at);
         self.set_clock();
         at
     }

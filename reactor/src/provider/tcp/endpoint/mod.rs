@@ -207,6 +207,7 @@ impl Endpoint {
             {
                 index += 1;
             } else if link.listen() {
+                link.is_looked_at = false;
                 self.hot.swap_remove(index);
             } else {
                 index += 1;

@@ -29,7 +29,8 @@ impl Endpoint {
         };
         let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return Ok(SendNow::Queue) };
         let sent = link.send_now(host, spec, payload);
-        if !link.is_flushed() || link.is_deaf() {
+        // The next pass sends what was collected, and has what follows sent at once again.
+        if link.is_bursting() || !link.is_flushed() || link.is_deaf() {
             self.heat(at);
         }
         Ok(if sent { SendNow::Done } else { SendNow::Queue })
@@ -37,7 +38,9 @@ impl Endpoint {
 
     /// A connection is looked at from now on, until there is no more news.
     pub(super) fn heat(&mut self, at: usize) {
-        if !self.hot.contains(&at) {
+        if let Some(Stage::Up(link)) = self.stages.get_mut(at)
+            && !std::mem::replace(&mut link.is_looked_at, true)
+        {
             self.hot.push(at);
         }
     }
