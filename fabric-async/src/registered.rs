@@ -22,7 +22,8 @@ use crate::mr::RemoteRegion;
 ///
 /// Made by [`Domain::register_buffer`]. Nothing is copied, neither now nor at [`close`](Self::close). In return peers do
 /// not reach it by themselves: this process does for them what they ask for, whenever it makes progress. Under manual
-/// progress somebody has to poll here. [`MemoryRegion`](crate::MemoryRegion)s have the opposite of both.
+/// progress a task has to be waiting for something of this domain (a receive, a queue), or peers wait; under
+/// [automatic](crate::Progress::Auto) progress none has to. [`MemoryRegion`](crate::MemoryRegion)s have the opposite of both.
 ///
 /// Their rights, the range and the key are checked here, with every access. The accesses of all peers, atomic or not, come
 /// one after the other, each (or each 64 KiB of a longer one) as a whole. The owner has the bytes between them, by
@@ -35,7 +36,7 @@ use crate::mr::RemoteRegion;
 /// let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
 /// let mut table = target.domain().register_buffer(vec![0u8; 4096], both, None)?;
 /// let (remote, peer) = (table.remote(), ep.lookup(target.name()).await?);
-/// # let drive = tokio::spawn(async move { let _ = target.recv().await; });
+/// let owner = tokio::spawn(async move { drop(target.recv().await) });  // somebody waits there, and so serves
 /// ep.write(peer, remote.at(100), "hello").await?;
 /// assert_eq!(ep.fetch_add(peer, remote.at(8), 5u64).await?, 0);
 /// assert_eq!(&table.look()[100..105], b"hello");
@@ -43,7 +44,7 @@ use crate::mr::RemoteRegion;
 /// assert_eq!(&ep.read(peer, remote.slice(..3)).await?[..], b"you");
 /// let vector: Vec<u8> = table.close()?;
 /// assert_eq!((vector.len(), vector[8]), (4096, 5));
-/// # drive.abort(); Ok(()) }
+/// # owner.abort(); Ok(()) }
 /// ```
 #[doc(alias = "fid_mr")]
 #[doc(alias = "fi_mr_reg")]

@@ -35,7 +35,7 @@ impl std::ops::AddAssign for Moved {
 pub struct EndpointStats {
     /// Messages sent: the peer's endpoint has them, or, with providers that reach other machines, the network.
     pub sent: Moved,
-    /// Messages received.
+    /// Messages received. One whose receive is dropped unseen counts again when another has it.
     pub received: Moved,
     /// Memory of peers read.
     pub read: Moved,

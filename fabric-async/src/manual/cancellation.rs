@@ -141,13 +141,13 @@
 //! * **Receive whatever comes, and look at its tag.** One receive for any tag, `tag_mask(0, !0)`, hands the
 //!   message to whoever waits for it, and drops it if nobody does. It should be the only receive for tagged
 //!   messages: the earliest posted one gets the message, not the one that asks most exactly.
-//! * **Drain after a timeout.** Start a receive for any tag, and cancel it at once: what it had found is a
-//!   late answer. A program with other receives outstanding can do so too, as those have taken already what
-//!   they accept. A mask that spares the tags of other conversations does the same for some of them.
+//! * **Discard after a timeout.** [Claim](crate::Probe::claim) what waits under that tag, and discard it. A claim takes
+//!   only what no receive has taken, and posts nothing that could take what is meant for another. (A receive for any tag
+//!   that is started and cancelled is no remedy: while it is posted it is in front of those that are posted later.)
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Canceled, Endpoint, Error};
+//! use fabric_async::Endpoint;
 //! use std::time::Duration;
 //! let (client, server) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
 //! let to_server = client.lookup(server.name()).await?;
@@ -161,13 +161,10 @@
 //! server.send(question.source()?, "done").await?;
 //! client.recv().await?;                                       // untagged, and sent after it
 //!
-//! let mut late = 0;
-//! while let Canceled::Completed(answer) = client.recv().tag_mask(0, !0).start()?.cancel().await {
-//!     assert_eq!(&answer?[..], b"late");
-//!     late += 1;
-//! }
-//! assert_eq!(late, 1);
-//! # Ok::<_, Error>(()) }
+//! let late = client.probe().tag(1).claim().now()?.expect("the late answer waits");
+//! late.discard();
+//! assert!(client.probe().tag(1).claim().now()?.is_none());
+//! # Ok(()) }
 //! ```
 //!
 //! Never use a tag again while its answer may still come: a number that counts up does.

@@ -94,8 +94,8 @@
 //!
 //! # Not a default
 //!
-//! Nothing is read from the environment or from files, and no cargo feature changes a behaviour. What the
-//! code says is what runs.
+//! Nothing is read from files, no cargo feature changes a behaviour, and of the environment only `FABRIC_SOCKET_IO`
+//! ([`tcp`](super::tcp)), where the code leaves that open. What the code says is what runs.
 //!
 //! [`BindOptions::progress`]: crate::BindOptions::progress
 //! [`BindOptions::single_copy_from`]: crate::BindOptions::single_copy_from

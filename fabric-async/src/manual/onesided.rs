@@ -75,7 +75,9 @@
 //!
 //! [`Domain::register_buffer`](crate::Domain::register_buffer) registers ordinary memory: nothing is copied, and the buffer
 //! comes back as it is. Peers use its key like any other. But no other process maps it, so the owner does what they ask
-//! for, whenever it makes progress; a request goes through the ring, and takes a way there and back for each 64 KiB.
+//! for, whenever it makes progress; a request goes through the ring, and takes a way there and back for each 64 KiB. Under
+//! manual progress a task of the owner must be waiting for something of that domain, or the operation waits, and what the
+//! initiator sends there behind it: use automatic progress for an owner that is busy elsewhere.
 //!
 //! | | [`MemoryRegion`](crate::MemoryRegion) | [`RegisteredBuffer`](crate::RegisteredBuffer) |
 //! |---|---|---|
