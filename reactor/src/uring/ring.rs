@@ -265,6 +265,8 @@ impl Ring {
                 };
             }
             self.slot(ticket)?;
+            // The cancellation may have found no room, and nothing else would end a send that waits for some.
+            let _ = self.submit();
             self.wait();
         }
     }
