@@ -2,9 +2,14 @@
 //!
 //! Values travel as bit patterns in a `u64`, narrow ones in its low bits, so that one function serves all types.
 
+mod code;
+
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
+
+/// The longest row of values of one atomic operation, in bytes.
+pub const MAX_ATOMIC: usize = 4096;
 
 /// The type of an operand (`fi_datatype`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

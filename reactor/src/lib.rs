@@ -45,7 +45,7 @@ pub use domain::{Domain, Finished};
 pub use driver::{Doorbell, TaskDriver};
 pub use hub::{AvId, Bindings, CounterId, Counters, CqId};
 pub use multi::{MultiSink, Part};
-pub use onesided::{MAX_ATOMIC, check_atomic};
+pub use onesided::check_atomic;
 pub use ops::{Credit, Ended, Posted, Route};
 pub use queue::EventRing;
 pub use wait::WaitPolicy;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use fabric_core::atomic::AtomicSpec;
+use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC};
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
 use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
 use fabric_core::flags::Access;
@@ -313,9 +313,6 @@ impl Locked<'_> {
         Err(error)
     }
 }
-
-/// The longest row of values of one atomic operation, in bytes.
-pub const MAX_ATOMIC: usize = 4096;
 
 /// Checks an atomic operation before it is posted: that it exists, and the row is not too long.
 ///

@@ -10,13 +10,13 @@
 //! Both sides write the desk. Each copies what it takes from there once, and checks it: the owner the request, which
 //! comes in the ring anyway, the other the code of the answer. Bytes mean nothing to either.
 
-use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
+use fabric_core::Result;
+use fabric_core::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC};
 use fabric_core::buf::{Payload, Source};
 use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
-use fabric_core::mr::{Memory, check_access, execute, wanted};
+use fabric_core::mr::{Denied, Memory, execute};
 use fabric_core::provider::{Host, Remote};
-use fabric_core::{Error, Result};
 
 use super::area::{Area, Lent};
 
@@ -32,46 +32,8 @@ pub(crate) const DESK: usize = BYTES + AT_ONCE;
 /// The words of a request, in a record.
 pub(crate) const REQUEST_BYTES: usize = 48;
 
-const DONE: u64 = 0;
-const UNKNOWN: u64 = 1;
-const NOT_GRANTED: u64 = 2;
-const BEYOND: u64 = 3;
-const ACROSS: u64 = 4;
+const DONE: (u64, u64) = (0, 0);
 
-const OPS: [AtomicOp; 19] = [
-    AtomicOp::Min,
-    AtomicOp::Max,
-    AtomicOp::Sum,
-    AtomicOp::Prod,
-    AtomicOp::Lor,
-    AtomicOp::Land,
-    AtomicOp::Bor,
-    AtomicOp::Band,
-    AtomicOp::Lxor,
-    AtomicOp::Bxor,
-    AtomicOp::Read,
-    AtomicOp::Write,
-    AtomicOp::Cswap,
-    AtomicOp::CswapNe,
-    AtomicOp::CswapLe,
-    AtomicOp::CswapLt,
-    AtomicOp::CswapGe,
-    AtomicOp::CswapGt,
-    AtomicOp::Mswap,
-];
-const TYPES: [Datatype; 10] = [
-    Datatype::I8,
-    Datatype::U8,
-    Datatype::I16,
-    Datatype::U16,
-    Datatype::I32,
-    Datatype::U32,
-    Datatype::I64,
-    Datatype::U64,
-    Datatype::F32,
-    Datatype::F64,
-];
-const CALLS: [AtomicCall; 3] = [AtomicCall::Base, AtomicCall::Fetch, AtomicCall::Compare];
 const KINDS: [OpKind; 4] = [OpKind::Write, OpKind::Read, OpKind::Atomic, OpKind::FetchAtomic];
 
 /// Part of an operation, as it is asked for.
@@ -88,13 +50,8 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn to_bytes(self) -> [u8; REQUEST_BYTES] {
-        let of = |found: Option<usize>| found.map_or(0xff, |at| at as u64);
-        let kind = of(KINDS.iter().position(|kind| *kind == self.kind));
-        let what = self.remote.atomic.map_or(kind, |AtomicSpec { op, datatype, call }| {
-            kind | of(OPS.iter().position(|known| *known == op)) << 8
-                | of(TYPES.iter().position(|known| *known == datatype)) << 16
-                | of(CALLS.iter().position(|known| *known == call)) << 24
-        });
+        let kind = KINDS.iter().position(|kind| *kind == self.kind).map_or(0xff, |at| at as u64);
+        let what = self.remote.atomic.map_or(kind, |atomic| kind | u64::from(atomic.to_code()) << 8);
         let Remote { key, offset, len, .. } = self.remote;
         let words = [key, offset, len as u64, self.rest as u64, what, self.number];
         let mut bytes = [0; REQUEST_BYTES];
@@ -108,18 +65,12 @@ impl Request {
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Option<Self> {
         let [len, rest] = [2, 3].map(|at| usize::try_from(word(at)).unwrap_or(usize::MAX));
         let what = word(4);
-        let index = |at: u32| (what >> (8 * at)) as usize & 0xff;
-        let kind = *KINDS.get(index(0))?;
+        let kind = *KINDS.get(what as usize & 0xff)?;
         let atomic = match kind {
             OpKind::Write | OpKind::Read => None,
             _ => {
-                let atomic = AtomicSpec {
-                    op: *OPS.get(index(1))?,
-                    datatype: *TYPES.get(index(2))?,
-                    call: *CALLS.get(index(3))?,
-                };
-                atomic.check().ok()?;
-                let fits = len.is_multiple_of(atomic.datatype.size()) && len <= crate::onesided::MAX_ATOMIC;
+                let atomic = AtomicSpec::from_code((what >> 8) as u32)?;
+                let fits = len.is_multiple_of(atomic.datatype.size()) && len <= MAX_ATOMIC;
                 fits.then_some(())?;
                 Some(atomic)
             }
@@ -139,24 +90,11 @@ impl Request {
 
     /// Does what is asked for; false when that cannot be done just now.
     pub(crate) fn serve(&self, desk: &Area, host: &dyn Host) -> bool {
-        let Remote { key, offset, len, atomic } = self.remote;
-        let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let Some(region) = host.region(key).filter(|region| region.access.intersects(remote)) else {
-            self.answer(desk, UNKNOWN, 0);
-            return true;
-        };
-        let size = atomic.map_or(1, |atomic| atomic.datatype.size());
-        let at = match region.start(offset, self.rest, size) {
-            _ if check_access(key, region.access, wanted(self.kind, atomic.map(|atomic| atomic.op)))
-                .is_err() =>
-            {
-                self.answer(desk, NOT_GRANTED, 0);
-                return true;
-            }
-            Ok(at) => at,
-            Err(error) => {
-                let code = if matches!(error, Error::TooLong { .. }) { BEYOND } else { ACROSS };
-                self.answer(desk, code, region.memory.len() as u64);
+        let Remote { key, len, .. } = self.remote;
+        let (region, at) = match Denied::check(host.region(key), self.kind, &self.remote, self.rest) {
+            Ok(found) => found,
+            Err(denied) => {
+                self.answer(desk, denied.to_words());
                 return true;
             }
         };
@@ -181,11 +119,11 @@ impl Request {
         if self.kind.fills() {
             desk.write(BYTES, &bytes);
         }
-        self.answer(desk, DONE, 0);
+        self.answer(desk, DONE);
         true
     }
 
-    fn answer(&self, desk: &Area, code: u64, detail: u64) {
+    fn answer(&self, desk: &Area, (code, detail): (u64, u64)) {
         desk.write(CODE, &code.to_ne_bytes());
         desk.write(DETAIL, &detail.to_ne_bytes());
         // One aligned word, written with release: whoever reads it sees what was written before.
@@ -238,27 +176,9 @@ impl Desk {
             return None;
         }
         let request = self.asked.take()?;
-        let (code, limit) = (self.word(CODE), self.word(DETAIL));
-        let Remote { key, offset, atomic, .. } = request.remote;
-        let end = usize::try_from(offset).unwrap_or(usize::MAX).checked_add(request.rest);
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        Some((
-            request,
-            match code {
-                DONE => Ok(()),
-                NOT_GRANTED => Err(Error::Key { key, why: "does not grant this access" }),
-                BEYOND => {
-                    let len = end.unwrap_or(usize::MAX);
-                    Err(Error::TooLong { what: "access to a memory region", len, limit })
-                }
-                ACROSS => {
-                    let size = atomic.map_or(1, |atomic| atomic.datatype.size());
-                    let why = format!("{offset} is not a multiple of {size}, the size of a value");
-                    Err(Error::Invalid { what: "offset of an atomic operation", why })
-                }
-                _ => Err(Error::Key { key, why: "is unknown" }),
-            },
-        ))
+        let denied = Denied::from_words(self.word(CODE), self.word(DETAIL));
+        let answer = denied.map_or(Ok(()), |denied| Err(denied.error(&request.remote, request.rest)));
+        Some((request, answer))
     }
 
     /// The bytes of the answer.
@@ -285,14 +205,9 @@ mod tests {
     fn requests_are_read_as_they_were_written() {
         let remote = |atomic| Remote { key: 1 << 63, offset: 9, len: 16, atomic };
         let mut all = vec![(OpKind::Write, remote(None)), (OpKind::Read, remote(None))];
-        for op in OPS {
-            for datatype in TYPES {
-                for call in CALLS {
-                    let atomic = AtomicSpec { op, datatype, call };
-                    let kind = if call == AtomicCall::Base { OpKind::Atomic } else { OpKind::FetchAtomic };
-                    all.extend(atomic.check().is_ok().then_some((kind, remote(Some(atomic)))));
-                }
-            }
+        for atomic in (0..1 << 18).filter_map(AtomicSpec::from_code) {
+            let kind = if atomic.call == AtomicCall::Base { OpKind::Atomic } else { OpKind::FetchAtomic };
+            all.push((kind, remote(Some(atomic))));
         }
         assert!(all.len() > 200);
         for (kind, remote) in all {

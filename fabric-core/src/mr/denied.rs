@@ -1,0 +1,89 @@
+//! Why a peer does not get at memory, as it is told so.
+
+use super::{Region, check_access, wanted};
+use crate::completion::OpKind;
+use crate::error::Error;
+use crate::flags::Access;
+use crate::provider::Remote;
+
+/// Why an access is denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied {
+    /// The key stands for nothing.
+    Unknown,
+    /// The right was not granted.
+    NotGranted,
+    /// The range leaves the region, which is this long.
+    Beyond(usize),
+    /// A value would lie across its size.
+    Across,
+}
+
+impl Denied {
+    /// Where the access begins in the region that its key stands for, of which `rest` bytes are to be accessed from there on.
+    ///
+    /// # Errors
+    /// Why it is denied.
+    pub fn check<'a>(
+        region: Option<&'a Region>,
+        kind: OpKind,
+        remote: &Remote,
+        rest: usize,
+    ) -> Result<(&'a Region, usize), Self> {
+        let remotely = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let Some(region) = region.filter(|region| region.access.intersects(remotely)) else {
+            return Err(Self::Unknown);
+        };
+        let atomic = remote.atomic;
+        let rights = wanted(kind, atomic.map(|atomic| atomic.op));
+        check_access(remote.key, region.access, rights).map_err(|_| Self::NotGranted)?;
+        match region.start(remote.offset, rest, atomic.map_or(1, |atomic| atomic.datatype.size())) {
+            Ok(at) => Ok((region, at)),
+            Err(Error::TooLong { .. }) => Err(Self::Beyond(region.memory.len())),
+            Err(_) => Err(Self::Across),
+        }
+    }
+
+    /// A code, and a number that belongs to it.
+    #[must_use]
+    pub fn to_words(self) -> (u64, u64) {
+        match self {
+            Self::Unknown => (1, 0),
+            Self::NotGranted => (2, 0),
+            Self::Beyond(limit) => (3, limit as u64),
+            Self::Across => (4, 0),
+        }
+    }
+
+    /// What these words say; `None` for 0, which denies nothing.
+    #[must_use]
+    pub fn from_words(code: u64, detail: u64) -> Option<Self> {
+        Some(match code {
+            0 => return None,
+            2 => Self::NotGranted,
+            3 => Self::Beyond(usize::try_from(detail).unwrap_or(usize::MAX)),
+            4 => Self::Across,
+            _ => Self::Unknown,
+        })
+    }
+
+    /// What whoever has asked hears, for `rest` bytes of this place.
+    #[must_use]
+    pub fn error(self, remote: &Remote, rest: usize) -> Error {
+        let Remote { key, offset, atomic, .. } = *remote;
+        match self {
+            Self::Unknown => Error::Key { key, why: "is unknown" },
+            Self::NotGranted => Error::Key { key, why: "does not grant this access" },
+            Self::Beyond(limit) => {
+                let end = usize::try_from(offset).unwrap_or(usize::MAX).checked_add(rest);
+                let len = end.unwrap_or(usize::MAX);
+                Error::TooLong { what: "access to a memory region", len, limit }
+            }
+            Self::Across => {
+                let size = atomic.map_or(1, |atomic| atomic.datatype.size());
+                let why = format!("{offset} is not a multiple of {size}, the size of a value");
+                Error::Invalid { what: "offset of an atomic operation", why }
+            }
+        }
+    }
+}
