@@ -151,6 +151,9 @@ pub(crate) async fn a_registered_buffer_comes_back(setup: Setup) {
 
 /// A window is the memory itself: no operation, the same rights and ranges, until the owner closes the region.
 pub(crate) async fn a_window_is_the_memory_itself(setup: Setup) {
+    if !setup.has_windows().await {
+        return;
+    }
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
     let region = b.domain.alloc(1000, BOTH).unwrap();
@@ -196,6 +199,9 @@ pub(crate) async fn a_window_is_the_memory_itself(setup: Setup) {
 
 /// Whoever counts what peers do gets no windows, behind which nothing can be counted.
 pub(crate) async fn there_is_no_window_on_memory_that_is_heeded(setup: Setup) {
+    if !setup.has_windows().await {
+        return;
+    }
     let (a, b) = (setup.station().await, setup.station().await);
     let _moving = b.keep_moving();
     let writes = b.domain.counter().unwrap();

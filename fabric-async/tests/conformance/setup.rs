@@ -180,6 +180,16 @@ impl Setup {
         self.info().await.domain.caps.contains(Caps::REMOTE_COMM)
     }
 
+    /// Whether peers map each other's memory, so that there are windows on it; they do not where they may be on other
+    /// machines.
+    pub(crate) async fn has_windows(&self) -> bool {
+        let is_far = self.is_far().await;
+        if is_far {
+            eprintln!("skipped, there are no windows on memory of other machines");
+        }
+        !is_far
+    }
+
     /// Whether the provider can do this.
     pub(crate) async fn offers(&self, caps: Caps) -> bool {
         self.discover(caps).await.is_ok()

@@ -1,20 +1,31 @@
 //! The header of everything that follows the beginning of a connection.
 
-use super::{Broken, Order};
+use crate::atomic::AtomicSpec;
+use crate::mr::Denied;
+
+use super::rows::ROW;
+use super::{Broken, MOST_ROWS, Order, Row, Rows};
 
 const VERSION: u8 = 3;
 const BASE: usize = 16;
 /// The longest header: data and four rows of a one-sided operation.
-pub const LONGEST_HEADER: usize = 120;
-/// Bytes of a row: address, length, key.
-const ROW: usize = 24;
-const ROWS: usize = 4;
+pub const LONGEST_HEADER: usize = BASE + 8 + MOST_ROWS * ROW;
 
 const HAS_DATA: u16 = 0x0001;
 const WANTS_ACK: u16 = 0x0004;
 const WANTS_COMMIT: u16 = 0x0008;
 /// What an acknowledgement has in the field of the operation.
 const ACK: u8 = 2;
+
+const MESSAGE: u8 = 0;
+const TAGGED: u8 = 1;
+const READ: u8 = 2;
+const ANSWER: u8 = 3;
+const WRITE: u8 = 4;
+/// What only peers of this library say, to each other. Others know no operation of these numbers.
+const ATOMIC: u8 = 0xf1;
+const REFUSED: u8 = 0xf2;
+const CHECKED: u8 = 0xf3;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +36,33 @@ pub enum FrameKind {
     Tagged(u64),
     /// A frame that asked for it has arrived.
     Ack,
-    /// A one-sided operation: a read, its answer, or a write.
-    OneSided,
+    /// A question for bytes of so many places.
+    Read(u8),
+    /// The answer to one: the bytes.
+    Answer,
+    /// Bytes for so many places.
+    Write(u8),
+    /// Operands for one place.
+    Atomic(AtomicSpec),
+    /// Nothing was done, and why.
+    Refused(Refusal),
+    /// An answer to a question: the bytes, and behind them whether they are good.
+    Checked,
 }
+
+/// Why nothing was done of what a peer has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// It has asked for bytes, not given some.
+    pub asked: bool,
+    /// Which of its places is meant.
+    pub row: u8,
+    /// Why.
+    pub why: Denied,
+}
+
+/// Bytes of a verdict, behind those of a checked answer.
+pub(super) const VERDICT: usize = 16;
 
 /// A header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +77,18 @@ pub struct Frame {
     pub payload: u64,
 }
 
-/// An acknowledgement that is owed to the peer. There is no other way to one: a libfabric peer does not survive one that
-/// it has not asked for.
+/// An acknowledgement that is owed to the peer, or a refusal in its place. There is no other way to one: a libfabric peer
+/// does not survive one that it has not asked for.
 #[derive(Debug)]
 #[must_use]
-pub struct Owed(());
+pub struct Owed(Option<Refusal>);
+
+impl Owed {
+    /// What was to be acknowledged was not done, which is said instead, to a peer that understands it.
+    pub(super) fn refused(self, refusal: Refusal) -> Self {
+        Self(Some(refusal))
+    }
+}
 
 impl Frame {
     /// A message.
@@ -56,19 +98,57 @@ impl Frame {
         Self { kind, data, wants_ack: false, payload: payload as u64 }
     }
 
+    /// The same, and an acknowledgement is asked for.
+    #[must_use]
+    pub fn acknowledged(self) -> Self {
+        Self { wants_ack: true, ..self }
+    }
+
+    /// A question for bytes of these places.
+    #[must_use]
+    pub fn read(rows: &Rows) -> Self {
+        Self { kind: FrameKind::Read(rows.len() as u8), data: None, wants_ack: false, payload: 0 }
+    }
+
+    /// Bytes for these places. An acknowledgement is asked for: it comes when they are there.
+    #[must_use]
+    pub fn write(rows: &Rows, data: Option<u64>, payload: usize) -> Self {
+        let kind = FrameKind::Write(rows.len() as u8);
+        Self { kind, data, wants_ack: true, payload: payload as u64 }
+    }
+
+    /// Operands for a place. Acknowledged, unless there is an answer.
+    #[must_use]
+    pub fn atomic(atomic: AtomicSpec, answers: bool, payload: usize) -> Self {
+        let kind = FrameKind::Atomic(atomic);
+        Self { kind, data: None, wants_ack: !answers, payload: payload as u64 }
+    }
+
+    /// The answer to a question, of so many bytes; to a peer that `checks` it with a verdict behind them.
+    pub(super) fn answer(checks: bool, len: u64) -> Self {
+        let (kind, more) = if checks { (FrameKind::Checked, VERDICT as u64) } else { (FrameKind::Answer, 0) };
+        Self { kind, data: None, wants_ack: false, payload: len + more }
+    }
+
+    /// The refusal of a question.
+    pub(super) fn refused(refusal: Refusal) -> Self {
+        Self { kind: FrameKind::Refused(refusal), data: None, wants_ack: false, payload: 0 }
+    }
+
     /// The answer to a frame that asked for it.
     #[must_use]
-    pub fn ack(_: Owed) -> Self {
-        Self { kind: FrameKind::Ack, data: None, wants_ack: false, payload: 0 }
+    pub fn ack(owed: Owed) -> Self {
+        let kind = owed.0.map_or(FrameKind::Ack, FrameKind::Refused);
+        Self { kind, data: None, wants_ack: false, payload: 0 }
     }
 
     /// What is owed for this frame once all of it has arrived.
     pub fn owes(&self) -> Option<Owed> {
-        self.wants_ack.then_some(Owed(()))
+        self.wants_ack.then_some(Owed(None))
     }
 
-    /// Writes the header with this number into the room, and returns its length.
-    pub fn encode(&self, order: Order, number: u8, into: &mut [u8; LONGEST_HEADER]) -> usize {
+    /// Writes the header with this number into the room, and returns its length. The rows are those it was made for.
+    pub fn encode(&self, rows: &[Row], order: Order, number: u8, into: &mut [u8; LONGEST_HEADER]) -> usize {
         let mut len = BASE;
         let mut extend = |value: u64| {
             into[len..len + 8].copy_from_slice(&order.put_u64(value));
@@ -77,16 +157,37 @@ impl Frame {
         if let Some(data) = self.data {
             extend(data);
         }
-        if let FrameKind::Tagged(tag) = self.kind {
-            extend(tag);
+        let code = match self.kind {
+            FrameKind::Message | FrameKind::Ack => MESSAGE,
+            FrameKind::Tagged(tag) => {
+                extend(tag);
+                TAGGED
+            }
+            FrameKind::Read(_) => READ,
+            FrameKind::Answer => ANSWER,
+            FrameKind::Write(_) => WRITE,
+            FrameKind::Atomic(atomic) => {
+                extend(u64::from(atomic.to_code()));
+                ATOMIC
+            }
+            FrameKind::Refused(Refusal { asked, row, why }) => {
+                let (code, detail) = why.to_words();
+                extend(code | u64::from(row) << 8 | u64::from(asked) << 16);
+                extend(detail);
+                REFUSED
+            }
+            FrameKind::Checked => CHECKED,
+        };
+        for row in rows {
+            [row.addr, row.len, row.key].into_iter().for_each(&mut extend);
         }
         let flags =
             if self.data.is_some() { HAS_DATA } else { 0 } | if self.wants_ack { WANTS_ACK } else { 0 };
         into[0] = VERSION;
-        into[1] = u8::from(matches!(self.kind, FrameKind::Tagged(_)));
+        into[1] = code;
         into[2..4].copy_from_slice(&order.put_u16(flags));
         into[4] = if self.kind == FrameKind::Ack { ACK } else { 0 };
-        into[5] = 0;
+        into[5] = rows.len() as u8;
         into[6] = len as u8;
         into[7] = number;
         into[8..16].copy_from_slice(&order.put_u64(self.payload + len as u64));
@@ -117,29 +218,46 @@ impl Frame {
             words.next().ok_or(Broken("a header that lacks a part"))
         };
         let has_data = flags & HAS_DATA != 0;
-        let (mut data, mut kind) = (None, FrameKind::OneSided);
-        match (code, op) {
-            (0, ACK) if payload > 0 || len > BASE => {
+        let mut data = None;
+        let mut named = 0;
+        let kind = match (code, op) {
+            (MESSAGE, ACK) if payload > 0 || len > BASE => {
                 return Err(Broken("an acknowledgement with something in it"));
             }
-            (0, ACK) => kind = FrameKind::Ack,
-            (0 | 1, _) => {
+            (MESSAGE, ACK) => FrameKind::Ack,
+            (MESSAGE | TAGGED, _) => {
                 data = if has_data { Some(next()?) } else { None };
-                kind = if code == 1 { FrameKind::Tagged(next()?) } else { FrameKind::Message };
+                if code == TAGGED { FrameKind::Tagged(next()?) } else { FrameKind::Message }
             }
-            (2 | 4, _) => {
-                if usize::from(rows) > ROWS {
+            (READ | WRITE, _) => {
+                if usize::from(rows) > MOST_ROWS {
                     return Err(Broken("more rows than a one-sided operation has"));
                 }
-                data = if code == 4 && has_data { Some(next()?) } else { None };
-                extended += usize::from(rows) * ROW;
+                named = usize::from(rows);
+                data = if code == WRITE && has_data { Some(next()?) } else { None };
+                if code == WRITE { FrameKind::Write(rows) } else { FrameKind::Read(rows) }
             }
-            (3, _) => {}
+            (ANSWER, _) => FrameKind::Answer,
             (5..=7, _) => return Err(Broken("a rendezvous that was not agreed on")),
+            (ATOMIC, _) => {
+                named = 1;
+                let atomic = u32::try_from(next()?).ok().and_then(AtomicSpec::from_code);
+                FrameKind::Atomic(atomic.ok_or(Broken("an atomic operation that there is not"))?)
+            }
+            (REFUSED, _) => {
+                let (word, detail) = (next()?, next()?);
+                let why = Denied::from_words(word & 0xff, detail);
+                let why = why.ok_or(Broken("a refusal of nothing"))?;
+                FrameKind::Refused(Refusal { asked: word >> 16 & 1 == 1, row: (word >> 8) as u8, why })
+            }
+            (CHECKED, _) => FrameKind::Checked,
             _ => return Err(Broken("an unknown operation")),
-        }
-        if BASE + extended != len {
+        };
+        if BASE + extended + named * ROW != len {
             return Err(Broken("a header whose length is not that of its parts"));
+        }
+        if payload > 0 && matches!(kind, FrameKind::Read(_) | FrameKind::Refused(_)) {
+            return Err(Broken("a question with bytes behind it"));
         }
         let wants_ack = flags & (WANTS_ACK | WANTS_COMMIT) != 0;
         Ok(Some((Self { kind, data, wants_ack, payload }, len)))

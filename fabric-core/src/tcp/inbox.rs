@@ -1,28 +1,50 @@
 //! A stream of bytes becomes messages.
 
 use crate::address::FiAddr;
+use crate::atomic::MAX_ATOMIC;
 use crate::matching::{Envelope, PeerKey};
-use crate::provider::Host;
+use crate::provider::{EpId, Host};
 use crate::rx::{LandingId, RxContext};
 
-use super::{Broken, Frame, FrameKind, Order, Owed};
+use super::frame::VERDICT;
+use super::serving::verdict;
+use super::writes::{Step, Stuck, Write, atomic};
+use super::{Asked, Broken, Frame, FrameKind, Order, Owed, Replies, Rows};
 
 /// The longest message that is taken: more than any memory, and far from where sums of lengths would end.
 pub const MAX_MESSAGE: usize = 1 << 40;
+/// Bytes of the operands and comparands of one atomic operation.
+const MOST_OPERANDS: u64 = 2 * MAX_ATOMIC as u64;
 
 /// The receiving half of a connection. Takes bytes as they come, split anywhere.
 #[derive(Debug)]
 pub struct Inbox {
     order: Order,
-    /// The message whose bytes come next.
+    /// The frame whose bytes come next.
     landing: Option<Landing>,
+    /// Why what comes next is held, unless it is a message.
+    stuck: Option<Stuck>,
+    /// What this side has asked of the peer.
+    pub asked: Asked,
+    /// What this side owes the peer.
+    pub replies: Replies,
 }
 
 #[derive(Debug)]
-struct Landing {
-    id: LandingId,
-    left: usize,
-    owes: Option<Owed>,
+enum Landing {
+    Message {
+        id: LandingId,
+        left: usize,
+        owes: Option<Owed>,
+    },
+    /// Memory of this side is written.
+    Write(Write),
+    /// What was asked for, and so much of it has come.
+    Answer {
+        have: usize,
+        len: usize,
+        is_checked: bool,
+    },
 }
 
 /// What was made of some bytes.
@@ -30,8 +52,11 @@ struct Landing {
 pub struct Taken {
     /// How many were used. The rest is to be shown again, with more behind it.
     pub bytes: usize,
-    /// The next message is nobody's, and there is no room for it: it stays where it is.
+    /// What comes next cannot be taken now: a message that is nobody's, and for which there is no room; a write to memory
+    /// that its owner has in hand, or of which it cannot be told. It stays where it is.
     pub held: bool,
+    /// So many answers are owed that no more is listened to: to be shown again when some have left.
+    pub is_full: bool,
     /// Acknowledgements the peer is to get.
     pub owed: Vec<Owed>,
 }
@@ -40,7 +65,24 @@ impl Inbox {
     /// Of a connection whose peer writes integers like this.
     #[must_use]
     pub fn new(order: Order) -> Self {
-        Self { order, landing: None }
+        Self { order, landing: None, stuck: None, asked: Asked::default(), replies: Replies::new() }
+    }
+
+    /// What it needs to know to serve the memory of this side: the endpoint, and whether that wants to hear of everything
+    /// that is done to it.
+    pub fn serve(&mut self, ep: EpId, heeds: bool) {
+        (self.replies.ep, self.replies.heeds) = (ep, heeds);
+    }
+
+    /// The peer is one of this library, and understands what no other does.
+    pub fn kin(&mut self) {
+        self.replies.is_kin = true;
+    }
+
+    /// Whether the peer is one of this library.
+    #[must_use]
+    pub fn is_kin(&self) -> bool {
+        self.replies.is_kin
     }
 
     /// Takes in what can be.
@@ -55,18 +97,27 @@ impl Inbox {
         host: &mut dyn Host,
     ) -> Result<Taken, Broken> {
         let mut taken = Taken::default();
+        self.stuck = None;
         loop {
             let rest = &bytes[taken.bytes..];
             if let Some(landing) = &mut self.landing {
-                let count = landing.left.min(rest.len());
+                let Landing::Message { id, left, owes } = landing else {
+                    if self.land(rest, source, &mut taken, host)? {
+                        continue;
+                    }
+                    return Ok(taken);
+                };
+                let count = (*left).min(rest.len());
                 if count == 0 {
                     return Ok(taken);
                 }
-                rx.land(host, landing.id, &&rest[..count]);
-                landing.left -= count;
+                rx.land(host, *id, &&rest[..count]);
+                *left -= count;
                 taken.bytes += count;
-                if landing.left == 0 {
-                    taken.owed.extend(self.landing.take().and_then(|landing| landing.owes));
+                if *left == 0 {
+                    let owed = owes.take();
+                    self.landing = None;
+                    taken.owed.extend(self.replies.behind(owed));
                 }
                 continue;
             }
@@ -74,9 +125,11 @@ impl Inbox {
             let tag = match frame.kind {
                 FrameKind::Message => None,
                 FrameKind::Tagged(tag) => Some(tag),
-                FrameKind::Ack => return Err(Broken("an acknowledgement of nothing")),
-                FrameKind::OneSided => {
-                    return Err(Broken("a one-sided operation, which this endpoint does not offer"));
+                _ => {
+                    if self.one_sided(&frame, (rest, header), source, &mut taken, host)? {
+                        continue;
+                    }
+                    return Ok(taken);
                 }
             };
             let Some(len) = usize::try_from(frame.payload).ok().filter(|len| *len <= MAX_MESSAGE) else {
@@ -90,16 +143,124 @@ impl Inbox {
                     return Ok(taken);
                 }
                 taken.bytes += header + len;
-                taken.owed.extend(frame.owes());
+                taken.owed.extend(self.replies.behind(frame.owes()));
             } else {
                 let Some(id) = rx.begin(host, envelope) else {
                     taken.held = true;
                     return Ok(taken);
                 };
                 taken.bytes += header;
-                self.landing = Some(Landing { id, left: len, owes: frame.owes() });
+                self.landing = Some(Landing::Message { id, left: len, owes: frame.owes() });
             }
         }
+    }
+
+    /// A frame begins that is no message. False when more of it has to come first, or it has to wait.
+    fn one_sided(
+        &mut self,
+        frame: &Frame,
+        (bytes, header): (&[u8], usize),
+        source: Option<FiAddr>,
+        taken: &mut Taken,
+        host: &mut dyn Host,
+    ) -> Result<bool, Broken> {
+        let rows = |count| Rows::decode(&bytes[..header], usize::from(count), self.order);
+        match frame.kind {
+            FrameKind::Message | FrameKind::Tagged(_) => {}
+            FrameKind::Ack => self.asked.acked(host)?,
+            FrameKind::Read(_) | FrameKind::Atomic(_) if self.replies.is_full() => {
+                taken.is_full = true;
+                return Ok(false);
+            }
+            FrameKind::Read(count) => self.replies.question(&rows(count), host)?,
+            FrameKind::Write(count) => match Write::begin(frame, &rows(count), &self.replies, host)? {
+                Ok(write) => self.landing = Some(Landing::Write(write)),
+                Err(stuck) => {
+                    (self.stuck, taken.held) = (Some(stuck), true);
+                    return Ok(false);
+                }
+            },
+            FrameKind::Atomic(spec) => {
+                if frame.payload > MOST_OPERANDS {
+                    return Err(Broken("an atomic operation with more operands than there may be"));
+                }
+                let Some(operands) = bytes.get(header..header + frame.payload as usize) else {
+                    return Ok(false);
+                };
+                match atomic((frame, spec), &rows(1), operands, source, &mut self.replies, host)? {
+                    Step::Done(used, owed) => {
+                        taken.bytes += used;
+                        taken.owed.extend(self.replies.behind(owed));
+                    }
+                    Step::More(_) => return Ok(false),
+                    Step::Stuck(.., stuck) => {
+                        (self.stuck, taken.held) = (Some(stuck), true);
+                        return Ok(false);
+                    }
+                }
+            }
+            FrameKind::Answer | FrameKind::Checked => {
+                let is_checked = frame.kind == FrameKind::Checked;
+                let more = if is_checked { VERDICT as u64 } else { 0 };
+                let len = frame.payload.checked_sub(more).ok_or(Broken("an answer without a verdict"))?;
+                let len = self.asked.begins(len)?;
+                self.landing = Some(Landing::Answer { have: 0, len, is_checked });
+            }
+            FrameKind::Refused(refusal) => self.asked.refused(refusal, host)?,
+        }
+        taken.bytes += header;
+        Ok(true)
+    }
+
+    /// Bytes of a frame that is no message. False when more of them have to come first, or they have to wait.
+    fn land(
+        &mut self,
+        bytes: &[u8],
+        source: Option<FiAddr>,
+        taken: &mut Taken,
+        host: &mut dyn Host,
+    ) -> Result<bool, Broken> {
+        match &mut self.landing {
+            Some(Landing::Write(write)) => match write.take(bytes, source, &self.replies, host)? {
+                Step::More(used) => {
+                    taken.bytes += used;
+                    return Ok(false);
+                }
+                Step::Done(used, owed) => {
+                    taken.bytes += used;
+                    taken.owed.extend(self.replies.behind(owed));
+                }
+                Step::Stuck(used, owed, stuck) => {
+                    taken.bytes += used;
+                    taken.owed.extend(self.replies.behind(owed));
+                    (self.stuck, taken.held) = (Some(stuck), true);
+                    return Ok(false);
+                }
+            },
+            Some(Landing::Answer { have, len, is_checked }) => {
+                let count = bytes.len().min(*len - *have);
+                if count > 0 {
+                    self.asked.place(*have, &bytes[..count], host);
+                    *have += count;
+                    taken.bytes += count;
+                }
+                if *have < *len {
+                    return Ok(false);
+                }
+                let mut denied = None;
+                if *is_checked {
+                    let Some(words) = bytes.get(count..count + VERDICT) else { return Ok(false) };
+                    let mut words = words.as_chunks::<8>().0.iter().map(|word| self.order.u64(*word));
+                    let mut next = || words.next().unwrap_or_default();
+                    denied = verdict([next(), next()]);
+                    taken.bytes += VERDICT;
+                }
+                self.asked.answered(denied, host);
+            }
+            _ => {}
+        }
+        self.landing = None;
+        Ok(true)
     }
 
     /// Whether a message has begun to arrive and has not ended.
@@ -108,14 +269,36 @@ impl Inbox {
         self.landing.is_some()
     }
 
-    /// The message that has begun to arrive and will not end, if there is one.
+    /// The message that has begun to arrive and will not end, if there is one. What else has begun is forgotten.
     pub fn end(&mut self) -> Option<LandingId> {
-        self.landing.take().map(|landing| landing.id)
+        match self.landing.take() {
+            Some(Landing::Message { id, .. }) => Some(id),
+            _ => None,
+        }
     }
 
-    /// What waits at the start of these bytes, of which `take` has said that it was held.
+    /// Whether what waits at the start of these bytes, of which `take` has said that it was held, can be taken now.
     #[must_use]
-    pub fn is_wanted(&self, bytes: &[u8], (peer, source): (PeerKey, Option<FiAddr>), rx: &RxContext) -> bool {
+    pub fn is_wanted(
+        &mut self,
+        bytes: &[u8],
+        (peer, source): (PeerKey, Option<FiAddr>),
+        rx: &RxContext,
+        host: &mut dyn Host,
+    ) -> bool {
+        match (&self.stuck, &mut self.landing) {
+            (Some(Stuck::Memory(memory)), _) => {
+                let is_there = memory.begin();
+                if is_there {
+                    memory.end();
+                }
+                return is_there || !memory.is_open();
+            }
+            (Some(Stuck::Notice), Some(Landing::Write(write))) => {
+                return write.tell(source, &self.replies, host);
+            }
+            _ => {}
+        }
         let Ok(Some((frame, _))) = Frame::decode(bytes, self.order) else { return false };
         let tag = if let FrameKind::Tagged(tag) = frame.kind { Some(tag) } else { None };
         let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);

@@ -5,25 +5,34 @@
 //! | `order` | in which order the peer writes its integers |
 //! | `control` | how a connection begins: request, acceptance, refusal |
 //! | `native` | what endpoints without connections of their own say in it, and who may keep a connection |
-//! | `frame` | the header of everything that follows |
+//! | `frame`, `rows` | the header of everything that follows; the places that one-sided operations name |
 //! | `inbox` | a stream of bytes becomes messages |
 //! | `outbox` | messages become a stream of bytes |
+//! | `asked` | what this side has asked of the peer, and has not heard of |
+//! | `serving`, `writes` | what the peer does to memory of this side: answers to its reads; its writes as they arrive |
 //!
 //! Control version 3 and data version 3: in use since libfabric 1.8, and between endpoints of both ages.
 
+mod asked;
 mod control;
 mod frame;
 mod inbox;
 mod native;
 mod order;
 mod outbox;
+mod rows;
+mod serving;
+mod writes;
 
+pub use asked::Asked;
 pub use control::{Control, ControlKind, PRIVATE_BYTES};
-pub use frame::{Frame, FrameKind, LONGEST_HEADER, Owed};
+pub use frame::{Frame, FrameKind, LONGEST_HEADER, Owed, Refusal};
 pub use inbox::{Inbox, MAX_MESSAGE, Taken};
 pub use native::{Hello, Rivals, Verdict, arbitrate};
 pub use order::Order;
 pub use outbox::Outbox;
+pub use rows::{MOST_ROWS, Row, Rows};
+pub use serving::{Replies, Replying};
 
 /// The peer said what it must not: why its connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 pub struct Hello {
     /// The highest version of the protocol, or the one that was chosen.
     pub version: u8,
-    /// Bit 0: behind a firewall.
+    /// Bit 0: behind a firewall. The others mean nothing to libfabric, which gives none of them back, or, before it knew
+    /// any, those it was asked with: so peers of this library know each other by one number in the request and another
+    /// one in the answer.
     pub features: u8,
     /// Where the asking side listens.
     pub port: u16,
@@ -21,6 +23,11 @@ const PLAIN: u8 = 0;
 /// What newer peers add to a version that they have chosen.
 const CHOSEN: u8 = 0x80;
 
+const FIREWALLED: u8 = 1;
+/// Among the features of a request, and of its acceptance, of this library.
+const KIN_ASKS: u8 = 0xa4;
+const KIN_ANSWERS: u8 = 0x58;
+
 impl Hello {
     /// How many bytes it is.
     pub const BYTES: usize = 8;
@@ -28,7 +35,7 @@ impl Hello {
     /// What an endpoint asks with.
     #[must_use]
     pub fn new(port: u16, instance: u32) -> Self {
-        Self { version: PLAIN, features: 0, port, instance }
+        Self { version: PLAIN, features: KIN_ASKS, port, instance }
     }
 
     /// The bytes.
@@ -51,7 +58,20 @@ impl Hello {
     #[must_use]
     pub fn accepted_by(self, instance: u32) -> Self {
         let version = if self.version == PLAIN { PLAIN } else { PLAIN | CHOSEN };
-        Self { version, features: self.features & 1, port: self.port, instance }
+        let kin = if self.is_kin() { KIN_ANSWERS } else { 0 };
+        Self { version, features: self.features & FIREWALLED | kin, port: self.port, instance }
+    }
+
+    /// Whether who asks with this is of this library, and of an age to understand what only that says.
+    #[must_use]
+    pub fn is_kin(self) -> bool {
+        self.features & !FIREWALLED == KIN_ASKS
+    }
+
+    /// Whether who accepts with this is.
+    #[must_use]
+    pub fn answers_kin(self) -> bool {
+        self.features & !FIREWALLED == KIN_ANSWERS
     }
 }
 

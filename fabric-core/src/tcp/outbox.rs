@@ -2,7 +2,7 @@
 
 use crate::buf::Payload;
 
-use super::{Frame, LONGEST_HEADER, Order, Owed};
+use super::{Frame, LONGEST_HEADER, Order, Owed, Refusal, Row};
 
 /// An acknowledgement is a header with nothing in it.
 const ACK_BYTES: usize = 16;
@@ -73,22 +73,28 @@ impl Outbox {
     /// Adds a whole message. False, and nothing is added, while another one is open.
     #[must_use]
     pub fn push(&mut self, tag: Option<u64>, data: Option<u64>, payload: Payload<'_>) -> bool {
+        self.push_frame(&Frame::message(tag, data, payload.len()), &[], payload)
+    }
+
+    /// Adds a whole frame, with the places that it names. False, and nothing is added, while another one is open.
+    #[must_use]
+    pub fn push_frame(&mut self, frame: &Frame, rows: &[Row], payload: Payload<'_>) -> bool {
         if self.is_open {
             return false;
         }
-        self.header(Frame::message(tag, data, payload.len()));
+        self.header(frame, rows);
         payload.for_each(|_, piece| self.bytes.extend_from_slice(piece));
         true
     }
 
-    /// Begins a message whose bytes are sent from where they lie, after what is pending. False, and nothing has begun,
+    /// Begins a frame whose bytes are sent from where they lie, after what is pending. False, and nothing has begun,
     /// while another one is open.
     #[must_use]
-    pub fn open(&mut self, tag: Option<u64>, data: Option<u64>, len: usize) -> bool {
+    pub fn open(&mut self, frame: &Frame, rows: &[Row]) -> bool {
         if self.is_open {
             return false;
         }
-        self.header(Frame::message(tag, data, len));
+        self.header(frame, rows);
         self.is_open = true;
         true
     }
@@ -97,7 +103,7 @@ impl Outbox {
     pub fn close(&mut self) {
         self.is_open = false;
         for owed in std::mem::take(&mut self.owed) {
-            self.header(Frame::ack(owed));
+            self.header(&Frame::ack(owed), &[]);
         }
     }
 
@@ -112,8 +118,42 @@ impl Outbox {
         if self.is_open {
             self.owed.push(owed);
         } else {
-            self.header(Frame::ack(owed));
+            self.header(&Frame::ack(owed), &[]);
         }
+    }
+
+    /// Begins an answer to a question, whose bytes pass through here; to a peer that `checks` it a verdict follows them.
+    pub(super) fn begin_answer(&mut self, checks: bool, len: u64) {
+        self.header(&Frame::answer(checks, len), &[]);
+        self.is_open = true;
+    }
+
+    /// Bytes of the answer.
+    pub(super) fn answer_part(&mut self, bytes: Payload<'_>) {
+        bytes.for_each(|_, piece| self.bytes.extend_from_slice(piece));
+    }
+
+    /// So many bytes of the answer, which are put there; zeros otherwise.
+    pub(super) fn answer_with(&mut self, count: usize, put: impl FnOnce(&mut [u8])) {
+        let at = self.bytes.len();
+        self.bytes.resize(at + count, 0);
+        put(&mut self.bytes[at..]);
+    }
+
+    pub(super) fn verdict(&mut self, words: [u64; 2]) {
+        for word in words {
+            self.bytes.extend_from_slice(&self.order.put_u64(word));
+        }
+    }
+
+    /// All bytes of the answer are here.
+    pub(super) fn end_answer(&mut self) {
+        self.close();
+    }
+
+    /// Refuses a question, between two frames.
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
+        self.header(&Frame::refused(refusal), &[]);
     }
 
     /// Nothing of this leaves any more.
@@ -121,9 +161,9 @@ impl Outbox {
         *self = Self::new(self.order);
     }
 
-    fn header(&mut self, frame: Frame) {
+    fn header(&mut self, frame: &Frame, rows: &[Row]) {
         let mut header = [0; LONGEST_HEADER];
-        let len = frame.encode(self.order, self.number, &mut header);
+        let len = frame.encode(rows, self.order, self.number, &mut header);
         self.number = self.number.wrapping_add(1);
         self.bytes.extend_from_slice(&header[..len]);
     }

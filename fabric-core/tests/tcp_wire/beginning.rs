@@ -31,7 +31,8 @@ fn control_messages_read_as_libfabric_writes_them() {
             assert_eq!(Control::new(kind, &hello.encode()).unwrap().encode(), hex(text));
         }
     }
-    assert_eq!(Hello::new(0x9cfd, 0x30c4), request);
+    // A request of this library differs in a number that libfabric does not look at.
+    assert_eq!(Hello { features: 0, ..Hello::new(0x9cfd, 0x30c4) }, request);
 }
 
 #[test]
@@ -158,4 +159,25 @@ fn who_has_been_started_again_replaces_its_connection() {
     // An endpoint that talks with itself has two.
     assert_eq!(arbitrate(ours, ours, hello, Rivals::Connected(Some(77))), Verdict::Both);
     assert_eq!(arbitrate(ours, ours, hello, Rivals::None), Verdict::Accept);
+}
+
+/// Peers of this library know each other, and nobody else is taken for one: not who gives the question back, nor who
+/// answers what it understands of it.
+#[test]
+fn kin_know_each_other() {
+    let asked = Hello::new(9, 5);
+    assert!(asked.is_kin() && !asked.answers_kin());
+    let answered = asked.accepted_by(6);
+    assert!(answered.answers_kin() && !answered.is_kin());
+    for features in 0..=255u8 {
+        let asked = Hello { features, ..asked };
+        let (echoed, understood) = (asked, Hello { features: features & 1, ..asked });
+        if features & !1 == 0xa4 {
+            assert!(!echoed.answers_kin() && !understood.answers_kin());
+            assert_eq!(asked.accepted_by(6).features, 0x58 | features & 1);
+        } else {
+            assert!(!asked.is_kin());
+            assert_eq!(asked.accepted_by(6).features, features & 1);
+        }
+    }
 }

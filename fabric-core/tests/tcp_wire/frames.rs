@@ -11,7 +11,7 @@ pub(crate) const ACK: &str = "03 00 0000 02 00 10 00 1000000000000000";
 
 fn encoded(frame: &Frame, order: Order, number: u8) -> Vec<u8> {
     let mut header = [0; LONGEST_HEADER];
-    let len = frame.encode(order, number, &mut header);
+    let len = frame.encode(&[], order, number, &mut header);
     header[..len].to_vec()
 }
 
@@ -85,18 +85,21 @@ fn is_allowed(code: u8, flags: u16, op: u8, rows: u8, len: u8) -> bool {
         2 => rows <= 4 && len == 16 + 24 * rows,
         3 => len == 16,
         4 => rows <= 4 && len == 16 + 24 * rows + data,
+        // Numbers of an operation and of a right that there are.
+        0xf1 => len == 48,
+        0xf3 => len == 16,
         _ => false,
     }
 }
 
 #[test]
 fn every_header_is_allowed_or_refused_as_a_whole() {
-    for code in (0..=8).chain([127, 200, 255]) {
+    for code in (0..=8).chain([127, 200, 0xf1, 0xf2, 0xf3, 255]) {
         for flags in [0, 1, 4, 5, 0xffff] {
             for op in [0, 1, 2, 255] {
                 for rows in [0, 1, 4, 5, 255] {
                     for len in 0..=255u8 {
-                        let total = u64::from(len) + if code == 0 && op == 2 { 0 } else { 5 };
+                        let total = u64::from(len) + if code == 2 || code == 0 && op == 2 { 0 } else { 5 };
                         let bytes = header(code, flags, op, rows, len, total);
                         let read = Frame::decode(&bytes, Order::Little);
                         let allowed = is_allowed(code, flags, op, rows, len);

@@ -48,8 +48,8 @@ impl Receiver {
         self.inbox.take(bytes, PEER, &mut self.rx, &mut self.maps)
     }
 
-    pub(crate) fn wants(&self, bytes: &[u8]) -> bool {
-        self.inbox.is_wanted(bytes, PEER, &self.rx)
+    pub(crate) fn wants(&mut self, bytes: &[u8]) -> bool {
+        self.inbox.is_wanted(bytes, PEER, &self.rx, &mut self.maps)
     }
 
     /// Posts a receive with a buffer of this size, or with one that grows.

@@ -1,7 +1,7 @@
 //! Whole streams, split anywhere, hostile ones among them.
 
 use fabric_core::buf::Payload;
-use fabric_core::tcp::{Broken, MAX_MESSAGE, Order, Outbox};
+use fabric_core::tcp::{Broken, Frame, MAX_MESSAGE, Order, Outbox};
 use fabric_core::{Error, completion::Transfer};
 use proptest::prelude::*;
 
@@ -60,7 +60,7 @@ fn stream(order: Order, messages: &[Message]) -> Vec<u8> {
     for (number, message) in messages.iter().enumerate() {
         let payload = contents(number, message.len);
         if message.is_open {
-            assert!(outbox.open(message.tag, message.data, message.len));
+            assert!(outbox.open(&Frame::message(message.tag, message.data, message.len), &[]));
             flush(&mut outbox, &mut bytes, usize::MAX);
             bytes.extend_from_slice(&payload);
             outbox.close();
@@ -164,9 +164,10 @@ fn answers_are_owed_for_whole_messages() {
         assert_eq!((taken.bytes, taken.owed.len()), (rest.len(), 1), "cut at {cut}");
     }
     let mut outbox = Outbox::new(Order::Little);
-    assert!(outbox.open(None, None, 4));
+    let frame = Frame::message(None, None, 4);
+    assert!(outbox.open(&frame, &[]));
     let header = outbox.pending().len();
-    assert!(!outbox.open(None, None, 4) && !outbox.push(None, None, Payload::Whole(&b"x"[..])));
+    assert!(!outbox.open(&frame, &[]) && !outbox.push(None, None, Payload::Whole(&b"x"[..])));
     assert_eq!(outbox.pending().len(), header, "a message within another");
     outbox.acknowledge(owed());
     outbox.left(outbox.pending().len());
@@ -266,9 +267,9 @@ fn what_is_not_offered_ends_the_connection() {
         (crate::frames::ACK, "an acknowledgement of nothing"),
         (
             "03 02 0000 00 01 28 00 2800000000000000 0000000000000000 0800000000000000 0000000000000000",
-            "one-sided",
+            "may not reach",
         ),
-        ("03 03 0000 00 00 10 00 1400000000000000 00000000", "one-sided"),
+        ("03 03 0000 00 00 10 00 1400000000000000 00000000", "no question"),
         ("03 05 0000 01 00 20 00 2000000000000000 0000000000000000 0000000000000000", "rendezvous"),
         ("03 06 0000 01 00 10 00 1000000000000000", "rendezvous"),
         ("03 c8 0000 00 00 10 00 1000000000000000", "unknown"),

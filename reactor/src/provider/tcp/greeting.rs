@@ -57,6 +57,8 @@ pub(crate) enum Answer {
     Accepted {
         order: Order,
         instance: Option<u32>,
+        /// It understands what only this library says.
+        is_kin: bool,
         /// What came behind the answer.
         rest: Vec<u8>,
     },
@@ -157,9 +159,11 @@ impl Asked {
                 Greeting::Answer(Answer::Refused { is_rival: control.private() == self.hello.encode() })
             }
             ControlKind::Accept => {
-                let instance = Hello::decode(control.private()).map(|hello| hello.instance);
+                let hello = Hello::decode(control.private());
+                let instance = hello.map(|hello| hello.instance);
+                let is_kin = hello.is_some_and(Hello::answers_kin);
                 let rest = self.bytes.split_off(len);
-                Greeting::Answer(Answer::Accepted { order: control.order, instance, rest })
+                Greeting::Answer(Answer::Accepted { order: control.order, instance, is_kin, rest })
             }
         }
     }

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use fabric_core::buf::Payload;
-use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::completion::OpKind;
 use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
 use fabric_core::provider::{Host, Interest, OpKey, SendSpec, WaitSet};
@@ -17,8 +17,10 @@ use super::socket::{Received, Sent, Socket};
 use crate::uring::SharedRing;
 
 mod lane;
+mod onesided;
 
 use lane::Lane;
+use onesided::{Ending, fail_first, wrap};
 
 /// A longer message is not collected, but sent from where it lies.
 pub(crate) const SHORT: usize = 16 << 10;
@@ -162,7 +164,7 @@ impl Link {
     /// Takes in what has come. Returns whether anything has.
     pub(crate) fn pump(&mut self, scratch: &mut [u8], rx: &mut RxContext, host: &mut dyn Host) -> bool {
         let who = (self.key, self.source);
-        if self.held && !self.inbox.is_wanted(&self.rest, who, rx) {
+        if self.held && !self.inbox.is_wanted(&self.rest, who, rx, host) {
             return false;
         }
         if self.is_clogged() || self.ended.is_some() && self.rest.is_empty() {
@@ -194,6 +196,7 @@ impl Link {
         self.quiet_passes = 0;
         let (used, held) = match self.inbox.take(&scratch[..have], who, rx, host) {
             Ok(taken) => {
+                self.is_fresh = taken.is_full;
                 if !self.is_deaf && !self.is_cut {
                     taken.owed.into_iter().for_each(|owed| self.outbox.acknowledge(owed));
                 }
@@ -211,9 +214,9 @@ impl Link {
         true
     }
 
-    /// Whoever lets acknowledgements pile up is not read from.
+    /// Whoever lets answers pile up is not read from.
     fn is_clogged(&self) -> bool {
-        self.outbox.backlog() > 2 * COLLECTED
+        self.outbox.backlog() > 2 * COLLECTED || self.inbox.replies.is_full()
     }
 
     /// Whether what comes is read.
@@ -232,13 +235,14 @@ impl Link {
         self.is_deaf = true;
         self.is_blocked = false;
         self.outbox.give_up();
+        self.inbox.replies.give_up();
         self.rewatch();
     }
 
     /// The message that is being sent, if there is one, will not end: nothing may come behind its beginning, and the peer
     /// hears of it by the end of the stream. Returns whether there was one.
     pub(crate) fn cut(&mut self) -> bool {
-        if self.is_deaf || !self.outbox.is_open() {
+        if self.is_deaf || !self.outbox.is_open() || self.inbox.replies.is_open() {
             return false;
         }
         self.is_cut = true;
@@ -246,8 +250,9 @@ impl Link {
         true
     }
 
-    /// The message that was arriving fails; the rest is nobody's.
+    /// What was asked, and the message that was arriving, fail; the rest is nobody's.
     pub(crate) fn give_up(&mut self, rx: &mut RxContext, host: &mut dyn Host, error: Error) {
+        self.inbox.asked.fail(host, &error);
         if let Some(landing) = self.inbox.end() {
             rx.fail(host, landing, error);
         }
@@ -314,20 +319,41 @@ impl Link {
         if self.is_cut {
             return !self.is_deaf && self.flush();
         }
-        if self.is_deaf || self.is_sending() || queue.is_empty() && self.outbox.pending().is_empty() {
+        let is_idle = queue.is_empty() && self.inbox.replies.is_empty() && self.outbox.pending().is_empty();
+        if self.is_deaf || self.is_sending() || is_idle {
             return false;
         }
         let (mut moved, mut left) = (false, PER_PASS);
+        if !self.inbox.replies.is_empty() {
+            moved = self.answer(host);
+            if self.inbox.replies.is_open() || self.is_sending() || self.is_deaf {
+                return moved;
+            }
+        }
         while let Some(front) = queue.front_mut()
             && left > 0
         {
             let Sending { op, spec, sent } = front;
-            let payload = host.payload(*op);
+            let payload = if spec.kind == OpKind::Read { Payload::Whole(&[]) } else { host.payload(*op) };
             let len = payload.len();
-            if spec.kind == OpKind::Send && (sent.is_some() || len > SHORT) {
-                if sent.is_none() && !self.outbox.open(spec.tag, spec.data, len) {
-                    self.cut();
-                    break;
+            if spec.kind == OpKind::Connect {
+            } else if sent.is_some() || len > SHORT {
+                if sent.is_none() {
+                    let (frame, rows) = match wrap(spec, len, self.inbox.is_kin(), host) {
+                        Ok(wrapped) => wrapped,
+                        Err(error) => {
+                            fail_first(queue, host, error);
+                            moved = true;
+                            continue;
+                        }
+                    };
+                    if !self.outbox.open(&frame, &rows) {
+                        self.cut();
+                        break;
+                    }
+                    if Ending::of(spec) != Ending::Sent {
+                        self.inbox.asked.send();
+                    }
                 }
                 let from = *sent.get_or_insert(0);
                 // The ring may have sent it to its end.
@@ -346,19 +372,27 @@ impl Link {
                     continue;
                 }
                 self.outbox.close();
-            } else if spec.kind == OpKind::Send {
+            } else {
                 if self.outbox.pending().len() + len > COLLECTED && !self.flush() {
                     break;
                 }
-                if !self.outbox.push(spec.tag, spec.data, payload) {
+                let (frame, rows) = match wrap(spec, len, self.inbox.is_kin(), host) {
+                    Ok(wrapped) => wrapped,
+                    Err(error) => {
+                        fail_first(queue, host, error);
+                        moved = true;
+                        continue;
+                    }
+                };
+                if !self.outbox.push_frame(&frame, &rows, payload) {
                     self.cut();
                     break;
                 }
                 left = left.saturating_sub(len);
             }
-            let (op, transfer) = (*op, Transfer::sent(len, spec.tag));
+            let (op, spec) = (*op, *spec);
             queue.pop_front();
-            host.complete(op, Outcome::ok(transfer));
+            self.has_left(op, spec, len, host);
             moved = true;
         }
         if !self.outbox.is_open() && !self.outbox.pending().is_empty() {

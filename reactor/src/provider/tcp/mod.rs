@@ -21,17 +21,18 @@ mod socket;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use fabric_core::buf::{Payload, PooledBuf};
+use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
 use fabric_core::completion::Outcome;
-use fabric_core::flags::{Caps, MrMode, MsgOrder, OpFlags};
+use fabric_core::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
+use fabric_core::mr::{LocalMemory, Memory};
 use fabric_core::provider::{
     EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, SocketIo, WaitSet,
 };
 use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
-use fabric_core::tcp::MAX_MESSAGE;
+use fabric_core::tcp::{MAX_MESSAGE, MOST_ROWS};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
@@ -65,12 +66,25 @@ impl Provider for TcpProvider {
         offers.flat_map(|info| [info.clone(), automatic(info)]).collect()
     }
 
+    fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn Memory>> {
+        Ok(Arc::new(LocalMemory::new(len)?))
+    }
+
     fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
         let progress = info.domain.data_progress;
         let io = Io::new(wait.clone(), progress);
         Ok(Box::new(TcpDomain { wait, endpoints: Vec::new(), io, origin: Origin::here() }))
     }
 }
+
+/// Everything but what comes behind a read: that is answered when there is room, and may see what came later.
+const ORDER: MsgOrder = MsgOrder::RAR
+    .union(MsgOrder::RAW)
+    .union(MsgOrder::RAS)
+    .union(MsgOrder::WAW)
+    .union(MsgOrder::WAS)
+    .union(MsgOrder::SAW)
+    .union(MsgOrder::SAS);
 
 /// What every network allows, under manual progress.
 fn offer() -> Info {
@@ -85,11 +99,15 @@ fn offer() -> Info {
         | Caps::TAGGED_MULTI_RECV
         | Caps::SOURCE
         | Caps::FENCE
+        | Caps::RMA
+        | Caps::ATOMIC
+        | Caps::RMA_DIRECTIONS
+        | Caps::RMA_EVENT
         | Caps::LOCAL_COMM
         | Caps::REMOTE_COMM;
     info.domain.caps = Caps::LOCAL_COMM | Caps::REMOTE_COMM;
     info.domain.av_type = Some(AvType::Table);
-    info.domain.mr_mode = MrMode::SCALABLE;
+    info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
     info.domain.mr_key_size = 8;
     info.domain.cq_data_size = 8;
     info.domain.cq_cnt = 1024;
@@ -100,21 +118,26 @@ fn offer() -> Info {
     info.domain.max_ep_rx_ctx = 1;
     info.domain.max_ep_srx_ctx = 1024;
     info.domain.cntr_cnt = 1024;
+    info.domain.mr_iov_limit = 1;
+    info.domain.mr_cnt = 1 << 16;
     info.ep.ep_type = EpType::Rdm;
     info.ep.protocol = Some(Protocol::Tcp);
     info.ep.protocol_version = 3;
     info.ep.max_msg_size = MAX_MESSAGE;
     info.ep.mem_tag_format = u64::MAX;
+    info.ep.max_order_raw_size = usize::MAX;
+    info.ep.max_order_waw_size = usize::MAX;
     info.ep.tx_ctx_cnt = 1;
     info.ep.rx_ctx_cnt = 1;
     // A message counts as sent when this machine's network has taken it.
     info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE;
     info.rx.op_flags = OpFlags::COMPLETION;
-    info.tx.msg_order = MsgOrder::SAS;
+    info.tx.msg_order = ORDER;
     info.tx.inject_size = 4096;
     info.tx.size = 1024;
     info.tx.iov_limit = 64;
-    info.rx.msg_order = MsgOrder::SAS;
+    info.tx.rma_iov_limit = MOST_ROWS;
+    info.rx.msg_order = ORDER;
     info.rx.size = 1024;
     info.rx.iov_limit = 64;
     info
@@ -181,7 +204,10 @@ impl ProviderDomain for TcpDomain {
         let chosen = info.src_addr.as_ref().and_then(Address::socket);
         let any = SocketAddr::new(chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()), 0);
         let at = at.and_then(Address::socket).unwrap_or(any);
-        let opened = Endpoint::open(ep, at, self.wait.clone(), receiving, self.io.ring()?)?;
+        let mut opened = Endpoint::open(ep, at, self.wait.clone(), receiving, self.io.ring()?)?;
+        if info.caps.contains(Caps::RMA_EVENT) {
+            opened.heed();
+        }
         let name = opened.name().clone();
         self.endpoints.push(opened);
         Ok(name)
@@ -204,6 +230,29 @@ impl ProviderDomain for TcpDomain {
         // Nobody else may look for long.
         self.io.submit();
         sent
+    }
+
+    /// Asked for over the wire: never at once.
+    fn read_now(&mut self, _: &mut dyn Host, _: EpId, _: &SendSpec, _: &mut AnyBuf) -> Result<SendNow> {
+        Ok(SendNow::Queue)
+    }
+
+    fn atomic_now(
+        &mut self,
+        _: &mut dyn Host,
+        _: EpId,
+        _: &SendSpec,
+        _: &[u8],
+        _: &mut [u8],
+    ) -> Result<SendNow> {
+        Ok(SendNow::Queue)
+    }
+
+    fn region_closed(&mut self, _key: u64) {
+        // Who waits for it waits in vain.
+        if self.endpoints.iter().any(Endpoint::is_waited_for) {
+            self.wait.kick();
+        }
     }
 
     fn flush(&mut self, _: &mut dyn Host, ep: EpId) -> Result<()> {

@@ -112,6 +112,7 @@ impl Endpoint {
         // `link_down` may have forgotten the peer.
         let Ok(peer) = self.peer_at(theirs) else { return };
         let link = self.link_up(host, (peer, Some(hello.instance)), caller.into_socket(), order, rest);
+        self.kin(link, hello.is_kin());
         if verdict != Verdict::Both {
             self.peers[peer].link = Some(link);
             self.drive(host, peer);

@@ -58,11 +58,12 @@ impl Endpoint {
                     Error::Refused { peer: self.peers[peer].name.clone(), reason: Refusal::Resources };
                 self.asked_over(host, at, &error);
             }
-            Greeting::Answer(Answer::Accepted { order, instance, rest }) => {
+            Greeting::Answer(Answer::Accepted { order, instance, is_kin, rest }) => {
                 let Stage::Asked(asked) = self.stages.remove(at) else { return };
                 let order = Order::NATIVE.with(order);
                 let again = self.link_up(host, (peer, instance), asked.into_socket(), order, rest);
                 self.peers[peer].link = Some(again);
+                self.kin(again, is_kin);
                 self.drive(host, peer);
             }
         }

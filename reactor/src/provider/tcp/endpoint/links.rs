@@ -26,6 +26,7 @@ impl Endpoint {
         let watch = (self.wait.clone(), token);
         let mut link = Link::new((peer, key), socket, watch, order, rest, self.ring.clone());
         link.instance = instance;
+        link.serve(self.id, self.heeds);
         link.rewatch();
         let name = self.peers[peer].name.clone();
         link.number = host.peer_connected(self.id, &name);
@@ -36,6 +37,15 @@ impl Endpoint {
         self.heat(at);
         self.set_clock();
         at
+    }
+
+    /// Whether the peer of a connection understands what only this library says.
+    pub(super) fn kin(&mut self, at: usize, is_kin: bool) {
+        if let Some(Stage::Up(link)) = self.stages.get_mut(at)
+            && is_kin
+        {
+            link.kin();
+        }
     }
 
     /// A connection has ended, and all that came over it has been taken.
@@ -73,6 +83,12 @@ impl Endpoint {
         let (peer, gone) = (link.peer, self.gone(link));
         self.fail_sends(host, peer, &gone);
         self.peers[peer].link = None;
+        // Answers may still come, unless that was the end.
+        if let Some(Stage::Up(link)) = self.stages.get_mut(at)
+            && link.ended().is_some()
+        {
+            link.fail_asked(host, &gone);
+        }
     }
 
     /// What operations hear that were for the peer of a connection that has ended.

@@ -122,6 +122,8 @@ pub(crate) struct Endpoint {
     clock: Timer,
     /// Where connections listen and are sent on, unless epoll does that.
     ring: Option<SharedRing>,
+    /// It wants to hear of everything that peers do to memory of its domain.
+    heeds: bool,
 }
 
 impl Endpoint {
@@ -159,7 +161,13 @@ impl Endpoint {
             scratch: vec![0; SCRATCH].into(),
             clock,
             ring,
+            heeds: false,
         })
+    }
+
+    /// It wants to hear of everything that peers do to memory of its domain.
+    pub(crate) fn heed(&mut self) {
+        self.heeds = true;
     }
 
     pub(crate) fn id(&self) -> EpId {
@@ -203,6 +211,8 @@ impl Endpoint {
             } else if link.is_hot()
                 || link.is_held()
                 || !link.is_flushed()
+                || link.has_duties()
+                || link.owes_answers()
                 || !self.peers[peer].sends.is_empty()
             {
                 index += 1;
@@ -255,9 +265,17 @@ impl Endpoint {
         for at in peers {
             self.fail_sends(host, at, &Error::Canceled);
         }
-        for link in self.links() {
-            host.peer_disconnected(self.id, link.number);
+        for (_, stage) in &mut self.stages {
+            if let Stage::Up(link) = stage {
+                link.fail_asked(host, &Error::Canceled);
+                host.peer_disconnected(self.id, link.number);
+            }
         }
+    }
+
+    /// Whether somebody waits for memory that its owner has in hand, or may.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.links().any(|link| link.is_held() || link.owes_answers())
     }
 
     pub(crate) fn arm(&mut self) -> bool {
@@ -267,7 +285,7 @@ impl Endpoint {
             _ => true,
         };
         !self.rx.own.is_copying()
-            && self.links().all(Link::is_flushed)
+            && self.links().all(|link| link.is_flushed() && !link.has_duties())
             && self.peers.iter().all(|(_, peer)| waits(peer))
             && self.listen()
     }

@@ -58,10 +58,7 @@ impl Endpoint {
     }
 
     pub(crate) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
-        if !matches!(spec.kind, OpKind::Send | OpKind::Connect) {
-            return Err(Error::NotSupported("one-sided operations over tcp"));
-        }
-        if spec.level.is_confirmed() {
+        if spec.kind == OpKind::Send && spec.level.is_confirmed() {
             return Err(Error::NotSupported("FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over tcp"));
         }
         let at = match self.route(spec.peer) {

@@ -1,0 +1,131 @@
+//! What this side has asked of a peer and has not heard of.
+//!
+//! Answers carry no name: they come in the order of the questions, and so do acknowledgements.
+
+use std::collections::VecDeque;
+
+use crate::completion::{Outcome, Transfer};
+use crate::error::Error;
+use crate::mr::Denied;
+use crate::provider::{Host, OpKey, SendSpec};
+
+use super::{Broken, Refusal};
+
+/// What a connection waits for.
+#[derive(Debug, Default)]
+pub struct Asked {
+    acks: VecDeque<Waiting>,
+    answers: VecDeque<Waiting>,
+    /// The bytes of a frame that asks for an acknowledgement are on their way.
+    is_sending: bool,
+    /// It was answered before this side has heard that they have left.
+    early: Option<Verdict>,
+}
+
+/// Nothing was wrong, or the place that was, and why.
+type Verdict = Option<(u8, Denied)>;
+
+#[derive(Debug)]
+struct Waiting {
+    op: OpKey,
+    spec: SendSpec,
+    len: usize,
+}
+
+impl Asked {
+    /// The bytes of a frame that is acknowledged are sent from where they lie, from now until the acknowledgement is
+    /// expected.
+    pub fn send(&mut self) {
+        self.is_sending = true;
+    }
+
+    /// A frame has left, or will, that is acknowledged: then this operation ends.
+    pub fn expect_ack(&mut self, op: OpKey, spec: SendSpec, len: usize, host: &mut dyn Host) {
+        self.is_sending = false;
+        let waiting = Waiting { op, spec, len };
+        match self.early.take() {
+            Some(verdict) => waiting.end(host, verdict),
+            None => self.acks.push_back(waiting),
+        }
+    }
+
+    /// A question has left, or will, for so many bytes, which are to be placed in the buffer of this operation.
+    pub fn expect_answer(&mut self, op: OpKey, spec: SendSpec, len: usize) {
+        self.answers.push_back(Waiting { op, spec, len });
+    }
+
+    /// Whether there is nothing to wait for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.acks.is_empty() && self.answers.is_empty()
+    }
+
+    /// Nothing of it will be heard of.
+    pub fn fail(&mut self, host: &mut dyn Host, error: &Error) {
+        for waiting in self.acks.drain(..).chain(self.answers.drain(..)) {
+            host.complete(waiting.op, Outcome::failed(error.clone()));
+        }
+    }
+
+    pub(super) fn acked(&mut self, host: &mut dyn Host) -> Result<(), Broken> {
+        self.heard(None, host)
+    }
+
+    pub(super) fn refused(&mut self, refusal: Refusal, host: &mut dyn Host) -> Result<(), Broken> {
+        let verdict = Some((refusal.row, refusal.why));
+        if !refusal.asked {
+            return self.heard(verdict, host);
+        }
+        let waiting = self.answers.pop_front().ok_or(Broken("a refusal of nothing"))?;
+        waiting.end(host, verdict);
+        Ok(())
+    }
+
+    fn heard(&mut self, verdict: Verdict, host: &mut dyn Host) -> Result<(), Broken> {
+        match self.acks.pop_front() {
+            Some(waiting) => waiting.end(host, verdict),
+            None if self.is_sending && self.early.is_none() => self.early = Some(verdict),
+            None => return Err(Broken("an acknowledgement of nothing")),
+        }
+        Ok(())
+    }
+
+    /// An answer of so many bytes begins.
+    pub(super) fn begins(&self, len: u64) -> Result<usize, Broken> {
+        let first = self.answers.front().ok_or(Broken("an answer to no question"))?;
+        if first.len as u64 != len {
+            return Err(Broken("an answer of another length than was asked for"));
+        }
+        Ok(first.len)
+    }
+
+    /// Bytes of the answer that has begun, from position `at` on.
+    pub(super) fn place(&self, at: usize, bytes: &[u8], host: &mut dyn Host) {
+        if let Some(first) = self.answers.front() {
+            host.place(first.op, at, &bytes, 0, bytes.len());
+        }
+    }
+
+    /// The answer is there, or is no good.
+    pub(super) fn answered(&mut self, verdict: Verdict, host: &mut dyn Host) {
+        if let Some(waiting) = self.answers.pop_front() {
+            waiting.end(host, verdict);
+        }
+    }
+}
+
+impl Waiting {
+    fn end(self, host: &mut dyn Host, denied: Verdict) {
+        let Self { op, spec, len } = self;
+        let outcome = match denied {
+            None => Outcome::ok(Transfer::sent(len, spec.tag)),
+            Some((row, why)) => {
+                let places = spec.spread.map_or(&[][..], |spread| host.places(spread));
+                let place = places.get(usize::from(row)).copied().or(spec.remote);
+                let error = place.map_or(Error::Canceled, |place| why.error(&place, place.len));
+                Outcome::failed(error)
+            }
+        };
+        host.complete(op, outcome);
+    }
+}

@@ -1,0 +1,287 @@
+//! What a peer does to memory of this side: answers to its questions.
+//!
+//! A question waits, with nothing but the places that it names, until there is room for its answer; long answers are made
+//! piece by piece, between two messages. So a peer that asks for much and reads nothing costs a bounded number of
+//! questions and one piece, and may have to wait until it reads.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::completion::{OpKind, Transfer};
+use crate::matching::PeerKey;
+use crate::mr::{Denied, Memory};
+use crate::provider::{Deed, EpId, Host};
+use crate::{FiAddr, buf::Payload};
+
+use super::frame::VERDICT;
+use super::{Broken, Outbox, Owed, Refusal, Rows};
+
+/// Questions that wait for their answers before no more is read.
+const MOST: usize = 1024;
+/// Bytes that are looked for in one go.
+const PIECE: usize = 16 << 10;
+
+pub(super) const NOT_ITS: Broken = Broken("an access to memory that it may not reach");
+const TAKEN_BACK: Broken = Broken("memory was taken back in the middle of an answer");
+
+/// A place that a peer has named, after it was checked.
+#[derive(Clone, Debug)]
+pub(super) struct Spot {
+    pub(super) memory: Arc<dyn Memory>,
+    pub(super) at: usize,
+    pub(super) len: usize,
+    pub(super) key: u64,
+    /// Its owner wants to hear of everything that is done there.
+    pub(super) heeds: bool,
+}
+
+/// Checks all places of an operation.
+pub(super) fn find(rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Refusal> {
+    let mut spots = Vec::with_capacity(rows.len());
+    for (number, row) in rows.iter().enumerate() {
+        let place = row.place();
+        let refused = |why| Refusal { asked: kind.fills(), row: number as u8, why };
+        let (region, at) = Denied::check(host.region(place.key), kind, &place, place.len).map_err(refused)?;
+        let (memory, heeds) = (region.memory.clone(), region.heeds);
+        spots.push(Spot { memory, at, len: place.len, key: place.key, heeds });
+    }
+    Ok(spots)
+}
+
+/// The answers that are owed to a peer, in its order.
+#[derive(Debug)]
+pub struct Replies {
+    pub(super) ep: EpId,
+    /// The endpoint wants to hear of everything that peers do.
+    pub(super) heeds: bool,
+    /// The peer understands why something is refused.
+    pub(super) is_kin: bool,
+    queue: VecDeque<Reply>,
+    /// How far the first has come, if it has begun.
+    begun: Option<Progress>,
+}
+
+#[derive(Debug)]
+enum Reply {
+    /// An acknowledgement that comes behind answers.
+    Ack(Option<Owed>),
+    Bytes(Vec<u8>),
+    Places(Vec<Spot>),
+    Refused(Refusal),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    spot: usize,
+    within: usize,
+    /// The rest means nothing.
+    spoilt: Option<u8>,
+}
+
+/// What became of an attempt to answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replying {
+    /// Nothing is owed any more.
+    Nothing,
+    /// There is no more room: it goes on when some has left.
+    Full,
+    /// The owner of the memory has it in hand: it goes on when that has changed.
+    InHand,
+}
+
+impl Replies {
+    /// Of a connection to this endpoint.
+    #[must_use]
+    pub(super) fn new() -> Self {
+        Self { ep: EpId(0), heeds: false, is_kin: false, queue: VecDeque::new(), begun: None }
+    }
+
+    /// Whether nothing is owed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether an answer has begun and not ended: nothing else may be sent.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    /// Whether a peer has asked for so much that no more is listened to for now.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.queue.len() >= MOST
+    }
+
+    /// Whether all that waits is for an owner who has the memory in hand.
+    #[must_use]
+    pub fn is_in_hand(&self) -> bool {
+        let at = self.begun.unwrap_or_default();
+        match self.queue.front() {
+            Some(Reply::Places(spots)) => spots.get(at.spot).is_some_and(|spot| {
+                let is_there = spot.memory.begin();
+                if is_there {
+                    spot.memory.end();
+                }
+                !is_there && spot.memory.is_open()
+            }),
+            _ => false,
+        }
+    }
+
+    pub(super) fn bytes(&mut self, bytes: Vec<u8>) {
+        self.queue.push_back(Reply::Bytes(bytes));
+    }
+
+    /// Has an acknowledgement keep its place behind the answers that are owed; gives it back when there are none.
+    pub(super) fn behind(&mut self, owed: Option<Owed>) -> Option<Owed> {
+        if owed.is_some() && !self.queue.is_empty() {
+            self.queue.push_back(Reply::Ack(owed));
+            return None;
+        }
+        owed
+    }
+
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
+        self.queue.push_back(Reply::Refused(refusal));
+    }
+
+    /// A question for these places.
+    pub(super) fn question(&mut self, rows: &Rows, host: &dyn Host) -> Result<(), Broken> {
+        match find(rows, OpKind::Read, host) {
+            Ok(spots) => self.queue.push_back(Reply::Places(spots)),
+            Err(refusal) if self.is_kin => self.queue.push_back(Reply::Refused(refusal)),
+            Err(_) => return Err(NOT_ITS),
+        }
+        Ok(())
+    }
+
+    /// Nothing of it is said any more.
+    pub fn give_up(&mut self) {
+        self.queue.clear();
+        self.begun = None;
+    }
+
+    /// Answers, as long as fewer than `most` bytes wait to be sent.
+    ///
+    /// # Errors
+    /// An answer that was begun cannot be finished: the connection has to end.
+    pub fn answer(
+        &mut self,
+        outbox: &mut Outbox,
+        most: usize,
+        (_, source): (PeerKey, Option<FiAddr>),
+        host: &mut dyn Host,
+    ) -> Result<Replying, Broken> {
+        loop {
+            let Some(first) = self.queue.front_mut() else { return Ok(Replying::Nothing) };
+            if outbox.pending().len() >= most || outbox.is_open() && self.begun.is_none() {
+                return Ok(Replying::Full);
+            }
+            match first {
+                Reply::Ack(owed) => owed.take().into_iter().for_each(|owed| outbox.acknowledge(owed)),
+                Reply::Refused(refusal) => outbox.refuse(*refusal),
+                Reply::Bytes(bytes) => {
+                    outbox.begin_answer(self.is_kin, bytes.len() as u64);
+                    outbox.answer_part(Payload::Whole(bytes));
+                    end(outbox, self.is_kin, None);
+                }
+                Reply::Places(spots) => {
+                    let mut at = match self.begun {
+                        Some(at) => at,
+                        None if spots.iter().all(is_there) => {
+                            let total = spots.iter().map(|spot| spot.len as u64).sum();
+                            outbox.begin_answer(self.is_kin, total);
+                            *self.begun.insert(Progress::default())
+                        }
+                        None => return Ok(Replying::InHand),
+                    };
+                    let gone_on = at.go_on(spots, outbox, most, self.is_kin);
+                    self.begun = Some(at);
+                    match gone_on? {
+                        Replying::Nothing => {}
+                        wait => return Ok(wait),
+                    }
+                    end(outbox, self.is_kin, at.spoilt);
+                    for spot in spots.iter().filter(|spot| at.spoilt.is_none() && (self.heeds || spot.heeds))
+                    {
+                        host.done_to_us(
+                            self.ep,
+                            spot.key,
+                            Deed::Read,
+                            Transfer::written(spot.len, None, source),
+                        );
+                    }
+                }
+            }
+            self.begun = None;
+            self.queue.pop_front();
+        }
+    }
+}
+
+/// Whether an access to it can begin, or fails at once.
+pub(super) fn is_there(spot: &Spot) -> bool {
+    if !spot.memory.begin() {
+        return !spot.memory.is_open();
+    }
+    spot.memory.end();
+    true
+}
+
+/// All bytes of an answer have been made.
+fn end(outbox: &mut Outbox, is_kin: bool, spoilt: Option<u8>) {
+    if is_kin {
+        let (code, detail) = spoilt.map_or((0, 0), |_| Denied::Unknown.to_words());
+        outbox.verdict([code | u64::from(spoilt.unwrap_or(0)) << 8, detail]);
+    }
+    outbox.end_answer();
+}
+
+impl Progress {
+    /// Copies pieces of the places. `Nothing` when all of them are copied.
+    fn go_on(
+        &mut self,
+        spots: &[Spot],
+        outbox: &mut Outbox,
+        most: usize,
+        is_kin: bool,
+    ) -> Result<Replying, Broken> {
+        while let Some(spot) = spots.get(self.spot) {
+            let piece = (spot.len - self.within).min(PIECE).min(most.saturating_sub(outbox.pending().len()));
+            if piece == 0 && self.within < spot.len {
+                return Ok(Replying::Full);
+            }
+            if self.spoilt.is_none() && !spot.memory.is_open() {
+                if !is_kin {
+                    return Err(TAKEN_BACK);
+                }
+                self.spoilt = Some(self.spot as u8);
+            }
+            if self.spoilt.is_some() {
+                outbox.answer_with(piece, |_| {});
+            } else if spot.memory.begin() {
+                outbox.answer_with(piece, |into| spot.memory.read(spot.at + self.within, into));
+                spot.memory.end();
+            } else if spot.memory.is_open() {
+                return Ok(Replying::InHand);
+            } else {
+                continue;
+            }
+            self.within += piece;
+            if self.within == spot.len {
+                *self = Self { spot: self.spot + 1, within: 0, ..*self };
+            }
+        }
+        Ok(Replying::Nothing)
+    }
+}
+
+/// What a verdict says: nothing is wrong, or the row that is, and why.
+pub(super) fn verdict(words: [u64; 2]) -> Option<(u8, Denied)> {
+    let row = (words[0] >> 8) as u8;
+    Denied::from_words(words[0] & 0xff, words[1]).map(|why| (row, why))
+}
+
+const _: () = assert!(VERDICT == 16, "two words");
