@@ -486,13 +486,13 @@ pub(crate) async fn what_changes_memory_is_delivered_at_its_end(setup: Setup) {
     }
 }
 
-/// A provider without such levels says so, and goes on.
+/// A provider without one of these levels says so, and goes on.
 pub(crate) async fn what_is_not_offered_is_refused(setup: Setup) {
-    if has_levels(&setup).await {
-        return;
-    }
     let (a, b, to_b) = pair(&setup).await;
     for level in LEVELS {
+        if offers(&setup, level).await {
+            continue;
+        }
         let refused = at(level, a.ep.send(to_b, vec![1; 10])).await.unwrap_err();
         assert!(matches!(refused.error, Error::NotSupported(_)), "{}", refused.error);
         let sent = a.ep.send(to_b, refused.buf).transmit_complete();
@@ -500,4 +500,42 @@ pub(crate) async fn what_is_not_offered_is_refused(setup: Setup) {
         sent.unwrap();
         assert_eq!(got.unwrap()[..], [1; 10]);
     }
+}
+
+async fn offers(setup: &Setup, level: OpFlags) -> bool {
+    let hints = Hints::new().provider(setup.provider).caps(setup.caps).progress(setup.progress);
+    discover(&hints.tx_op_flags(level)).await.is_ok()
+}
+
+/// What is delivered is at the peer's endpoint, all of it: nothing less, of whatever length, posted or awaited, and in the
+/// middle of everything else.
+pub(crate) async fn what_is_delivered_is_there(setup: Setup) {
+    if !offers(&setup, OpFlags::DELIVERY_COMPLETE).await {
+        return eprintln!("skipped, the provider confirms no delivery");
+    }
+    let (mut a, b, to_b) = pair(&setup).await;
+    for (which, len) in LENGTHS.into_iter().enumerate() {
+        let tag = which as u64;
+        let sent = a.ep.send(to_b, pattern(len, which)).tag(tag).data(7).delivery_complete().start().unwrap();
+        a.ep.inject(to_b, b"behind").unwrap();
+        let (sent, got) = tokio::join!(sent, b.ep.recv_into(Vec::with_capacity(len)).tag(tag));
+        let (sent, got) = (sent.unwrap(), got.unwrap());
+        assert_eq!((sent.transfer.len, sent.transfer.tag, got.data()), (len, Some(tag), Some(7)));
+        assert_bytes(&got, pattern(len, which));
+        assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
+    }
+    let all =
+        (0..20).map(|number| a.ep.send(to_b, numbered(number, 100)).context(number).delivery_complete());
+    assert_eq!(a.ep.post_all(all).unwrap(), 20);
+    for number in 0..20 {
+        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
+    }
+    let ended = entries(&mut a, 20).await;
+    assert!(
+        ended.iter().map(|entry| (entry.context, entry.error.is_none())).eq((0..20).map(|at| (at, true)))
+    );
+    // A peer that closes without a word has confirmed nothing.
+    let long = a.ep.send(to_b, pattern(LONG, 1)).delivery_complete().start().unwrap();
+    b.ep.clone().close().unwrap();
+    assert!(long.await.unwrap_err().error.is_peer_gone());
 }

@@ -384,6 +384,7 @@ macro_rules! scenarios {
                 one_that_talks_to_itself_is_its_own_receiver: BOTH,
                 what_changes_memory_is_delivered_at_its_end: ATOMIC,
                 what_is_not_offered_is_refused: MSG,
+                what_is_delivered_is_there: BOTH,
             }
             copies {
                 the_threshold_says_which_way: MSG,

@@ -156,6 +156,7 @@ pub(crate) async fn what_cannot_be_is_refused(setup: Setup) {
     if !have_several(&a) {
         return;
     }
+    let _moving = b.keep_moving();
     let region = b.domain.alloc(1000, BOTH).unwrap();
     let place = |number: u64| region.remote().slice(number..number + 1);
     let refused = a.ep.write_to(to_b, &[], Vec::new()).start().unwrap_err().error;

@@ -129,8 +129,9 @@ fn offer() -> Info {
     info.ep.max_order_waw_size = usize::MAX;
     info.ep.tx_ctx_cnt = 1;
     info.ep.rx_ctx_cnt = 1;
-    // A message counts as sent when this machine's network has taken it.
-    info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE;
+    // A message counts as sent when this machine's network has taken it, and as delivered when the peer's endpoint has said
+    // that it has all of it. When a receive takes it nobody says.
+    info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::DELIVERY_COMPLETE;
     info.rx.op_flags = OpFlags::COMPLETION;
     info.tx.msg_order = ORDER;
     info.tx.inject_size = 4096;

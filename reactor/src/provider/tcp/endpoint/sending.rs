@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use fabric_core::buf::Payload;
-use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::completion::{CompletionLevel, OpKind, Outcome, Transfer};
 use fabric_core::provider::{Host, OpKey, SendNow, SendSpec};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
@@ -58,8 +58,8 @@ impl Endpoint {
     }
 
     pub(crate) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
-        if spec.kind == OpKind::Send && spec.level.is_confirmed() {
-            return Err(Error::NotSupported("FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over tcp"));
+        if spec.kind == OpKind::Send && spec.level == CompletionLevel::Matched {
+            return Err(Error::NotSupported("FI_MATCH_COMPLETE over tcp, whose peers do not say that"));
         }
         let at = match self.route(spec.peer) {
             Some(at) => at,
