@@ -1,0 +1,125 @@
+//! The program: built once, started, told what to do.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// A program that is ended with the test.
+pub(crate) struct Program {
+    child: Child,
+    talk: Arc<Mutex<(ChildStdin, BufReader<ChildStdout>)>>,
+    pub(crate) port: u16,
+}
+
+impl Program {
+    /// Starts one at this port, or at any; nothing where it cannot be built.
+    pub(crate) fn start(port: u16) -> Option<Self> {
+        static BUILT: OnceLock<Result<(PathBuf, &'static str), String>> = OnceLock::new();
+        let (path, provider) = match BUILT.get_or_init(build) {
+            Ok(built) => built,
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                return None;
+            }
+        };
+        let mut child = Command::new(path)
+            .args([*provider, "127.0.0.1", &port.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a program that was built");
+        let talk = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut program = Self { child, talk: Arc::new(Mutex::new(talk)), port };
+        let at = program.answer();
+        program.port =
+            at.strip_prefix("at ").and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{at}"));
+        Some(program)
+    }
+
+    fn answer(&self) -> String {
+        let mut line = String::new();
+        self.talk.lock().unwrap().1.read_line(&mut line).expect("a line");
+        line.trim().into()
+    }
+
+    /// Tells it something, and has its answer. The thread of the caller goes on with other tasks meanwhile.
+    pub(crate) async fn tell(&self, line: impl Into<String>) -> String {
+        let (talk, line) = (self.talk.clone(), line.into());
+        let told = tokio::task::spawn_blocking(move || {
+            let mut talk = talk.lock().unwrap();
+            let (stdin, stdout) = &mut *talk;
+            writeln!(stdin, "{line}").and_then(|()| stdin.flush()).unwrap_or_else(|e| panic!("{line}: {e}"));
+            let mut answer = String::new();
+            stdout.read_line(&mut answer).unwrap_or_else(|error| panic!("{line}: {error}"));
+            answer.trim().into()
+        });
+        told.await.expect("it answers")
+    }
+
+    /// Tells it something that has to go well.
+    pub(crate) async fn must(&self, line: impl Into<String>, answer: &str) {
+        let line = line.into();
+        assert_eq!(self.tell(line.clone()).await, answer, "{line}");
+    }
+
+    /// Its next completion, which is for this context and went well: length and data.
+    pub(crate) async fn done(&self, context: u64) -> (usize, u64, u64) {
+        let entry = self.tell("entry").await;
+        let words: Vec<_> = entry.split(' ').collect();
+        assert_eq!(words[..2], ["done", &context.to_string()][..], "{entry}");
+        let number = |at: usize, radix| u64::from_str_radix(words[at], radix).expect("a number");
+        (number(3, 10) as usize, number(4, 10), number(2, 16))
+    }
+
+    /// Its next completion, which is a failure.
+    pub(crate) async fn failed(&self, context: u64) {
+        let entry = self.tell("entry").await;
+        assert!(entry.starts_with(&format!("failed {context} ")), "{entry}");
+    }
+
+    /// Ends it as nobody would like to end.
+    pub(crate) fn kill(mut self) -> u16 {
+        self.child.kill().and_then(|()| self.child.wait()).expect("a child");
+        self.port
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The program, and the provider it is to use; or why there is none.
+fn build() -> Result<(PathBuf, &'static str), String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/peer.c");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("interop-peer-{}", std::process::id()));
+    let output =
+        Command::new("cc").args(["-O1", "-Wall", "-o"]).arg(&path).arg(source).arg("-lfabric").output();
+    match output {
+        Ok(output) if output.status.success() => {}
+        Ok(output) if String::from_utf8_lossy(&output.stderr).contains("rdma/fabric.h") => {
+            return Err("libfabric's headers are not installed (Debian: libfabric-dev)".into());
+        }
+        Ok(output) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => return Err(format!("there is no C compiler: {error}")),
+    }
+    // The native wire is spoken by `net` in 1.16 and 1.17, and by `tcp` since.
+    for provider in ["net", "tcp"] {
+        let mut child = Command::new(&path)
+            .args([provider, "127.0.0.1", "0"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        let mut line = String::new();
+        let read = BufReader::new(child.stdout.take().unwrap()).read_line(&mut line);
+        let _ = child.wait();
+        if read.is_ok() && line.starts_with("at ") {
+            return Ok((path, provider));
+        }
+    }
+    Err("libfabric has no provider that speaks the native wire".into())
+}
