@@ -117,16 +117,10 @@ impl Replies {
     /// Whether all that waits is for an owner who has the memory in hand.
     #[must_use]
     pub fn is_in_hand(&self) -> bool {
-        let at = self.begun.unwrap_or_default();
-        match self.queue.front() {
-            Some(Reply::Places(spots)) => spots.get(at.spot).is_some_and(|spot| {
-                let is_there = spot.memory.begin();
-                if is_there {
-                    spot.memory.end();
-                }
-                !is_there && spot.memory.is_open()
-            }),
-            _ => false,
+        let Some(Reply::Places(spots)) = self.queue.front() else { return false };
+        match self.begun {
+            None => !spots.iter().all(is_there),
+            Some(at) => spots.get(at.spot).is_some_and(|spot| !is_there(spot)),
         }
     }
 

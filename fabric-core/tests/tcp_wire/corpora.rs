@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fabric_core::tcp::{Control, Order};
+use fabric_core::tcp::{Control, Order, Outbox};
 
 use crate::Numbers;
 use crate::host::{Receiver, UNTAGGED};
@@ -56,15 +56,34 @@ fn beginnings_are_replayed() {
 
 #[test]
 fn streams_are_replayed() {
+    replayed("tcp-stream", false);
+}
+
+/// What peers of this library say to each other.
+#[test]
+fn streams_of_kin_are_replayed() {
+    replayed("tcp-kin", true);
+}
+
+fn replayed(corpus: &str, is_kin: bool) {
+    let receiver = |budget| {
+        let mut receiver = Receiver::new(Order::Little, budget);
+        if is_kin {
+            receiver.inbox.kin();
+        }
+        // Of which one answer may come.
+        receiver.asks_to_read(8);
+        receiver
+    };
     let mut numbers = Numbers(2);
-    for (name, is_good, bytes) in files("tcp-stream") {
-        let mut receiver = Receiver::new(Order::Little, 1 << 20);
-        let taken = receiver.take(&bytes);
+    for (name, is_good, bytes) in files(corpus) {
+        let mut whole = receiver(1 << 20);
+        let taken = whole.take(&bytes);
         let is_whole =
-            taken.as_ref().is_ok_and(|taken| taken.bytes == bytes.len()) && receiver.inbox.end().is_none();
+            taken.as_ref().is_ok_and(|taken| taken.bytes == bytes.len()) && whole.inbox.end().is_none();
         assert_eq!(is_whole, is_good, "{name}: {taken:?}");
         variants(&bytes, &mut numbers, |changed| {
-            let mut receiver = Receiver::new(Order::Little, 1 << 16);
+            let mut receiver = receiver(1 << 16);
             let _ = receiver.post(UNTAGGED, Some(16));
             let cut = numbers_cut(changed);
             let Ok(taken) = receiver.take(&changed[..cut]) else { return };
@@ -73,6 +92,7 @@ fn streams_are_replayed() {
                 let _ = receiver.take(&changed[taken.bytes..]);
             }
             assert!(receiver.rx.unexpected().1 <= 1 << 16);
+            let _ = receiver.answers(&mut Outbox::new(Order::Little), 1 << 16);
         });
     }
 }

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use fabric_core::av::AddressTable;
 use fabric_core::buf::{AnyBuf, Payload, Pool, PooledBuf, Source};
-use fabric_core::completion::{Outcome, Transfer};
+use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
+use fabric_core::flags::Access;
 use fabric_core::matching::{PeerKey, RecvSpec, TagMatch};
-use fabric_core::mr::Region;
-use fabric_core::provider::{Deed, EpId, Host, OpKey};
+use fabric_core::mr::{LocalMemory, Region, RegionTable};
+use fabric_core::provider::{Deed, EpId, Host, OpKey, Remote, SendSpec};
 use fabric_core::rx::RxContext;
-use fabric_core::tcp::{Broken, Inbox, Order, Taken};
+use fabric_core::tcp::{Broken, Inbox, Order, Outbox, Replying, Taken};
 use fabric_core::{Address, Error, FiAddr, Result};
 
 /// Takes any tag.
@@ -34,13 +36,37 @@ pub(crate) struct Maps {
     bufs: HashMap<OpKey, AnyBuf>,
     ended: HashMap<OpKey, Outcome>,
     pool: Option<Arc<Pool>>,
+    pub(crate) regions: Option<RegionTable>,
+    /// What the owner of the regions was told of.
+    pub(crate) told: Vec<(u64, Deed, Transfer)>,
+    /// It cannot be told of what comes with data.
+    pub(crate) is_full: bool,
 }
+
+/// The key of memory that peers may read and write.
+pub(crate) const KEY: u64 = 7;
+/// The same, of memory that they may only read.
+pub(crate) const READABLE: u64 = 8;
+/// Bytes of each, where memory is what a test is about.
+pub(crate) const ROOM: usize = 40_000;
 
 impl Receiver {
     /// Buffers at most this many bytes of messages that nobody has asked for.
     pub(crate) fn new(order: Order, budget: usize) -> Self {
+        Self::with_memory(order, budget, 200)
+    }
+
+    /// Likewise, with so many bytes of memory under each key.
+    pub(crate) fn with_memory(order: Order, budget: usize, room: usize) -> Self {
         let pool = Pool::new();
-        let maps = Maps { pool: Some(pool.clone()), ..Maps::default() };
+        let mut maps = Maps { pool: Some(pool.clone()), ..Maps::default() };
+        let mut regions = RegionTable::new(1);
+        let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        for (key, access) in [(KEY, both), (READABLE, Access::REMOTE_READ)] {
+            let memory = Arc::new(LocalMemory::new(room).unwrap());
+            regions.insert(memory, access, Some(key), false).unwrap();
+        }
+        maps.regions = Some(regions);
         Self { rx: RxContext::new(EpId(0), budget, pool), inbox: Inbox::new(order), maps, ops: 0 }
     }
 
@@ -62,6 +88,54 @@ impl Receiver {
         op
     }
 
+    /// An operation of this side, with a buffer that takes what is answered.
+    fn operation(&mut self) -> OpKey {
+        self.ops += 1;
+        let op = OpKey { index: self.ops, generation: 0 };
+        self.maps.bufs.insert(op, AnyBuf::Vec(Vec::with_capacity(1 << 20)));
+        op
+    }
+
+    /// This side has asked for so many bytes.
+    pub(crate) fn asks_to_read(&mut self, len: usize) -> OpKey {
+        let op = self.operation();
+        self.inbox.asked.expect_answer(op, spec(OpKind::Read, len), len);
+        op
+    }
+
+    /// This side has written so many bytes.
+    pub(crate) fn has_written(&mut self, len: usize) -> OpKey {
+        let op = self.operation();
+        self.inbox.asked.expect_ack(op, spec(OpKind::Write, len), len, &mut self.maps);
+        op
+    }
+
+    /// Bytes of the memory of this key.
+    pub(crate) fn memory(&self, key: u64) -> Vec<u8> {
+        let mut bytes = vec![0; ROOM];
+        let region = self.maps.region(key).expect("a region");
+        region.memory.read(0, &mut bytes);
+        bytes
+    }
+
+    /// What this side answers, when everything leaves at once.
+    pub(crate) fn answers(
+        &mut self,
+        outbox: &mut Outbox,
+        most: usize,
+    ) -> Result<(Vec<u8>, Replying), Broken> {
+        let mut bytes = Vec::new();
+        loop {
+            let replying = self.inbox.replies.answer(outbox, most, PEER, &mut self.maps)?;
+            let pending = outbox.pending().len();
+            bytes.extend_from_slice(outbox.pending());
+            outbox.left(pending);
+            if replying != Replying::Full || pending == 0 {
+                return Ok((bytes, replying));
+            }
+        }
+    }
+
     pub(crate) fn end(&self, op: OpKey) -> Option<&Outcome> {
         self.maps.ended.get(&op)
     }
@@ -72,6 +146,12 @@ impl Receiver {
         assert_eq!(outcome.error, None);
         (outcome.transfer, &self.maps.bufs[&op].bytes()[..outcome.transfer.len])
     }
+}
+
+/// An operation on memory of a peer.
+fn spec(kind: OpKind, len: usize) -> SendSpec {
+    let peer = AddressTable::new().insert("tcp://127.0.0.1:1".parse().unwrap());
+    SendSpec::one_sided(kind, peer, Remote { key: KEY, offset: 0, len, atomic: None })
 }
 
 impl Host for Maps {
@@ -101,11 +181,15 @@ impl Host for Maps {
     fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {
         Err(Error::StaleAddress(addr))
     }
-    fn region(&self, _: u64) -> Option<&Region> {
-        None
+    fn region(&self, key: u64) -> Option<&Region> {
+        self.regions.as_ref()?.get(key)
     }
-    fn done_to_us(&mut self, _: EpId, _: u64, _: Deed, _: Transfer) -> bool {
-        false
+    fn done_to_us(&mut self, _: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool {
+        if self.is_full && transfer.data.is_some() {
+            return false;
+        }
+        self.told.push((key, deed, transfer));
+        true
     }
     fn number_of(&self, _: EpId, _: &Address) -> Option<FiAddr> {
         None

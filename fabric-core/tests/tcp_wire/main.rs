@@ -7,6 +7,7 @@
 //! | `beginning` | control messages, and which connection stays |
 //! | `frames` | the headers of what follows |
 //! | `streams` | whole streams, split anywhere, hostile ones among them |
+//! | `onesided` | memory that is read and written, by peers of every kind |
 //! | `corpora` | the corpora of `fuzz`, replayed |
 
 #![allow(unsafe_code)] // an allocator that notes what is asked of it
@@ -15,6 +16,7 @@ mod beginning;
 mod corpora;
 mod frames;
 mod host;
+mod onesided;
 mod streams;
 
 use std::alloc::{GlobalAlloc, Layout, System};
