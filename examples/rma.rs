@@ -1,6 +1,6 @@
 //! One process writes into the memory of another, which does nothing for it.
 //!
-//! `cargo run --release --example rma`
+//! `cargo run --release --example rma`, or with `-- --provider tcp` over a socket
 //!
 //! The program starts itself a second time as the camera. The viewer allocates memory for two frames and tells the
 //! camera where it lies. The camera writes frames there, one after the other in turns, each with a number that makes an
@@ -21,17 +21,18 @@ const LOOKED_AT: usize = 2 * FRAME;
 async fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args[..] {
-        [] => viewer().await,
+        [] => viewer("shm").await,
+        [flag, provider] if flag == "--provider" => viewer(provider).await,
         [flag, name] if flag == "--camera" => camera(name).await,
         other => {
-            eprintln!("rma takes no arguments, not {other:?}");
+            eprintln!("rma takes --provider and its name, or nothing, not {other:?}");
             std::process::exit(2);
         }
     }
 }
 
-async fn viewer() -> Result<()> {
-    let ep = Endpoint::bind("shm://").await?;
+async fn viewer(provider: &str) -> Result<()> {
+    let ep = Endpoint::bind(&format!("{provider}://")).await?;
     let region = ep.domain().alloc(LOOKED_AT + 8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     let mut completions = ep.completions().ok_or(Error::Unbound(Class::CompletionQueue))?;
     let program = std::env::current_exe().map_err(os("readlink"))?;
@@ -59,7 +60,9 @@ async fn viewer() -> Result<()> {
 }
 
 async fn camera(viewer: &str) -> Result<()> {
-    let ep = Endpoint::bind("shm://").await?;
+    let provider = viewer.split_once("://").map_or("shm", |(scheme, _)| scheme);
+    // As libfabric writes them, with its prefix.
+    let ep = Endpoint::bind(&format!("{}://", provider.trim_start_matches("fi_"))).await?;
     let peer = ep.lookup(viewer).await?;
     ep.send(peer, "here I am").await?;
     let remote = RemoteRegion::from_bytes(&ep.recv().from(peer).await?)?;

@@ -64,7 +64,7 @@ pub enum CompletionLevel {
     #[doc(alias = "FI_MATCH_COMPLETE")]
     Matched,
     /// All of the message that the receive has room for is in its buffer, and the receive has ended; or the peer has
-    /// discarded the message (`FI_DELIVERY_COMPLETE`).
+    /// discarded the message (`FI_DELIVERY_COMPLETE`). The wire of `tcp` says less: all of it is at the peer's endpoint.
     #[doc(alias = "FI_DELIVERY_COMPLETE")]
     Delivered,
 }

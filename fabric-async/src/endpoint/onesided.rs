@@ -16,8 +16,8 @@ use crate::window::RemoteWindow;
 /// # One-sided operations
 ///
 /// They reach memory of the peer's domain by key and offset, which the peer has told of
-/// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)), without help of the peer: only the first use of a key waits
-/// for it to answer. Rights and range are checked with every access. What is out of reach fails this operation alone, with
+/// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over shared memory it does not help: only the first use of a key
+/// waits for it to answer. Over `tcp` it does what it is [asked](crate::manual::tcp#memory-of-other-machines). Rights and range are checked with every access. What is out of reach fails this operation alone, with
 /// [`Error::Key`] or [`Error::TooLong`], and disturbs nothing.
 ///
 /// They take effect in the order in which they were posted. Who receives a message sees what was written before it was

@@ -55,7 +55,8 @@
 //! processor on the same memory, so they exclude each other. Plain reads and writes do not take part: of a write of more
 //! than eight bytes, or across a multiple of eight, others can see a part.
 //!
-//! In `sim` regions are memory of the one process, behind a lock.
+//! In `sim` regions are memory of the one process, behind a lock. Over `tcp` the owner [does what it is
+//! asked](super::tcp#memory-of-other-machines), with every operation.
 //!
 //! # Several places at once
 //!

@@ -130,7 +130,8 @@
 //! Await the operation, or take its completion out of the queue, before the program returns from `main`.
 //!
 //! Whoever needs to know that a message was *processed* lets the peer answer. That it was *received* a send over `shm` and
-//! `sim` can wait for itself (over [`tcp`](super::tcp) it is [`Error::NotSupported`](crate::Error::NotSupported)):
+//! `sim` can wait for itself (over [`tcp`](super::tcp#sent) there is delivery alone, and it says less: the peer's endpoint has
+//! all of it):
 //!
 //! | level | a send ends well when | |
 //! |---|---|---|

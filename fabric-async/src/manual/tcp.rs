@@ -1,6 +1,7 @@
-//! Over TCP: addresses, connections, what "sent" means, and what is not there.
+//! Over TCP: addresses, connections, what "sent" means, memory of other machines, and what is not there.
 //!
-//! The provider `tcp` carries messages, tagged and untagged, between processes on this machine and on others. It speaks
+//! The provider `tcp` carries messages, tagged and untagged, and reads and writes of memory, between processes on this
+//! machine and on others. It speaks
 //! the wire of libfabric's native endpoints without connections: the provider `tcp` of libfabric 1.18 and later, `net` of
 //! 1.16 and 1.17 (`FI_PROTO_XNET`).
 //!
@@ -59,18 +60,71 @@
 //!
 //! A send that has ended well says this: the buffer is free, and the message is with this machine's network, or is about
 //! to be handed to it by whoever drives the domain (`FI_INJECT_COMPLETE`). It does not say, as over shared memory, that the
-//! peer has it. If the peer dies, what it had not read is lost, though it was sent. Who must know waits for an
-//! answer. Libfabric peers that ask for delivery to be acknowledged are answered when the whole message has arrived.
+//! peer has it. If the peer dies, what it had not read is lost, though it was sent.
+//!
+//! [`delivery_complete`](crate::SendRequest::delivery_complete) waits for the peer's acknowledgement, which this wire has: all
+//! of the message is at the peer's endpoint then, and what becomes of it is the peer's business. It may not be in a receive
+//! yet: that is less than over shared memory, and as much as libfabric says. When a receive takes a message nobody says
+//! (`FI_MATCH_COMPLETE` is not offered). Libfabric peers that ask for delivery to be acknowledged are answered likewise.
 //!
 //! An endpoint that is closed goes on handing over what was sent, in the background, for up to five seconds.
 //!
 //! Several short messages that are sent between two looks at the domain leave together, with the first one ahead.
+//!
+//! # Memory of other machines
+//!
+//! [`Endpoint::write`](crate::Endpoint::write), `read`, the calls for several places (up to four, as libfabric's provider), data
+//! for the target's queue, and counters are those of [one-sided operations](super::onesided) everywhere:
+//!
+//! ```
+//! # #[tokio::main(flavor = "multi_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Access, Endpoint, Progress};
+//!
+//! // Under automatic progress it serves its memory whatever the program does.
+//! let owner = Endpoint::options().progress(Progress::Auto).bind("tcp://").await?;
+//! let region = owner.domain().alloc(4096, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+//! let own = owner.domain().register_buffer(vec![7u8; 100], Access::REMOTE_READ, None)?;
+//!
+//! let user = Endpoint::bind("tcp://").await?;
+//! let peer = user.lookup(owner.name()).await?;
+//! user.write(peer, region.remote().at(8), "hello").await?;          // it is there when this has ended
+//! assert_eq!(region.load::<u8>(8)?, b'h');
+//! assert_eq!(user.read(peer, own.remote().slice(..3)).await?[..], [7, 7, 7]);
+//! # Ok(()) }
+//! ```
+//!
+//! What is otherwise:
+//!
+//! * The owner's process does what is asked, with [`alloc`](crate::Domain::alloc)ed memory and registered buffers alike, so it
+//!   has to make progress for every operation: under manual progress something in its domain must be waited for. There
+//!   are no windows.
+//! * Every operation waits for its answer: a read for the bytes, a write for an acknowledgement that is sent when the bytes are
+//!   there. Many may be under way.
+//! * What is posted behind a read may overtake it: long answers leave when there is room, and read the memory then. The offer
+//!   lacks [`MsgOrder::WAR`](crate::MsgOrder::WAR) and `SAR`, as libfabric's does; who needs them posts a
+//!   [fence](super::ordering). All other pairs keep their order.
+//! * While the owner has a registered buffer in hand, or its queue has no room for what comes with data, the connection of
+//!   who writes there waits, and everything behind it.
+//! * Memory belongs to the connection in no way: whoever can connect, and knows a key, has the rights that were granted.
+//!
+//! Endpoints of this library tell each other why something was refused, and fail that operation alone. They also have all
+//! atomic operations. Both is agreed on when a connection begins, in a way that libfabric does not notice. **Of a libfabric peer**
+//! a wrong key, right or range ends the connection, since its wire has no word for it: what was under way there
+//! fails with [`PeerGone`](crate::Error::PeerGone), and the next operation connects anew; what it asks for wrongly of this
+//! side ends its own. Atomic operations on its memory are [`NotSupported`](crate::Error::NotSupported).
+//!
+//! Keys and places are as in any domain here: keys of 64 bits, which the owner chooses or has chosen; places from the start of the
+//! region, or addresses where the domain [agreed to that](super::onesided#memory-with-a-key). Libfabric's provider has the
+//! former (`mr_mode` empty). It reports no length with the data of a write before 1.18.
 //!
 //! # Slow and hostile peers
 //!
 //! A message nobody has asked for is buffered within the endpoint's budget of 16 MiB. Beyond it that connection is not read
 //! until somebody asks, and TCP holds its sender back; other connections go on. What is to be sent to a peer that does
 //! not read waits in its own queue, with credits of its own.
+//!
+//! A peer that asks for more than it reads has its questions wait, up to a thousand of them, and costs one piece of an answer at a
+//! time; then it is not listened to until it reads.
 //!
 //! What a peer writes is checked before it is used, and a length is a claim until the bytes are there: no memory is taken
 //! for it. A peer that breaks the rules loses its connection. Somebody who connects has ten seconds to say who it is,
@@ -109,7 +163,7 @@
 //!
 //! # What is not there
 //!
-//! One-sided operations and atomics, `FI_DELIVERY_COMPLETE`, connected endpoints (`FI_EP_MSG`), libfabric's layered
-//! protocol (`tcp;ofi_rxm`, which Debian 12's `fi_pingpong -p tcp -e rdm` speaks), its rendezvous, which is agreed off when a
-//! connection begins. [`discover`](crate::discover()) refuses hints for the first three by name; the others are
-//! not offered.
+//! Connected endpoints (`FI_EP_MSG`), libfabric's layered protocol (`tcp;ofi_rxm`, which Debian 12's
+//! `fi_pingpong -p tcp -e rdm` speaks), its rendezvous, which is agreed off when a connection begins, and its atomics, which are
+//! a layer of its own above this wire. [`discover`](crate::discover()) refuses a hint for the first by name; the others are not
+//! offered.

@@ -91,6 +91,7 @@ pub(crate) fn play() {
         "silent" => run(silent(&name)),
         "patient" => run(crate::levels::patient(&name)),
         "tcp echo" => run(crate::tcp::echo(&name)),
+        "tcp target" => run(crate::tcp::target(&name)),
         "tcp chatter" => run(crate::tcp::chatter(&name)),
         "udp echo" => run(crate::udp::echo(&name)),
         "udp member" => run(crate::udp::member(&name)),

@@ -13,12 +13,12 @@ async fn knock(ep: &Endpoint) -> TcpStream {
     TcpStream::connect(ep.name().socket().unwrap()).await.unwrap()
 }
 
-fn request(port: u16, instance: u32) -> Vec<u8> {
+pub(super) fn request(port: u16, instance: u32) -> Vec<u8> {
     Control::new(ControlKind::Request, &Hello::new(port, instance).encode()).unwrap().encode()
 }
 
 /// A connection that was accepted.
-async fn accepted(ep: &Endpoint, port: u16) -> TcpStream {
+pub(super) async fn accepted(ep: &Endpoint, port: u16) -> TcpStream {
     let mut socket = knock(ep).await;
     socket.write_all(&request(port, 7)).await.unwrap();
     let mut answer = [0; 40];
@@ -29,7 +29,7 @@ async fn accepted(ep: &Endpoint, port: u16) -> TcpStream {
 }
 
 /// The header of a message, with everything at will.
-fn header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u8> {
+pub(super) fn header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u8> {
     let mut bytes = vec![3, code, 0, 0, op, 0, len, 0];
     bytes[2..4].copy_from_slice(&flags.to_le_bytes());
     bytes.extend_from_slice(&total.to_le_bytes());
@@ -37,7 +37,7 @@ fn header(code: u8, flags: u16, op: u8, len: u8, total: u64) -> Vec<u8> {
 }
 
 /// Reads until the other end is gone.
-async fn until_gone(mut socket: TcpStream) -> Vec<u8> {
+pub(super) async fn until_gone(mut socket: TcpStream) -> Vec<u8> {
     let mut said = Vec::new();
     // Whether it ends in order or not is of no interest.
     let _ = socket.read_to_end(&mut said).await;
@@ -159,7 +159,7 @@ fn what_breaks_the_rules_ends_that_connection_only() {
             ("longer than memory", header(0, 0, 0, 16, u64::MAX)),
             ("shorter than its header", header(0, 0, 0, 16, 15)),
             ("acknowledgement of nothing", header(0, 0, 2, 16, 16)),
-            ("one-sided", header(3, 0, 0, 16, 20)),
+            ("no question", header(3, 0, 0, 16, 20)),
             ("rendezvous", header(6, 0, 1, 16, 16)),
             ("unknown operation", header(200, 0, 0, 16, 16)),
             ("lacks a part", [&header(1, 0, 0, 23, 40)[..], &tag].concat()),

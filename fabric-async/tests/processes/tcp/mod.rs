@@ -3,7 +3,10 @@
 mod answers;
 mod hostile;
 mod networks;
+mod onesided;
 mod ring;
+
+pub(crate) use onesided::target;
 
 use std::time::Duration;
 

@@ -336,17 +336,26 @@ impl Link {
             let Sending { op, spec, sent } = front;
             let payload = if spec.kind == OpKind::Read { Payload::Whole(&[]) } else { host.payload(*op) };
             let len = payload.len();
-            if spec.kind == OpKind::Connect {
-            } else if sent.is_some() || len > SHORT {
-                if sent.is_none() {
-                    let (frame, rows) = match wrap(spec, len, self.inbox.is_kin(), host) {
-                        Ok(wrapped) => wrapped,
-                        Err(error) => {
-                            fail_first(queue, host, error);
-                            moved = true;
-                            continue;
-                        }
-                    };
+            let begins = sent.is_none() && spec.kind != OpKind::Connect;
+            let wrapped = match begins.then(|| wrap(spec, len, self.inbox.is_kin(), host)).transpose() {
+                Ok(wrapped) => wrapped,
+                Err(error) => {
+                    fail_first(queue, host, error);
+                    moved = true;
+                    continue;
+                }
+            };
+            if let Some((frame, rows)) = wrapped.as_ref().filter(|_| len <= SHORT) {
+                if self.outbox.pending().len() + len > COLLECTED && !self.flush() {
+                    break;
+                }
+                if !self.outbox.push_frame(frame, rows, payload) {
+                    self.cut();
+                    break;
+                }
+                left = left.saturating_sub(len);
+            } else if spec.kind != OpKind::Connect {
+                if let Some((frame, rows)) = wrapped {
                     if !self.outbox.open(&frame, &rows) {
                         self.cut();
                         break;
@@ -372,23 +381,6 @@ impl Link {
                     continue;
                 }
                 self.outbox.close();
-            } else {
-                if self.outbox.pending().len() + len > COLLECTED && !self.flush() {
-                    break;
-                }
-                let (frame, rows) = match wrap(spec, len, self.inbox.is_kin(), host) {
-                    Ok(wrapped) => wrapped,
-                    Err(error) => {
-                        fail_first(queue, host, error);
-                        moved = true;
-                        continue;
-                    }
-                };
-                if !self.outbox.push_frame(&frame, &rows, payload) {
-                    self.cut();
-                    break;
-                }
-                left = left.saturating_sub(len);
             }
             let (op, spec) = (*op, *spec);
             queue.pop_front();

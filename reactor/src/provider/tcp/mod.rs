@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `endpoint` | an endpoint: where peers connect, its connections, its receive context |
 //! | `greeting` | a connection before it is one |
-//! | `link`, `lane` | a connection: bytes in, bytes out; what of it is in the ring |
+//! | `link`, `lane`, `onesided` | a connection: bytes in, bytes out; what of it is in the ring; memory of either side |
 //! | `io` | which way sockets are waited for, and the ring of a domain |
 //! | `socket` | system calls that never block |
 //! | `networks` | the networks this machine is in |

@@ -281,7 +281,7 @@ impl Endpoint {
     pub(crate) fn arm(&mut self) -> bool {
         // Sockets tell by themselves; what could be sent and was not does not.
         let waits = |peer: &Peer| match peer.link.and_then(|at| self.stages.get(at)) {
-            Some(Stage::Up(link)) => peer.sends.is_empty() || link.is_blocked(),
+            Some(Stage::Up(link)) => peer.sends.is_empty() || link.is_blocked() || link.is_stalled(),
             _ => true,
         };
         !self.rx.own.is_copying()

@@ -78,6 +78,11 @@ impl Link {
         answers || self.is_fresh && !self.is_clogged()
     }
 
+    /// Whether nothing can be sent before the owner of some memory has given it back: an answer has begun.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.inbox.replies.is_open() && self.inbox.replies.is_in_hand()
+    }
+
     /// Whether the peer has asked for something that it has not got.
     pub(crate) fn owes_answers(&self) -> bool {
         !self.inbox.replies.is_empty()
