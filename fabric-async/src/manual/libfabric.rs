@@ -116,7 +116,7 @@
 //! |---|---|
 //! | `verbs` and other providers | [`Error::UnknownProvider`]; `verbs://` as an address is [`Error::BadAddress`] |
 //! | one-sided operations over `udp` | `caps` refused |
-//! | atomic operations on memory of a libfabric peer over `tcp` | offered for peers of this library; otherwise [`Error::NotSupported`] |
+//! | atomic operations on memory of a libfabric peer over `tcp` | offered for peers of this library; otherwise [`Error::NotSupported`](crate::Error::NotSupported) |
 //! | passive and connected endpoints | `ep_type` refused |
 //! | collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared transmit contexts, scalable endpoints | `ep_tx_ctx_cnt` above 1, `ep_rx_ctx_cnt` above 1 and not `SHARED_CONTEXT`, refused |

@@ -168,9 +168,20 @@ fn atomics_are_for_our_own_kind() {
     play(|us: Side, they: Program| async move {
         they.must("region 7 100", "region").await;
         let peer = us.number(&they);
-        let refused = us.ep.fetch_add(peer, RemoteAddr { key: 7, offset: 0 }, 1u64).await.unwrap_err();
-        assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
-        us.ep.write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, 1)).await.unwrap();
-        they.must("look 0 100 1", "same").await;
+        let _region = us.domain.alloc_with_key(100, BOTH, 11).unwrap();
+        they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
+        for asks_first in [false, true] {
+            if asks_first {
+                // Whoever has asked for the connection, the other does not take it for one of its own.
+                they.must("write 1 3 a 0 12:0:10", "posted").await;
+                they.failed(1).await;
+                they.must("write 2 3 a 0 11:0:10", "posted").await;
+                they.done(2).await;
+            }
+            let refused = us.ep.fetch_add(peer, RemoteAddr { key: 7, offset: 0 }, 1u64).await.unwrap_err();
+            assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
+            us.ep.write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, 1)).await.unwrap();
+            they.must("look 0 100 1", "same").await;
+        }
     });
 }

@@ -28,7 +28,7 @@ const REFUSED: u8 = 0xf2;
 const CHECKED: u8 = 0xf3;
 
 /// What a frame is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     /// A message.
     Message,
@@ -45,7 +45,7 @@ pub enum FrameKind {
     /// Operands for one place.
     Atomic(AtomicSpec),
     /// Nothing was done, and why.
-    Refused(Refusal),
+    Refused(Box<Refusal>),
     /// An answer to a question: the bytes, and behind them whether they are good.
     Checked,
 }
@@ -65,7 +65,7 @@ pub struct Refusal {
 pub(super) const VERDICT: usize = 16;
 
 /// A header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// What it is.
     pub kind: FrameKind,
@@ -81,12 +81,12 @@ pub struct Frame {
 /// does not survive one that it has not asked for.
 #[derive(Debug)]
 #[must_use]
-pub struct Owed(Option<Refusal>);
+pub struct Owed(Option<Box<Refusal>>);
 
 impl Owed {
     /// What was to be acknowledged was not done, which is said instead, to a peer that understands it.
     pub(super) fn refused(self, refusal: Refusal) -> Self {
-        Self(Some(refusal))
+        Self(Some(refusal.into()))
     }
 }
 
@@ -132,7 +132,7 @@ impl Frame {
 
     /// The refusal of a question.
     pub(super) fn refused(refusal: Refusal) -> Self {
-        Self { kind: FrameKind::Refused(refusal), data: None, wants_ack: false, payload: 0 }
+        Self { kind: FrameKind::Refused(refusal.into()), data: None, wants_ack: false, payload: 0 }
     }
 
     /// The answer to a frame that asked for it.
@@ -148,39 +148,26 @@ impl Frame {
     }
 
     /// Writes the header with this number into the room, and returns its length. The rows are those it was made for.
+    #[inline(always)] // on the way of a small message
     pub fn encode(&self, rows: &[Row], order: Order, number: u8, into: &mut [u8; LONGEST_HEADER]) -> usize {
         let mut len = BASE;
         let mut extend = |value: u64| {
             into[len..len + 8].copy_from_slice(&order.put_u64(value));
             len += 8;
         };
-        if let Some(data) = self.data {
-            extend(data);
-        }
-        let code = match self.kind {
-            FrameKind::Message | FrameKind::Ack => MESSAGE,
-            FrameKind::Tagged(tag) => {
+        let code = if matches!(self.kind, FrameKind::Message | FrameKind::Tagged(_) | FrameKind::Ack) {
+            if let Some(data) = self.data {
+                extend(data);
+            }
+            if let FrameKind::Tagged(tag) = self.kind {
                 extend(tag);
-                TAGGED
             }
-            FrameKind::Read(_) => READ,
-            FrameKind::Answer => ANSWER,
-            FrameKind::Write(_) => WRITE,
-            FrameKind::Atomic(atomic) => {
-                extend(u64::from(atomic.to_code()));
-                ATOMIC
-            }
-            FrameKind::Refused(Refusal { asked, row, why }) => {
-                let (code, detail) = why.to_words();
-                extend(code | u64::from(row) << 8 | u64::from(asked) << 16);
-                extend(detail);
-                REFUSED
-            }
-            FrameKind::Checked => CHECKED,
+            u8::from(matches!(self.kind, FrameKind::Tagged(_)))
+        } else {
+            let code;
+            (code, len) = self.extend(rows, order, into);
+            code
         };
-        for row in rows {
-            [row.addr, row.len, row.key].into_iter().for_each(&mut extend);
-        }
         let flags =
             if self.data.is_some() { HAS_DATA } else { 0 } | if self.wants_ack { WANTS_ACK } else { 0 };
         into[0] = VERSION;
@@ -192,6 +179,39 @@ impl Frame {
         into[7] = number;
         into[8..16].copy_from_slice(&order.put_u64(self.payload + len as u64));
         len
+    }
+
+    /// Writes the words of a frame that is no message; returns its code, and the length of the header.
+    #[cold]
+    fn extend(&self, rows: &[Row], order: Order, into: &mut [u8; LONGEST_HEADER]) -> (u8, usize) {
+        let mut len = BASE;
+        let mut extend = |value: u64| {
+            into[len..len + 8].copy_from_slice(&order.put_u64(value));
+            len += 8;
+        };
+        self.data.into_iter().for_each(&mut extend);
+        let code = match self.kind {
+            FrameKind::Message | FrameKind::Tagged(_) | FrameKind::Ack => MESSAGE,
+            FrameKind::Read(_) => READ,
+            FrameKind::Answer => ANSWER,
+            FrameKind::Write(_) => WRITE,
+            FrameKind::Atomic(atomic) => {
+                extend(u64::from(atomic.to_code()));
+                ATOMIC
+            }
+            FrameKind::Refused(ref refusal) => {
+                let Refusal { asked, row, why } = **refusal;
+                let (code, detail) = why.to_words();
+                extend(code | u64::from(row) << 8 | u64::from(asked) << 16);
+                extend(detail);
+                REFUSED
+            }
+            FrameKind::Checked => CHECKED,
+        };
+        for row in rows {
+            [row.addr, row.len, row.key].into_iter().for_each(&mut extend);
+        }
+        (code, len)
     }
 
     /// The header at the start of these bytes, and its length; `None` while some of it is missing.
@@ -212,54 +232,77 @@ impl Frame {
         };
         let Some(rest) = bytes.get(BASE..len) else { return Ok(None) };
         let mut words = rest.as_chunks::<8>().0.iter().map(|word| order.u64(*word));
-        let mut extended = 0;
-        let mut next = || {
-            extended += 8;
-            words.next().ok_or(Broken("a header that lacks a part"))
-        };
+        let mut next = || words.next().ok_or(Broken("a header that lacks a part"));
         let has_data = flags & HAS_DATA != 0;
-        let mut data = None;
-        let mut named = 0;
+        let (mut data, mut extended) = (None, 0);
         let kind = match (code, op) {
             (MESSAGE, ACK) if payload > 0 || len > BASE => {
                 return Err(Broken("an acknowledgement with something in it"));
             }
             (MESSAGE, ACK) => FrameKind::Ack,
             (MESSAGE | TAGGED, _) => {
-                data = if has_data { Some(next()?) } else { None };
-                if code == TAGGED { FrameKind::Tagged(next()?) } else { FrameKind::Message }
-            }
-            (READ | WRITE, _) => {
-                if usize::from(rows) > MOST_ROWS {
-                    return Err(Broken("more rows than a one-sided operation has"));
+                if has_data {
+                    (data, extended) = (Some(next()?), 8);
                 }
-                named = usize::from(rows);
-                data = if code == WRITE && has_data { Some(next()?) } else { None };
-                if code == WRITE { FrameKind::Write(rows) } else { FrameKind::Read(rows) }
+                if code == TAGGED {
+                    extended += 8;
+                    FrameKind::Tagged(next()?)
+                } else {
+                    FrameKind::Message
+                }
             }
-            (ANSWER, _) => FrameKind::Answer,
-            (5..=7, _) => return Err(Broken("a rendezvous that was not agreed on")),
-            (ATOMIC, _) => {
-                named = 1;
-                let atomic = u32::try_from(next()?).ok().and_then(AtomicSpec::from_code);
-                FrameKind::Atomic(atomic.ok_or(Broken("an atomic operation that there is not"))?)
+            _ => {
+                let kind;
+                (kind, data, extended) = one_sided([code, rows], has_data, payload, rest, order)?;
+                kind
             }
-            (REFUSED, _) => {
-                let (word, detail) = (next()?, next()?);
-                let why = Denied::from_words(word & 0xff, detail);
-                let why = why.ok_or(Broken("a refusal of nothing"))?;
-                FrameKind::Refused(Refusal { asked: word >> 16 & 1 == 1, row: (word >> 8) as u8, why })
-            }
-            (CHECKED, _) => FrameKind::Checked,
-            _ => return Err(Broken("an unknown operation")),
         };
-        if BASE + extended + named * ROW != len {
+        if BASE + extended != len {
             return Err(Broken("a header whose length is not that of its parts"));
-        }
-        if payload > 0 && matches!(kind, FrameKind::Read(_) | FrameKind::Refused(_)) {
-            return Err(Broken("a question with bytes behind it"));
         }
         let wants_ack = flags & (WANTS_ACK | WANTS_COMMIT) != 0;
         Ok(Some((Self { kind, data, wants_ack, payload }, len)))
     }
+}
+
+/// What a frame is that is no message, its data, and how long its extension has to be.
+#[cold]
+fn one_sided(
+    [code, rows]: [u8; 2],
+    has_data: bool,
+    payload: u64,
+    rest: &[u8],
+    order: Order,
+) -> Result<(FrameKind, Option<u64>, usize), Broken> {
+    let mut words = rest.as_chunks::<8>().0.iter().map(|word| order.u64(*word));
+    let mut next = || words.next().ok_or(Broken("a header that lacks a part"));
+    let places = usize::from(rows) * ROW;
+    let (kind, data, extended) = match code {
+        READ | WRITE if usize::from(rows) > MOST_ROWS => {
+            return Err(Broken("more rows than a one-sided operation has"));
+        }
+        READ => (FrameKind::Read(rows), None, places),
+        WRITE if has_data => (FrameKind::Write(rows), Some(next()?), 8 + places),
+        WRITE => (FrameKind::Write(rows), None, places),
+        ANSWER => (FrameKind::Answer, None, 0),
+        5..=7 => return Err(Broken("a rendezvous that was not agreed on")),
+        ATOMIC => {
+            let atomic = u32::try_from(next()?).ok().and_then(AtomicSpec::from_code);
+            let atomic = atomic.ok_or(Broken("an atomic operation that there is not"))?;
+            (FrameKind::Atomic(atomic), None, 8 + ROW)
+        }
+        REFUSED => {
+            let (word, detail) = (next()?, next()?);
+            let why = Denied::from_words(word & 0xff, detail);
+            let why = why.ok_or(Broken("a refusal of nothing"))?;
+            let refusal = Refusal { asked: word >> 16 & 1 == 1, row: (word >> 8) as u8, why };
+            (FrameKind::Refused(refusal.into()), None, 16)
+        }
+        CHECKED => (FrameKind::Checked, None, 0),
+        _ => return Err(Broken("an unknown operation")),
+    };
+    if payload > 0 && matches!(kind, FrameKind::Read(_) | FrameKind::Refused(_)) {
+        return Err(Broken("a question with bytes behind it"));
+    }
+    Ok((kind, data, extended))
 }

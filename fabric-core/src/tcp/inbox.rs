@@ -143,7 +143,9 @@ impl Inbox {
                     return Ok(taken);
                 }
                 taken.bytes += header + len;
-                taken.owed.extend(self.replies.behind(frame.owes()));
+                if let Some(owed) = frame.owes() {
+                    taken.owed.extend(self.replies.behind(Some(owed)));
+                }
             } else {
                 let Some(id) = rx.begin(host, envelope) else {
                     taken.held = true;
@@ -156,6 +158,7 @@ impl Inbox {
     }
 
     /// A frame begins that is no message. False when more of it has to come first, or it has to wait.
+    #[cold]
     fn one_sided(
         &mut self,
         frame: &Frame,
@@ -206,13 +209,14 @@ impl Inbox {
                 let len = self.asked.begins(len)?;
                 self.landing = Some(Landing::Answer { have: 0, len, is_checked });
             }
-            FrameKind::Refused(refusal) => self.asked.refused(refusal, host)?,
+            FrameKind::Refused(ref refusal) => self.asked.refused(**refusal, host)?,
         }
         taken.bytes += header;
         Ok(true)
     }
 
     /// Bytes of a frame that is no message. False when more of them have to come first, or they have to wait.
+    #[cold]
     fn land(
         &mut self,
         bytes: &[u8],

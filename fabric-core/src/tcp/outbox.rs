@@ -78,6 +78,7 @@ impl Outbox {
 
     /// Adds a whole frame, with the places that it names. False, and nothing is added, while another one is open.
     #[must_use]
+    #[inline]
     pub fn push_frame(&mut self, frame: &Frame, rows: &[Row], payload: Payload<'_>) -> bool {
         if self.is_open {
             return false;
@@ -161,6 +162,7 @@ impl Outbox {
         *self = Self::new(self.order);
     }
 
+    #[inline(always)] // on the way of a small message
     fn header(&mut self, frame: &Frame, rows: &[Row]) {
         let mut header = [0; LONGEST_HEADER];
         let len = frame.encode(rows, self.order, self.number, &mut header);

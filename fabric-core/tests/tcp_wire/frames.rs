@@ -27,7 +27,7 @@ fn headers_read_as_libfabric_writes_them() {
     assert_eq!(whole(&hex(MESSAGE), Order::Little), message);
     assert_eq!(encoded(&message, Order::Little, 0), hex(MESSAGE));
     let fin = whole(&hex(FIN), Order::Little);
-    assert_eq!((fin.kind, fin.data, fin.payload), (FrameKind::Message, None, 4));
+    assert_eq!((fin.kind.clone(), fin.data, fin.payload), (FrameKind::Message, None, 4));
     let ack = Frame::ack(fin.owes().expect("it asks for one"));
     assert_eq!(encoded(&ack, Order::Little, 0), hex(ACK));
     assert_eq!(whole(&hex(ACK), Order::Little), ack);

@@ -152,7 +152,8 @@ fn what_is_out_of_reach_is_refused() {
             for at in 0..stream.len() {
                 let mut owner = server(true);
                 let owed = cut(&mut owner, &stream, at).unwrap();
-                let [FrameKind::Refused(refusal)] = owed.into_iter().map(said).collect::<Vec<_>>()[..] else {
+                let [FrameKind::Refused(refusal)] = &owed.into_iter().map(said).collect::<Vec<_>>()[..]
+                else {
                     panic!("{bad:?}")
                 };
                 assert_eq!((refusal.asked, refusal.row, refusal.why), (false, row, why));
@@ -330,7 +331,7 @@ fn memory_that_closes_midway_refuses() {
         let ended = owner.take(&stream[taken.bytes..]);
         if is_kin {
             let owed = ended.unwrap().owed.into_iter().map(said).collect::<Vec<_>>();
-            assert!(matches!(owed[..], [FrameKind::Refused(refusal)] if refusal.why == Denied::Unknown));
+            assert!(matches!(&owed[..], [FrameKind::Refused(refusal)] if refusal.why == Denied::Unknown));
         } else {
             assert!(ended.is_err());
         }
@@ -425,7 +426,7 @@ fn atomics_are_executed_where_they_arrive() {
         let mut owner = server(true);
         let stream = frame(&Frame::atomic(sum(AtomicCall::Base), false, 8), &[at], &operands);
         let owed = owner.take(&stream).unwrap().owed.into_iter().map(said).collect::<Vec<_>>();
-        assert!(matches!(owed[..], [FrameKind::Refused(refusal)] if refusal.why == why), "{why:?}");
+        assert!(matches!(&owed[..], [FrameKind::Refused(refusal)] if refusal.why == why), "{why:?}");
     }
 }
 
