@@ -120,6 +120,17 @@ pub enum SendNow {
     Queue,
 }
 
+/// What became of something that was tried without the domain's lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtOnce {
+    /// It is done.
+    Done,
+    /// Likewise, and it is time to look at the domain's descriptors.
+    Due,
+    /// It is not, and the domain is to be asked.
+    No,
+}
+
 /// What a receive for several messages has for one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
@@ -170,6 +181,19 @@ pub trait Lender: Send + Sync {
     /// # Errors
     /// [`Error::Again`] when too much is lent; what the operating system refuses.
     fn grow(&self, len: usize) -> Result<Loan>;
+}
+
+/// The way to the peers of one endpoint for what can be done there at once. Called without the lock of the domain, by
+/// anybody at any time; it counts what it does, for [`ProviderStats`].
+pub trait Express: Send + Sync {
+    /// As [`ProviderDomain::send_now`], and keeps to its order: never before what was posted before it.
+    fn send_now(&self, spec: &SendSpec, payload: Payload<'_>) -> AtOnce;
+
+    /// As [`ProviderDomain::atomic_now`].
+    fn atomic_now(&self, spec: &SendSpec, operands: &[u8], result: &mut [u8]) -> AtOnce;
+
+    /// From now on, until this is taken back, somebody waits whom nothing must overtake. Called with the lock.
+    fn hold(&self, held: bool);
 }
 
 /// The data path of one domain.
@@ -252,6 +276,12 @@ pub trait ProviderDomain: Send {
     fn reach(&mut self, host: &mut dyn Host, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
         let _ = (host, ep, peer, key);
         Err(Error::NotSupported("windows of a peer's memory"))
+    }
+
+    /// A way to the peers of this endpoint that does not need the domain's lock. Asked once, when it is opened.
+    fn express(&self, ep: EpId) -> Option<Arc<dyn Express>> {
+        let _ = ep;
+        None
     }
 
     /// Where loans come from; nobody, where messages are always copied. Asked once, when the domain is opened.

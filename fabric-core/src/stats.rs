@@ -78,6 +78,12 @@ pub struct EndpointStats {
 /// What a provider adds to the statistics of an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProviderStats {
+    /// Of [`EndpointStats::sent`], what the domain did not see.
+    pub sent: Moved,
+    /// Of [`EndpointStats::written`].
+    pub written: Moved,
+    /// Of [`EndpointStats::atomics`].
+    pub atomics: Moved,
     /// See [`EndpointStats::doorbells`].
     pub doorbells: u64,
     /// See [`EndpointStats::lent`].
@@ -116,10 +122,16 @@ impl EndpointStats {
     /// With what the provider knows.
     #[doc(hidden)]
     #[must_use]
-    pub fn with(self, provider: ProviderStats) -> Self {
-        let ProviderStats { doorbells, lent, pieces, single_copy, fetched, dropped, peers, unexpected } =
-            provider;
+    pub fn with(mut self, provider: ProviderStats) -> Self {
+        let ProviderStats { sent, written, atomics, .. } = provider;
+        let ProviderStats {
+            doorbells, lent, pieces, single_copy, fetched, dropped, peers, unexpected, ..
+        } = provider;
         let (unexpected, unexpected_bytes) = unexpected;
+        self.sent += sent;
+        self.written += written;
+        self.atomics += atomics;
+        self.at_once += sent.count + written.count + atomics.count;
         Self {
             doorbells,
             lent,

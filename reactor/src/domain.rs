@@ -10,13 +10,13 @@ use fabric_core::flags::{Access, Caps};
 use fabric_core::info::{Info, Progress};
 use fabric_core::matching::RecvSpec;
 use fabric_core::mr::Memory;
-use fabric_core::provider::{EpId, Host, Lender, OpKey, Provider, SendNow, SendSpec, SocketIo};
+use fabric_core::provider::{EpId, Express, Host, Lender, OpKey, Provider, SendNow, SendSpec, SocketIo};
 use fabric_core::stats::{DomainStats, EndpointStats};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::driver::{self, TaskDriver};
-use crate::engine::{Engine, Locked};
+use crate::engine::{Engine, Locked, State};
 use crate::hub::{AvId, Bindings, CounterId, Counters, CqId, FollowUp, Hub};
 use crate::notes::Note;
 use crate::ops::{Credit, Ended, Op, Phase, Posted, Route};
@@ -192,9 +192,11 @@ impl Domain {
         for (addr, address) in known {
             state.provider.address_inserted(&mut state.hub, id, addr, &address);
         }
-        if let Some(ep) = locked.hub.eps.get(id.0) {
-            let note = Note::Opened(ep.bound.object, address.clone());
-            locked.hub.later.note(note);
+        let State { hub, provider, .. } = &mut *locked;
+        if let Some(ep) = hub.eps.get_mut(id.0) {
+            // What is counted goes through the hub.
+            ep.express = (!ep.bound.counters.heed_own()).then(|| provider.express(id)).flatten();
+            hub.later.note(Note::Opened(ep.bound.object, address.clone()));
         }
         // Under auto progress the thread has to learn of the new descriptors' owner.
         locked.finish();
@@ -410,6 +412,20 @@ impl Domain {
         sent
     }
 
+    /// A way to the endpoint's peers that is quicker where it can be gone, and is to be tried before.
+    #[must_use]
+    pub fn express(&self, ep: EpId) -> Option<Arc<dyn Express>> {
+        self.engine.lock().hub.eps.get(ep.0)?.express.clone()
+    }
+
+    /// Looks at the descriptors, as [`AtOnce::Due`](fabric_core::provider::AtOnce::Due) says.
+    #[cold]
+    pub fn look(&self) {
+        let mut locked = self.engine.lock();
+        locked.look_up();
+        locked.finish();
+    }
+
     /// Sends a copy of borrowed bytes: at once, or from a copy of its own.
     ///
     /// # Errors
@@ -458,7 +474,9 @@ impl Domain {
         }
         let key = locked.hub.ops.insert(op);
         if !free {
-            locked.hub.ep(ep)?.transmit.wait(key, peer, false);
+            let bound = locked.hub.ep(ep)?;
+            bound.transmit.wait(key, peer, false);
+            bound.hold();
         }
         Ok(key)
     }

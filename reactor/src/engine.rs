@@ -315,7 +315,7 @@ impl Locked<'_> {
     }
 
     #[cold]
-    fn look_up(&mut self) {
+    pub(crate) fn look_up(&mut self) {
         if self.look() {
             // What rang has been heard, here and by nobody else: the domain is not armed any more.
             self.wake_up();
@@ -423,7 +423,11 @@ impl State {
         loop {
             let Hub { eps, ops, .. } = &mut self.hub;
             let under_way = |peer| ops.is_under_way(ep, peer);
-            let Some(key) = eps.get_mut(ep.0).and_then(|ep| ep.transmit.next(under_way)) else { return };
+            let Some(bound) = eps.get_mut(ep.0) else { return };
+            let Some(key) = bound.transmit.next(under_way) else {
+                // Only now: what was granted is in its queue.
+                return bound.hold();
+            };
             self.post_granted(ep, key);
         }
     }

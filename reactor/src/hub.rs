@@ -10,7 +10,7 @@ use std::task::Waker;
 use fabric_core::buf::{AnyBuf, IoBuf, Pool};
 use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::mr::RegionTable;
-use fabric_core::provider::{Deed, EpId, OpKey, Remote};
+use fabric_core::provider::{Deed, EpId, Express, OpKey, Remote};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
@@ -97,6 +97,11 @@ impl Counters {
         }
     }
 
+    /// Whether anything is counted that the endpoint does at peers.
+    pub(crate) fn heed_own(&self) -> bool {
+        self.send.is_some() || self.read.is_some() || self.write.is_some()
+    }
+
     fn of(&self, kind: OpKind) -> Option<CounterId> {
         match kind {
             OpKind::Send => self.send,
@@ -108,12 +113,29 @@ impl Counters {
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct Ep {
     pub(crate) bound: Bindings,
     pub(crate) transmit: Transmit,
     pub(crate) posted_recvs: usize,
     pub(crate) stats: EndpointStats,
+    /// By which operations get past all this.
+    pub(crate) express: Option<Arc<dyn Express>>,
+}
+
+impl Ep {
+    /// Nothing may overtake those who wait for credit, if there are some.
+    pub(crate) fn hold(&self) {
+        if let Some(express) = &self.express {
+            express.hold(!self.transmit.is_idle());
+        }
+    }
+}
+
+impl std::fmt::Debug for Ep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { bound, transmit, posted_recvs, stats, express: _ } = self;
+        write!(f, "Ep({bound:?}, {transmit:?}, {posted_recvs} receives, {stats:?})")
+    }
 }
 
 /// The state of a domain apart from its provider.
@@ -201,7 +223,8 @@ impl Hub {
     }
 
     pub(crate) fn new_ep(bound: Bindings) -> Ep {
-        Ep { transmit: Transmit::new(bound.tx_size), posted_recvs: 0, stats: EndpointStats::default(), bound }
+        let transmit = Transmit::new(bound.tx_size);
+        Ep { transmit, posted_recvs: 0, stats: EndpointStats::default(), express: None, bound }
     }
 
     /// Whether a number is one of the endpoint's vector.

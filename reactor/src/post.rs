@@ -161,6 +161,7 @@ impl Locked<'_> {
                 } else {
                     ep.transmit.wait(key, spec.peer, true);
                 }
+                ep.hold();
             }
             key
         } else {
@@ -220,6 +221,7 @@ impl Locked<'_> {
             Phase::Waiting => {
                 if let Ok(bound) = state.hub.ep(ep) {
                     bound.transmit.leave(key);
+                    bound.hold();
                     if !bound.transmit.is_idle() {
                         // It may have been a fence.
                         state.hub.follow_ups.push(FollowUp::Grant(ep));

@@ -243,6 +243,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             inject_size: self.info.tx.inject_size,
         };
         let (id, name) = domain.core.open_endpoint(&self.info, self.at.as_ref(), bound)?;
+        let express = domain.core.express(id);
         let inner = EndpointInner {
             node,
             id,
@@ -254,6 +255,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             quiet_rx: self.quiet.contains(CqBind::RECV)
                 && !self.info.rx.op_flags.contains(OpFlags::COMPLETION),
             level: CompletionLevel::of(self.info.tx.op_flags),
+            express,
             info: self.info,
             av,
             shared: self.shared,

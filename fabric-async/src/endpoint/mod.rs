@@ -15,12 +15,12 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
-use fabric_core::buf::{IoBuf, IoBufMut, Lent, Loan, PooledBuf};
+use fabric_core::buf::{IoBuf, IoBufMut, Lent, Loan, Payload, PooledBuf};
 use fabric_core::completion::{CompletionLevel, Failed, OpKind};
 use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::matching::RecvSpec;
-use fabric_core::provider::{EpId, SendSpec};
+use fabric_core::provider::{AtOnce, EpId, Express, SendNow, SendSpec};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::{Hold, Node};
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -58,6 +58,8 @@ pub(crate) struct EndpointInner {
     pub(crate) quiet_rx: bool,
     /// When messages have ended, unless they say otherwise.
     pub(crate) level: CompletionLevel,
+    /// What is done at once goes this way.
+    express: Option<Arc<dyn Express>>,
     av: Arc<AvInner>,
     /// Where it receives, if not by itself.
     shared: Option<Arc<EndpointInner>>,
@@ -170,6 +172,12 @@ impl<M: ThreadModel> Endpoint<M> {
 
     fn inject_spec(&self, spec: SendSpec, bytes: &[u8]) -> Result<()> {
         self.inner.check_send(&spec)?;
+        let whole = Payload::Whole(bytes);
+        if bytes.len() <= self.inner.info.tx.inject_size
+            && self.inner.express(|way| way.send_now(&spec, whole))
+        {
+            return Ok(());
+        }
         self.inner.domain.core.inject(self.inner.id, spec, bytes)
     }
 
@@ -428,6 +436,28 @@ impl Endpoint {
 }
 
 impl EndpointInner {
+    /// Does something at a peer without the domain, if that can be done now.
+    #[inline]
+    pub(crate) fn express(&self, act: impl FnOnce(&dyn Express) -> AtOnce) -> bool {
+        match self.express.as_deref().map_or(AtOnce::No, act) {
+            AtOnce::Done => true,
+            AtOnce::Due => {
+                self.domain.core.look();
+                true
+            }
+            AtOnce::No => false,
+        }
+    }
+
+    /// Sends, or writes, at once if nothing stands in the way.
+    #[inline]
+    pub(crate) fn send_now(&self, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
+        if self.express(|way| way.send_now(spec, payload)) {
+            return Ok(SendNow::Done);
+        }
+        self.domain.core.send_now(self.id, spec, payload)
+    }
+
     #[inline]
     pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
         self.node.check_open()?;

@@ -292,6 +292,7 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
             quiet_rx: self.quiet && !self.info.rx.op_flags.contains(OpFlags::COMPLETION),
             info: self.info,
             level: CompletionLevel::default(),
+            express: None,
             av,
             shared: None,
             holds: Mutex::new(self.holds),

@@ -141,7 +141,8 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
             let operands = &mut operands[..if self.comparands.is_some() { 2 * len } else { len }];
             self.fill(operands);
             let result = &mut result[..if A::FETCHES { len } else { 0 }];
-            if core.atomic_now(ep.inner.id, &self.spec, operands, result)? == SendNow::Done {
+            let done = ep.inner.express(|way| way.atomic_now(&self.spec, operands, result));
+            if done || core.atomic_now(ep.inner.id, &self.spec, operands, result)? == SendNow::Done {
                 return Ok(AtomicOperation(State::Ended(Some(A::answer(&self.row, result)))));
             }
         }

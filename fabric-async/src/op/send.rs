@@ -141,7 +141,7 @@ pub(super) fn submit<B: IoBuf, M: ThreadModel>(
     if at_once && ep.inner.check_send(spec).is_ok() && ep.inner.check_gather(&buf).is_ok() {
         let payload = buf.payload();
         let len = payload.len();
-        match ep.inner.domain.core.send_now(ep.inner.id, spec, payload) {
+        match ep.inner.send_now(spec, payload) {
             Ok(SendNow::Done) => return Operation::sent(buf, len, spec.tag),
             Ok(SendNow::Queue) => {}
             Err(error) => return Operation::refused(Failed::new(error, buf)),

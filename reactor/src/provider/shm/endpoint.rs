@@ -14,17 +14,19 @@ use fabric_core::buf::{Payload, PooledBuf};
 use fabric_core::completion::Outcome;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::flags::Caps;
+use fabric_core::info::Info;
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::Reached;
-use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec, WaitSet};
+use fabric_core::provider::{EpId, Express, Host, OpKey, SendNow, SendSpec, WaitSet};
 use fabric_core::rx::{ReceiveSide, Receiving, RxContext};
+use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
-use slab::Slab;
 
 use super::Means;
 use super::callers::{Callers, FEW};
 use super::handshake::Word;
 use super::incoming::{Here, Incoming};
+use super::lanes::{Connection, Lanes};
 use super::loans::Adopted;
 use super::outgoing::{self, Doings, Ended, Outgoing, Pumped, Push};
 use super::socket::{self, Listener};
@@ -80,12 +82,13 @@ pub(crate) struct Endpoint {
     spare: Option<OwnedFd>,
     /// Some caller's oldest message waits for a receive.
     held: bool,
-    outgoing: Slab<Outgoing>,
-    /// Position in `outgoing`, by the index of the address.
-    routes: Vec<Option<usize>>,
-    /// Those of `outgoing` that have something queued.
+    /// The connections to peers.
+    lanes: Arc<Lanes>,
+    /// Where in `lanes` there are some.
+    dialled: Vec<usize>,
+    /// Those that have something queued.
     busy: Vec<usize>,
-    /// Those of `outgoing` that got something nobody was woken for.
+    /// Those that got something nobody was woken for.
     silent: Vec<usize>,
 }
 
@@ -93,10 +96,11 @@ impl Endpoint {
     pub(crate) fn open(
         id: EpId,
         at: Address,
-        (caps, means): (Caps, Means),
+        (info, means): (&Info, Means),
         wait: Arc<dyn WaitSet>,
         receiving: Receiving<'_>,
     ) -> Result<Self> {
+        let caps = info.caps;
         let listener = Listener::open(&at)?;
         wait.watch(listener.as_fd(), Token::Listener.pack(id))
             .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
@@ -121,8 +125,8 @@ impl Endpoint {
             next_key: 0,
             spare: socket::spare().ok(),
             held: false,
-            outgoing: Slab::new(),
-            routes: Vec::new(),
+            lanes: Arc::new(Lanes::new(info.ep.max_msg_size)),
+            dialled: Vec::new(),
             busy: Vec::new(),
             silent: Vec::new(),
         })
@@ -155,10 +159,13 @@ impl Endpoint {
         spec: &SendSpec,
         act: impl FnOnce(&mut Outgoing) -> Result<Push>,
     ) -> Result<SendNow> {
-        let Some(at) = self.route(spec.peer) else {
+        let at = spec.peer.index();
+        let Some(mut outgoing) = self.connection(spec.peer) else {
             return host.address_of(self.id, spec.peer).map(|_| SendNow::Queue);
         };
-        match act(&mut self.outgoing[at])? {
+        let pushed = act(&mut outgoing)?;
+        drop(outgoing);
+        match pushed {
             Push::Done => {
                 if spec.more && !self.silent.contains(&at) {
                     self.silent.push(at);
@@ -172,34 +179,28 @@ impl Endpoint {
 
     /// A region of a peer's that has been accessed.
     pub(crate) fn reach(&mut self, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
-        self.route(peer).map_or(Ok(None), |at| self.outgoing[at].reach(key))
+        self.connection(peer).map_or(Ok(None), |mut outgoing| outgoing.reach(key))
     }
 
     pub(crate) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
-        let at = match self.route(spec.peer) {
-            Some(at) => at,
-            None => {
-                let peer = host.address_of(self.id, spec.peer)?;
-                if peer.scheme() != Scheme::Shm {
-                    return Err(Error::WrongScheme { provider: "shm", address: peer });
-                }
-                let at = self.outgoing.insert(Outgoing::new(peer, spec.peer, self.means.clone()));
-                let index = spec.peer.index();
-                if index >= self.routes.len() {
-                    self.routes.resize(index + 1, None);
-                }
-                self.routes[index] = Some(at);
-                at
+        let at = spec.peer.index();
+        if self.connection(spec.peer).is_none() {
+            let peer = host.address_of(self.id, spec.peer)?;
+            if peer.scheme() != Scheme::Shm {
+                return Err(Error::WrongScheme { provider: "shm", address: peer });
             }
-        };
+            self.lanes.insert(at, Outgoing::new(peer, spec.peer, self.means.clone()));
+            self.dialled.push(at);
+        }
         self.dial(at)?;
-        let outgoing = &mut self.outgoing[at];
-        outgoing.queue(op, outgoing::at_first(spec, host));
+        if let Some(mut outgoing) = self.lanes.lock(at) {
+            outgoing.queue(op, outgoing::at_first(spec, host));
+        }
         if !self.busy.contains(&at) {
             self.busy.push(at);
         }
         self.pump_one(host, at);
-        if !self.outgoing[at].is_idle() {
+        if !self.is_idle(at) {
             host.unsettled();
         }
         Ok(())
@@ -209,7 +210,8 @@ impl Endpoint {
     pub(crate) fn flush(&mut self, host: &mut dyn Host) -> Result<()> {
         let mut flushed = Ok(());
         while let Some(at) = self.silent.pop() {
-            if self.outgoing.get_mut(at).is_some_and(|outgoing| outgoing.flush() == Push::Closed) {
+            let pushed = self.lanes.lock(at).map(|mut outgoing| outgoing.flush());
+            if pushed == Some(Push::Closed) {
                 flushed = Err(self.outgoing_closed(host, at));
             }
         }
@@ -218,27 +220,44 @@ impl Endpoint {
 
     /// Takes back what peers have given back of what was lent to them.
     pub(crate) fn collect(&mut self) {
-        self.outgoing.iter_mut().for_each(|(_, outgoing)| outgoing.collect());
+        self.each(Outgoing::collect);
     }
 
     fn dial(&mut self, at: usize) -> Result<()> {
         let token = Token::Outgoing(at as u32).pack(self.id);
-        self.outgoing[at].dial(&self.name, self.here.incarnation, token, &self.wait)
+        let Some(mut outgoing) = self.lanes.lock(at) else { return Ok(()) };
+        outgoing.dial(&self.name, self.here.incarnation, token, &self.wait)
     }
 
     /// The endpoint at the other end has closed, as its ring says; the sockets will say so too.
     #[cold]
     fn outgoing_closed(&mut self, host: &mut dyn Host, at: usize) -> Error {
-        let outgoing = &self.outgoing[at];
+        let Some(outgoing) = self.lanes.lock(at) else { return Error::Closed(Class::Endpoint) };
         let error = Error::PeerGone(outgoing.peer.clone());
         let identity = outgoing.identity();
+        drop(outgoing);
         self.outgoing_ended(host, at, Ended { error: error.clone(), reason: DownReason::Closed, identity });
         error
     }
 
-    fn route(&self, addr: FiAddr) -> Option<usize> {
-        let at = (*self.routes.get(addr.index())?)?;
-        (self.outgoing[at].addr == addr).then_some(at)
+    /// The connection to this peer, if one was begun.
+    #[inline]
+    fn connection(&self, addr: FiAddr) -> Option<Connection<'_>> {
+        self.lanes.lock(addr.index()).filter(|outgoing| outgoing.addr == addr)
+    }
+
+    /// Shows every connection to a peer.
+    fn each(&self, mut act: impl FnMut(&mut Outgoing)) {
+        self.dialled.iter().filter_map(|&at| self.lanes.lock(at)).for_each(|mut outgoing| act(&mut outgoing));
+    }
+
+    fn is_idle(&self, at: usize) -> bool {
+        self.lanes.lock(at).is_none_or(|outgoing| outgoing.is_idle())
+    }
+
+    /// The way that does not need the domain.
+    pub(crate) fn express(&self) -> Arc<dyn Express> {
+        self.lanes.clone()
     }
 
     // ---- receiving
@@ -280,9 +299,8 @@ impl Endpoint {
             }
             return true;
         }
-        let Some(at) = self.busy.iter().copied().find(|&at| self.outgoing[at].cancel(op)) else {
-            return false;
-        };
+        let cancels = |at: &usize| self.lanes.lock(*at).is_some_and(|mut outgoing| outgoing.cancel(op));
+        let Some(at) = self.busy.iter().copied().find(cancels) else { return false };
         // What waited behind it may go now.
         self.pump_one(host, at);
         host.unsettled();
@@ -324,9 +342,11 @@ impl Endpoint {
         for peer in self.callers.peers_mut() {
             peer.source = peer.source.filter(|source| *source != addr);
         }
-        if let Some(at) = self.route(addr) {
-            let mut outgoing = self.outgoing.remove(at);
-            self.routes[addr.index()] = None;
+        let at = addr.index();
+        if self.connection(addr).is_some()
+            && let Some(mut outgoing) = self.lanes.remove(at)
+        {
+            self.dialled.retain(|dialled| *dialled != at);
             self.busy.retain(|busy| *busy != at);
             outgoing.farewell(Word::Leave);
             end(&mut outgoing, self.id, host, &Error::StaleAddress(addr));
@@ -362,7 +382,7 @@ impl Endpoint {
         let mut index = 0;
         while let Some(&at) = self.busy.get(index) {
             moved |= self.pump_one(host, at);
-            if self.outgoing[at].is_idle() {
+            if self.is_idle(at) {
                 self.busy.swap_remove(index);
             } else {
                 index += 1;
@@ -372,7 +392,8 @@ impl Endpoint {
     }
 
     fn pump_one(&mut self, host: &mut dyn Host, at: usize) -> bool {
-        match self.outgoing[at].pump(host) {
+        let pumped = self.lanes.lock(at).map_or(Pumped::Idle, |mut outgoing| outgoing.pump(host));
+        match pumped {
             Pumped::Moved => true,
             Pumped::Idle => false,
             Pumped::Closed => {
@@ -390,7 +411,8 @@ impl Endpoint {
             Token::Incoming(at) => self.caller_ready(host, at as usize),
             Token::Outgoing(at) => {
                 let at = at as usize;
-                let Some(ended) = self.outgoing.get_mut(at).and_then(Outgoing::readable) else {
+                let ended = self.lanes.lock(at).and_then(|mut outgoing| outgoing.readable());
+                let Some(ended) = ended else {
                     self.pump_outgoing(host);
                     return;
                 };
@@ -401,11 +423,12 @@ impl Endpoint {
 
     /// A connection to a peer has ended. It is news unless a connection from the same peer tells, or has told, of it.
     fn outgoing_ended(&mut self, host: &mut dyn Host, at: usize, ended: Ended) {
-        let outgoing = &mut self.outgoing[at];
+        let Some(mut outgoing) = self.lanes.lock(at) else { return };
         let (name, addr) = (outgoing.peer.clone(), outgoing.addr);
-        end(outgoing, self.id, host, &ended.error);
+        end(&mut outgoing, self.id, host, &ended.error);
         let Some(identity) = ended.identity else { return };
         let reported = outgoing.is_reported(identity);
+        drop(outgoing);
         let mut callers = self.callers.peers();
         if !reported && !callers.any(|peer| peer.peer == name && peer.identity == identity) {
             let (peer, reason) = (name.clone(), ended.reason);
@@ -435,13 +458,16 @@ impl Endpoint {
         if callers.any(|peer| peer.peer == name && peer.identity == identity && peer.down().is_none()) {
             return;
         }
-        for (_, outgoing) in self.outgoing.iter_mut().filter(|(_, outgoing)| outgoing.peer == name) {
+        self.each(|outgoing| {
+            if outgoing.peer != name {
+                return;
+            }
             outgoing.report(identity);
             if is_over && outgoing.identity() == Some(identity) {
                 // The endpoint there is gone: what is sent from now on must not seem to have arrived.
                 end(outgoing, self.id, host, &Error::PeerGone(name.clone()));
             }
-        }
+        });
         let source = source.or_else(|| host.number_of(self.id, &name));
         host.event(self.id, EventKind::PeerDown { peer: name, source, reason });
     }
@@ -473,14 +499,14 @@ impl Endpoint {
             host.peer_disconnected(self.id, peer.number);
         }
         self.say_goodbye();
-        for (_, outgoing) in &mut self.outgoing {
-            end(outgoing, self.id, host, &Error::Canceled);
-        }
+        self.each(|outgoing| end(outgoing, self.id, host, &Error::Canceled));
+        // Whoever still has the way finds nobody.
+        self.dialled.iter().for_each(|&at| drop(self.lanes.remove(at)));
     }
 
     fn say_goodbye(&self) {
         if self.listener.is_ours() {
-            self.outgoing.iter().for_each(|(_, outgoing)| outgoing.farewell(Word::Goodbye));
+            self.each(|outgoing| outgoing.farewell(Word::Goodbye));
         }
     }
 
@@ -489,7 +515,7 @@ impl Endpoint {
     pub(crate) fn arm(&mut self) -> bool {
         let mut quiet = !self.rx.own.is_copying() & self.callers.arm();
         for &at in &self.busy {
-            quiet &= self.outgoing[at].arm();
+            quiet &= self.lanes.lock(at).is_none_or(|mut outgoing| outgoing.arm());
         }
         quiet
     }
@@ -497,7 +523,9 @@ impl Endpoint {
     pub(crate) fn disarm(&mut self) {
         self.callers.disarm();
         for &at in &self.busy {
-            self.outgoing[at].disarm();
+            if let Some(mut outgoing) = self.lanes.lock(at) {
+                outgoing.disarm();
+            }
         }
     }
 }
@@ -524,5 +552,5 @@ fn end(outgoing: &mut Outgoing, ep: EpId, host: &mut dyn Host, error: &Error) {
 
 /// An operation on an endpoint that is closed.
 pub(crate) fn closed(host: &mut dyn Host, op: OpKey) {
-    host.complete(op, Outcome::failed(Error::Closed(fabric_core::tree::Class::Endpoint)));
+    host.complete(op, Outcome::failed(Error::Closed(Class::Endpoint)));
 }

@@ -5,6 +5,7 @@
 //! | `endpoint` | an endpoint: its name, its connections, its receive context |
 //! | `callers` | the connections that came in, and which of them are looked at |
 //! | `outgoing`, `incoming` | a connection, seen from the sender and from the receiver |
+//! | `lanes` | where the connections to peers are, each under a lock of its own |
 //! | `handshake` | how two endpoints meet, and what they say outside of the rings |
 //! | `socket` | the sockets they say it on |
 //! | `receipts` | messages that the peer is to confirm |
@@ -25,6 +26,7 @@ mod endpoint;
 mod fetch;
 mod handshake;
 mod incoming;
+mod lanes;
 mod loans;
 mod memfd;
 mod outgoing;
@@ -50,7 +52,7 @@ use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::{Memory, Reached};
 use fabric_core::provider::{
-    EpId, Host, Lender, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
+    EpId, Express, Host, Lender, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
 };
 use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
@@ -258,9 +260,8 @@ impl ProviderDomain for ShmDomain {
         receiving: Receiving<'_>,
     ) -> Result<Address> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let caps = info.caps;
         let means = &self.means;
-        let open = |at, wait| Endpoint::open(ep, at, (caps, means.clone()), wait, receiving);
+        let open = |at, wait| Endpoint::open(ep, at, (info, means.clone()), wait, receiving);
         let opened = match at {
             Some(at) if at.scheme() != Scheme::Shm => {
                 return Err(Error::WrongScheme { provider: "shm", address: at.clone() });
@@ -324,6 +325,10 @@ impl ProviderDomain for ShmDomain {
 
     fn reach(&mut self, _: &mut dyn Host, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
         self.ep(ep)?.reach(peer, key)
+    }
+
+    fn express(&self, ep: EpId) -> Option<Arc<dyn Express>> {
+        self.place(ep).map(|place| self.endpoints[place].express())
     }
 
     fn lender(&self) -> Option<Arc<dyn Lender>> {

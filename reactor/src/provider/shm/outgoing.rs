@@ -29,8 +29,8 @@ use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, Word};
 use super::incoming::Identity;
 use super::loans::Borrowed;
 use super::receipts::Receipts;
-use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE, total_word};
-use super::ring::{Producer, Reader};
+use super::record::{ALIGNED, BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE, total_word};
+use super::ring::{HEADER, Producer, Reader};
 use super::segment::Segment;
 use super::socket::{self, Socket};
 use super::windows::{Window, Windows};
@@ -60,8 +60,10 @@ pub(crate) struct Outgoing {
     reported: Option<Identity>,
     queue: VecDeque<Queued>,
     means: Means,
-    /// What was done over connections that have ended.
+    /// What was done over connections that have ended, and without the domain.
     done: Doings,
+    /// Operations without the domain.
+    pub(crate) express: u64,
 }
 
 #[derive(Debug)]
@@ -94,6 +96,10 @@ struct Wires {
 /// What was done for a peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Doings {
+    /// Without the domain.
+    pub(crate) sent: Moved,
+    pub(crate) written: Moved,
+    pub(crate) atomics: Moved,
     pub(crate) doorbells: u64,
     pub(crate) lent: u64,
     pub(crate) pieces: Moved,
@@ -103,6 +109,9 @@ pub(crate) struct Doings {
 
 impl std::ops::AddAssign for Doings {
     fn add_assign(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.written += other.written;
+        self.atomics += other.atomics;
         self.doorbells += other.doorbells;
         self.lent += other.lent;
         self.pieces += other.pieces;
@@ -177,6 +186,18 @@ impl Outgoing {
             queue: VecDeque::new(),
             means,
             done: Doings::default(),
+            express: 0,
+        }
+    }
+
+    /// Counts what was done without the domain.
+    #[inline]
+    pub(crate) fn count(&mut self, kind: OpKind, len: usize) {
+        self.express += 1;
+        match kind {
+            OpKind::Send => self.done.sent.add(len),
+            OpKind::Write => self.done.written.add(len),
+            _ => self.done.atomics.add(len),
         }
     }
 
@@ -541,8 +562,22 @@ impl Outgoing {
 
 impl Wires {
     /// Sends a message in one record, unless it is too long for one.
-    #[inline]
+    #[inline(always)] // on the way of a small message
     fn whole(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
+        if let Payload::Whole(bytes) = payload
+            && bytes.len() < ALIGNED
+            && spec.tag.is_none()
+            && spec.data.is_none()
+            && !spec.more
+        {
+            let pushed = self.ring.push(WHOLE, 0, HEADER + bytes.len(), |record| record.put(HEADER, bytes));
+            return if pushed { self.wake() } else { Push::NoRoom };
+        }
+        self.whole_with(spec, payload)
+    }
+
+    /// Likewise, with what else it has.
+    fn whole_with(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
         if payload.len() > PIECE_BYTES { Push::NoRoom } else { self.push(WHOLE, spec, 0, payload) }
     }
 

@@ -82,7 +82,7 @@ pub(crate) struct Layout {
 }
 
 /// Payloads from this size on start on a line of their own, so that copying is aligned.
-const ALIGNED: usize = 512;
+pub(crate) const ALIGNED: usize = 512;
 
 impl Layout {
     /// The layout of a record with these flags; `long` when its payload is.

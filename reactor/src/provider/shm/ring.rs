@@ -137,8 +137,9 @@ pub(crate) struct Producer<M> {
     shape: Shape,
     position: u64,
     returned: u64,
-    /// Lines that hold payload, a bit each.
+    /// Lines that hold payload, a bit each, and how many they are.
     littered: Box<[u64]>,
+    litter: usize,
 }
 
 impl<M: Memory> Producer<M> {
@@ -146,7 +147,7 @@ impl<M: Memory> Producer<M> {
     pub(crate) fn new(memory: M) -> Self {
         let shape = Shape::new(memory.lines());
         let littered = vec![0; memory.lines().div_ceil(64)].into();
-        Self { memory, shape, position: 0, returned: 0, littered }
+        Self { memory, shape, position: 0, returned: 0, littered, litter: 0 }
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -163,24 +164,32 @@ impl<M: Memory> Producer<M> {
     pub(crate) fn push(&mut self, kind: u8, flags: u8, len: usize, fill: impl FnOnce(Draft<'_, M>)) -> bool {
         debug_assert!(kind != 0 && kind != PAD && len >= HEADER && len <= self.shape.longest());
         let lines = Shape::lines_for(len);
-        let index = self.shape.index(self.position);
-        let rest = self.shape.lines as usize - index;
-        let pad = if lines > rest { rest } else { 0 };
-        if !self.has_room(pad + lines) {
+        if !self.make_way(lines) {
             return false;
-        }
-        if pad > 0 {
-            self.pad(pad);
         }
         fill(Draft { memory: &self.memory, start: self.shape.index(self.position) * LINE, len });
         self.publish(Header { kind, flags, len: len as u32 }, lines);
         true
     }
 
-    /// Fills the end of the array.
+    /// Makes sure that the next so many lines are free, and in one piece.
+    #[inline(always)] // likewise
+    fn make_way(&mut self, lines: usize) -> bool {
+        let rest = self.shape.lines as usize - self.shape.index(self.position);
+        if lines > rest {
+            return self.pad(rest, lines);
+        }
+        self.has_room(lines)
+    }
+
+    /// Fills the end of the array, if there is room for so many lines behind it.
     #[cold]
-    fn pad(&mut self, lines: usize) {
-        self.publish(Header { kind: PAD, flags: 0, len: (lines * LINE) as u32 }, lines);
+    fn pad(&mut self, rest: usize, lines: usize) -> bool {
+        let has_room = self.has_room(rest + lines);
+        if has_room {
+            self.publish(Header { kind: PAD, flags: 0, len: (rest * LINE) as u32 }, rest);
+        }
+        has_room
     }
 
     /// Whether a record of this many bytes has room now.
@@ -241,16 +250,20 @@ impl<M: Memory> Producer<M> {
         self.memory.starved().swap(0, Ordering::Relaxed);
     }
 
+    #[inline]
     fn has_room(&mut self, lines: usize) -> bool {
+        // One line stays free for the zero behind the record.
+        let used = self.position.wrapping_sub(self.returned).saturating_add(lines as u64);
+        used < self.shape.lines || self.finds_room(lines)
+    }
+
+    #[cold]
+    fn finds_room(&mut self, lines: usize) -> bool {
         let free = |position: u64, returned: u64, shape: Shape| {
             // A consumer that returns more than it got finds the ring full for ever.
             let used = position.wrapping_sub(returned).min(shape.lines);
             (shape.lines - used) as usize
         };
-        // One line stays free for the zero behind the record.
-        if free(self.position, self.returned, self.shape) > lines {
-            return true;
-        }
         // SYNC: pairs with the release in `Consumer::give_back`: the consumer is done with these lines.
         self.returned = self.memory.returned().load(Ordering::Acquire);
         free(self.position, self.returned, self.shape) > lines
@@ -258,21 +271,39 @@ impl<M: Memory> Producer<M> {
 
     #[inline(always)] // on the way of a small message
     fn publish(&mut self, header: Header, lines: usize) {
-        let (here, next) = (self.shape.index(self.position), self.shape.index(self.position + lines as u64));
-        if header.kind != PAD {
-            for line in here + 1..here + lines {
-                self.littered[line / 64] |= 1 << (line % 64);
-            }
-        }
-        self.littered[here / 64] &= !(1 << (here % 64));
-        if self.littered[next / 64] & 1 << (next % 64) != 0 {
-            // Invariant 2; ordered before the publication by its release.
-            self.memory.header(next).store(0, Ordering::Relaxed);
-            self.littered[next / 64] &= !(1 << (next % 64));
+        let here = self.shape.index(self.position);
+        if lines > 1 || self.litter > 0 {
+            self.litter(header, here, lines);
         }
         // SYNC: pairs with the acquire in `Consumer::peek`.
         self.memory.header(here).store(header.pack(self.shape.lap(self.position)), Ordering::Release);
         self.position += lines as u64;
+    }
+
+    /// Remembers which lines hold payload, and keeps the next one from being taken for a record.
+    fn litter(&mut self, header: Header, here: usize, lines: usize) {
+        let next = self.shape.index((here + lines) as u64);
+        if header.kind != PAD {
+            for line in here + 1..here + lines {
+                let (word, bit) = (line / 64, 1 << (line % 64));
+                self.litter += usize::from(self.littered[word] & bit == 0);
+                self.littered[word] |= bit;
+            }
+        }
+        self.sweep(here);
+        if self.sweep(next) {
+            // Invariant 2; ordered before the publication by its release.
+            self.memory.header(next).store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A line holds no payload any more; true when it did.
+    fn sweep(&mut self, line: usize) -> bool {
+        let (word, bit) = (line / 64, 1 << (line % 64));
+        let littered = self.littered[word] & bit != 0;
+        self.littered[word] &= !bit;
+        self.litter -= usize::from(littered);
+        littered
     }
 }
 

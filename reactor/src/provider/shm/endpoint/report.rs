@@ -8,9 +8,12 @@ use super::Endpoint;
 impl Endpoint {
     pub(crate) fn stats(&self) -> ProviderStats {
         let mut done = self.done;
-        self.outgoing.iter().for_each(|(_, outgoing)| done += outgoing.done());
+        self.each(|outgoing| done += outgoing.done());
         let peers = || self.callers.peers();
         ProviderStats {
+            sent: done.sent,
+            written: done.written,
+            atomics: done.atomics,
             doorbells: done.doorbells + peers().map(|peer| peer.doorbells).sum::<u64>(),
             lent: done.lent,
             pieces: done.pieces,
@@ -28,14 +31,15 @@ impl Endpoint {
     pub(crate) fn describe(&self) -> String {
         let (messages, bytes) = self.rx.own.unexpected();
         let read = self.callers.peers().filter(|peer| peer.fetched().is_some()).count();
-        let reading = self.outgoing.iter().filter(|(_, outgoing)| outgoing.is_reached()).count();
+        let mut reading = 0;
+        self.each(|outgoing| reading += usize::from(outgoing.is_reached()));
         format!(
             "{} ({} callers, {} attended, {} connections, {messages} unexpected messages of {bytes} bytes, \
              single copy from {read} and to {reading} of them)",
             self.name,
             self.callers.len(),
             self.callers.attended(),
-            self.outgoing.len(),
+            self.dialled.len(),
         )
     }
 }
