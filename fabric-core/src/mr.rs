@@ -124,6 +124,7 @@ impl Reached {
 ///
 /// # Errors
 /// [`Error::TooLong`] when the range leaves the region, [`Error::Invalid`] when it lies across.
+#[inline]
 pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Result<usize> {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
     match start.checked_add(len) {
@@ -142,6 +143,7 @@ pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Resu
 
 /// The rights that an operation needs.
 #[must_use]
+#[inline]
 pub fn wanted(kind: crate::completion::OpKind, atomic: Option<AtomicOp>) -> Access {
     use crate::completion::OpKind;
     match (kind, atomic) {
@@ -155,6 +157,7 @@ pub fn wanted(kind: crate::completion::OpKind, atomic: Option<AtomicOp>) -> Acce
 ///
 /// # Errors
 /// [`Error::Key`].
+#[inline]
 pub fn check_access(key: u64, granted: Access, wanted: Access) -> Result<()> {
     if granted.contains(wanted) {
         return Ok(());

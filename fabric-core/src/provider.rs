@@ -79,6 +79,19 @@ pub struct Remote {
 }
 
 impl SendSpec {
+    /// Whether it is a message with nothing to say but its bytes, which has ended when it is sent.
+    #[must_use]
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        self.kind == OpKind::Send
+            && self.tag.is_none()
+            && self.data.is_none()
+            && self.loan.is_none()
+            && !self.fence
+            && !self.more
+            && !self.level.is_confirmed()
+    }
+
     /// Something to be done at a peer that needs no more than that.
     #[must_use]
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {

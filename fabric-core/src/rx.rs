@@ -235,6 +235,28 @@ impl RxContext {
         true
     }
 
+    /// As [`RxContext::deliver`], of a message that has nothing but its bytes.
+    #[inline]
+    pub fn deliver_plain(
+        &mut self,
+        host: &mut dyn Host,
+        peer: PeerKey,
+        source: Option<FiAddr>,
+        bytes: &dyn Source,
+    ) -> bool {
+        let mut envelope =
+            Envelope { peer, source, tag: None, len: bytes.len(), data: None, arrival: 0, receipt: None };
+        if self.multis.is_empty()
+            && let Some(op) = self.matcher.arrive_first(source)
+        {
+            self.posted[op.index as usize] = None;
+            envelope.arrival = self.matcher.next_arrival();
+            host.deliver(op, &envelope, bytes);
+            return true;
+        }
+        self.deliver(host, envelope, bytes)
+    }
+
     /// A message has to stay where it is.
     #[cold]
     fn decline(&self) -> bool {

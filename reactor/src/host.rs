@@ -11,7 +11,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::hub::Hub;
 use crate::notes::Note;
-use crate::ops::Route;
+use crate::ops::{Phase, Route};
 
 impl Host for Hub {
     fn payload(&self, op: OpKey) -> Payload<'_> {
@@ -43,30 +43,33 @@ impl Host for Hub {
 
     fn deliver(&mut self, key: OpKey, envelope: &Envelope, source: &dyn Source) {
         let Some(op) = self.ops.get_mut(key) else { return };
-        if self.eps.get(op.ep.0).is_none_or(|ep| envelope.len > ep.bound.max_msg_size) {
-            let placed = self.expect(key, envelope.len).min(envelope.len);
-            self.place(key, 0, source, 0, placed);
-            return self.complete(key, Outcome::received(envelope, placed));
-        }
+        let Some(ep) = self.eps.get_mut(op.ep.0).filter(|ep| envelope.len <= ep.bound.max_msg_size) else {
+            return self.deliver_in_part(key, envelope, source);
+        };
         let placed = op.buf.receive(source);
-        let (ep, route, credit) = (op.ep, op.route, op.credit);
+        let route = op.route;
         if !matches!(route, Route::Future | Route::Queue(_)) || placed < envelope.len {
             return self.complete(key, Outcome::received(envelope, placed));
         }
         // The short way of what is received most.
-        op.credit = false;
+        ep.posted_recvs -= usize::from(std::mem::take(&mut op.credit));
+        ep.stats.received.add(placed);
+        let (counter, ep) = (ep.bound.counters.recv, op.ep);
         if let Route::Queue(context) = route {
             let buf = std::mem::take(&mut op.buf);
             self.ops.free(key);
             self.report(ep, OpKind::Recv, context, Outcome::received(envelope, placed), buf);
         } else {
             op.outcome.transfer = Transfer::received(envelope, placed);
-            self.done(key);
+            op.phase = Phase::Done;
+            if let Some(waker) = op.waker.take() {
+                self.waiters -= 1;
+                self.later.wake(waker);
+            }
         }
-        if credit {
-            self.release(ep, OpKind::Recv, None);
+        if let Some(counter) = counter {
+            self.count_at(counter, true);
         }
-        self.count(ep, OpKind::Recv, placed, true);
         if !self.shared_peers.is_empty() {
             self.count_at_sharer(ep, envelope.peer, placed, true);
         }
@@ -239,5 +242,15 @@ impl Host for Hub {
     fn leaving(&self, number: FiAddr) -> Option<Address> {
         let av = self.leaving.get(&number)?;
         self.vectors.get(av.0)?.table.get(number).ok().cloned()
+    }
+}
+
+impl Hub {
+    /// A message that is longer than the endpoint receives, or whose endpoint is closing.
+    #[cold]
+    fn deliver_in_part(&mut self, key: OpKey, envelope: &Envelope, source: &dyn Source) {
+        let placed = self.expect(key, envelope.len).min(envelope.len);
+        self.place(key, 0, source, 0, placed);
+        self.complete(key, Outcome::received(envelope, placed));
     }
 }

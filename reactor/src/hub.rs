@@ -381,11 +381,15 @@ impl Hub {
     /// Likewise of one that has ended, with the buffer as its future has it.
     #[inline(always)] // on the way of a small message, and its result is large
     pub(crate) fn take_result<B: IoBuf>(&mut self, key: OpKey) -> (B, Transfer, Option<Box<Error>>) {
-        let op = self.ops.get_mut(key).expect("an operation that has ended has its slot");
+        let op = self.ops.free_done(key);
         let buf = B::from_any(std::mem::take(&mut op.buf));
         let buf = buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
         let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
-        self.taken(key);
+        if let Some(waker) = op.waker.take() {
+            self.waiters -= 1;
+            self.later.discard_waker(waker);
+        }
+        self.seen(transfer.source);
         (buf, transfer, error)
     }
 

@@ -204,6 +204,17 @@ impl OpTable {
         }
     }
 
+    /// Frees the slot of an operation that has ended, and shows what is left in it: its result and its waker, to be taken
+    /// out now.
+    #[inline]
+    pub(crate) fn free_done(&mut self, key: OpKey) -> &mut Op {
+        let slot = &mut self.slots[key.index as usize];
+        assert!(slot.generation == key.generation, "an operation that has ended has its slot");
+        slot.generation = FREE;
+        self.free.push(key.index);
+        slot
+    }
+
     /// Whether the provider has something to do at this peer. Looks at all operations: only for those that are fenced.
     pub(crate) fn is_under_way(&self, ep: EpId, peer: FiAddr) -> bool {
         self.slots.iter().any(|op| {

@@ -79,6 +79,7 @@ impl Hub {
     }
 
     /// Somebody has looked at a message of this source, or given it back: it may have been the last of a leaving guest.
+    #[inline]
     pub(crate) fn seen(&mut self, source: Option<FiAddr>) {
         if !self.leaving.is_empty()
             && let Some(addr) = source

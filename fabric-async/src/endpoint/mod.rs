@@ -98,6 +98,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// The request is posted when it is *awaited*, which is before the first poll: in `select!`, also in a branch that
     /// is switched off by `if`. To decide first, [reserve](Self::reserve) and send with the permit.
     #[doc(alias = "fi_send")]
+    #[inline]
     pub fn send<B: IoBuf>(&self, peer: FiAddr, buf: B) -> SendRequest<'_, B, M> {
         SendRequest::new(self, peer, buf)
     }

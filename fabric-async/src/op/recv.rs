@@ -87,6 +87,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// With the buffer: [`Error::Again`](crate::Error::Again) when the endpoint's receive entries are taken,
     /// [`Error::StaleAddress`](crate::Error::StaleAddress), [`Error::NotSupported`](crate::Error::NotSupported),
     /// [`Error::Closed`](crate::Error::Closed).
+    #[inline]
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         self.submit(Route::Future, Credit::Now)
     }
@@ -106,6 +107,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
         ep.inner.domain.core.recv(ep.inner.id, spec, buf, route, Credit::Now).map(drop)
     }
 
+    #[inline(always)] // on the way of a small message
     fn submit(self, route: Route, credit: Credit) -> Result<Operation<B>, Failed<B>> {
         let (ep, spec, buf) = (self.ep, self.spec, self.buf);
         if let Err(error) = ep.inner.check_recv(&spec).and_then(|()| ep.inner.check_scatter(&buf)) {
@@ -153,6 +155,7 @@ impl<B: IoBufMut, M: ThreadModel> IntoFuture for RecvRequest<'_, B, M> {
     type Output = Result<Done<B>, Failed<B>>;
     type IntoFuture = Operation<B>;
 
+    #[inline]
     fn into_future(self) -> Operation<B> {
         self.submit(Route::Future, Credit::Wait).unwrap_or_else(|failed| Operation::refused(failed))
     }

@@ -35,6 +35,7 @@ pub struct SendRequest<'a, B, M: ThreadModel = Shared> {
 }
 
 impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
+    #[inline]
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, buf: B) -> Self {
         let spec = SendSpec { level: ep.inner.level, ..SendSpec::new(OpKind::Send, peer) };
         Self { ep, spec, buf, report: Report::default(), permit: None }
@@ -128,7 +129,7 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
 }
 
 /// Posts what gives bytes away: a message, or a write. At once if nothing stands in the way.
-#[inline]
+#[inline(always)] // on the way of a small message
 pub(super) fn submit<B: IoBuf, M: ThreadModel>(
     ep: &Endpoint<M>,
     spec: &SendSpec,
@@ -189,6 +190,7 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
     type Output = Result<Done<B>, Failed<B>>;
     type IntoFuture = Operation<B>;
 
+    #[inline(always)] // the request is large
     fn into_future(self) -> Operation<B> {
         submit(self.ep, &self.spec, self.buf, self.permit, Credit::Wait)
     }

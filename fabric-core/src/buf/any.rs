@@ -170,13 +170,16 @@ impl AnyBuf {
 
     /// Receives a whole message, or as much of it as there is room for; returns how much that was.
     #[doc(hidden)]
+    #[inline]
     pub fn receive(&mut self, source: &dyn Source) -> usize {
+        let Self::Vec(buf) = self else { return self.receive_otherwise(source) };
+        let count = source.len().min(buf.capacity());
+        append(buf, 0, source, 0, count);
+        count
+    }
+
+    fn receive_otherwise(&mut self, source: &dyn Source) -> usize {
         let len = source.len();
-        if let Self::Vec(buf) = self {
-            let count = len.min(buf.capacity());
-            append(buf, 0, source, 0, count);
-            return count;
-        }
         if let Self::Lent(buf) = self
             && buf.take(source)
         {
@@ -227,6 +230,7 @@ impl fmt::Debug for AnyBuf {
 }
 
 /// Copies part of `source` behind the first `at` bytes of `buf`, which has the capacity for it.
+#[inline]
 pub(crate) fn append(buf: &mut Vec<u8>, at: usize, source: &dyn Source, from: usize, count: usize) {
     buf.truncate(at);
     assert_eq!(buf.len(), at, "bytes are placed in order");
@@ -236,6 +240,7 @@ pub(crate) fn append(buf: &mut Vec<u8>, at: usize, source: &dyn Source, from: us
 }
 
 /// Fills `spare` and checks that the source really did.
+#[inline]
 fn fill(source: &dyn Source, from: usize, spare: &mut [MaybeUninit<u8>]) {
     let (start, count) = (spare.as_ptr().cast::<u8>(), spare.len());
     let filled = source.copy_to(from, spare);

@@ -84,6 +84,21 @@ impl<T: Copy> Chains<T> {
         value
     }
 
+    /// Unlinks the entry at `index`, which must be the first of this kind.
+    #[inline]
+    pub(super) fn remove_first(&mut self, index: usize, kind: Kind) -> T {
+        let free = std::mem::replace(&mut self.free, index as u32);
+        let node = &mut self.nodes[index];
+        debug_assert!(node.serial != VACANT && node.prev == NIL && node.kind == kind);
+        let next = std::mem::replace(&mut node.next, free);
+        node.serial = VACANT;
+        let value = node.value;
+        self.ends[kind as usize].head = next;
+        *self.before(kind, next) = NIL;
+        self.len -= 1;
+        value
+    }
+
     /// Where the entry of this key is, unless it was removed.
     pub(super) fn find(&self, key: Key) -> Option<usize> {
         let index = key.index as usize;
@@ -120,6 +135,7 @@ impl<T: Copy> Chains<T> {
         None
     }
 
+    #[inline]
     pub(super) fn first(&self, kind: Kind) -> Option<usize> {
         linked(self.ends[kind as usize].head)
     }
@@ -132,6 +148,7 @@ impl<T: Copy> Chains<T> {
         linked(self.nodes[index].next)
     }
 
+    #[inline]
     pub(super) fn get(&self, index: usize) -> &T {
         &self.nodes[index].value
     }
@@ -174,6 +191,7 @@ impl<T: Copy> Chains<T> {
     }
 
     /// The link that leads back from `index`; from nowhere, the tail of the chain.
+    #[inline]
     fn before(&mut self, kind: Kind, index: u32) -> &mut u32 {
         if index == NIL { &mut self.ends[kind as usize].tail } else { &mut self.nodes[index as usize].prev }
     }

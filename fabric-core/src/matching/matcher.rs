@@ -56,6 +56,7 @@ impl<R: Copy, M> Matcher<R, M> {
     }
 
     /// The next arrival number: 0, 1, 2 and so on. A message keeps its number when it is put back.
+    #[inline]
     pub fn next_arrival(&mut self) -> u64 {
         let arrival = self.next_arrival;
         self.next_arrival += 1;
@@ -69,6 +70,14 @@ impl<R: Copy, M> Matcher<R, M> {
     #[must_use = "the receive is off the queue"]
     pub fn arrive(&mut self, envelope: &Envelope) -> Option<R> {
         self.posted.take_match(envelope)
+    }
+
+    /// As [`arrive`](Self::arrive), for an untagged message of this source. Looks at the first receive only: `None` says
+    /// nothing. O(1).
+    #[must_use = "the receive is off the queue"]
+    #[inline]
+    pub fn arrive_first(&mut self, source: Option<FiAddr>) -> Option<R> {
+        self.posted.take_first(source)
     }
 
     /// Whether [`arrive`](Self::arrive) would find a receive, without taking it off. Same cost.

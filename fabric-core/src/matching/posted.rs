@@ -47,6 +47,14 @@ impl<R: Copy> PostedQueue<R> {
         Some(self.chains.remove(index).receive)
     }
 
+    /// The first of the untagged receives, if it accepts messages of this source.
+    #[inline]
+    pub(super) fn take_first(&mut self, source: Option<FiAddr>) -> Option<R> {
+        let index = self.chains.first(Kind::Untagged)?;
+        let from = self.chains.get(index).wanted.from;
+        (from.is_none() || from == source).then(|| self.chains.remove_first(index, Kind::Untagged).receive)
+    }
+
     /// The earliest receive that accepts this message; it stays.
     pub(super) fn find(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
         let index = self.search(envelope)?;

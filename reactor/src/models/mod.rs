@@ -6,6 +6,7 @@
 //! | `doorbell` | neither end of a ring sleeps through its news |
 //! | `slots` | an operation ends once, for its own future, and wakes it without the lock |
 //! | `progress` | while a task waits, somebody drives or every peer will ring |
+//! | `overtaking` | what is sent beside the domain overtakes nothing that waits there |
 //!
 //! `memory`, `wire` and `poll_set` stand in for what loom cannot see: shared memory, a provider and the kernel.
 //!
@@ -15,6 +16,7 @@
 
 mod doorbell;
 mod memory;
+mod overtaking;
 mod poll_set;
 mod progress;
 mod ring;

@@ -12,6 +12,7 @@ use fabric_core::rx::Receiving;
 use fabric_core::{Address, FiAddr, Result};
 
 use super::PollSet;
+use super::overtaking::Line;
 use crate::engine::Engine;
 use crate::ops::{Op, Route};
 use crate::sync::{AtomicU32, Ordering, fence};
@@ -30,10 +31,19 @@ pub(super) struct Wire {
 impl Wire {
     /// A domain on such a wire.
     pub(super) fn engine(policy: WaitPolicy, progress: Progress) -> (Arc<Self>, Arc<Engine>) {
+        Self::engine_with(policy, progress, None)
+    }
+
+    /// Likewise, with a line for what is sent.
+    pub(super) fn engine_with(
+        policy: WaitPolicy,
+        progress: Progress,
+        line: Option<Arc<Line>>,
+    ) -> (Arc<Self>, Arc<Engine>) {
         let set = Arc::new(PollSet::new().expect("nothing can fail"));
         let wire = Self { arrived: AtomicU32::new(0), armed: AtomicU32::new(0), set: set.clone() };
         let wire = Arc::new(wire);
-        let provider = WireDomain { wire: wire.clone(), taken: 0, posted: VecDeque::new() };
+        let provider = WireDomain { wire: wire.clone(), taken: 0, posted: VecDeque::new(), line };
         (wire, Arc::new(Engine::new(Box::new(provider), set, policy, progress)))
     }
 
@@ -64,6 +74,7 @@ struct WireDomain {
     wire: Arc<Wire>,
     taken: u32,
     posted: VecDeque<OpKey>,
+    line: Option<Arc<Line>>,
 }
 
 impl ProviderDomain for WireDomain {
@@ -77,7 +88,8 @@ impl ProviderDomain for WireDomain {
         Ok(SendNow::Done)
     }
 
-    fn queue_send(&mut self, _: &mut dyn Host, _: EpId, _: OpKey, _: &SendSpec) -> Result<()> {
+    fn queue_send(&mut self, _: &mut dyn Host, _: EpId, _: OpKey, spec: &SendSpec) -> Result<()> {
+        self.line.iter().for_each(|line| line.send(spec));
         Ok(())
     }
 

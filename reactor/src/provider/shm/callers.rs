@@ -141,10 +141,11 @@ impl Callers {
 
     // ---- passes
 
-    /// A pass over the attended callers begins.
+    /// A pass over the attended callers begins: its number.
     #[inline]
-    pub(crate) fn begin_pass(&mut self) {
+    pub(crate) fn begin_pass(&mut self) -> u32 {
         self.passes = self.passes.wrapping_add(1);
+        self.passes
     }
 
     /// The attended caller of this number, and where it is.
@@ -154,15 +155,6 @@ impl Callers {
         match self.all.get_mut(at) {
             Some(Caller::Peer(peer)) => Some((at, peer)),
             _ => None,
-        }
-    }
-
-    /// It has said something in this pass.
-    #[inline]
-    pub(crate) fn heard(&mut self, at: usize) {
-        let passes = self.passes;
-        if let Some(peer) = self.get(at) {
-            peer.heard = passes;
         }
     }
 

@@ -21,9 +21,10 @@ use super::fetch::{Fetch, Reach};
 use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, VERSION, Word};
 use super::loans::{self, Adopted, Borrow, Foreign, Keep, Offer};
 use super::record::{
-    BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE, from_total_word,
+    ALIGNED, BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE,
+    from_total_word,
 };
-use super::ring::{Broken, Consumer, Record};
+use super::ring::{Broken, Consumer, Glance, HEADER, LINE, Record};
 use super::segment::{Payload, Segment, Unfit};
 use super::socket::{self, Socket};
 
@@ -225,10 +226,33 @@ impl Incoming {
     }
 
     /// Takes what has arrived, as far as it is wanted. Returns whether anything moved.
+    #[inline(always)] // on the way of a small message
     pub(crate) fn pump(&mut self, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
+        self.held = false;
+        for taken in 0..RECORDS_PER_PASS {
+            match self.ring.glance(WHOLE) {
+                Glance::Nothing => return Ok(taken > 0),
+                Glance::Line { start, len } if self.landing.is_none() => {
+                    let payload = self.ring.memory().payload(start, len);
+                    let payload = payload.ok_or(Broken("a payload out of bounds"))?;
+                    if !rx.deliver_plain(host, self.key, self.source, &payload) {
+                        self.held = true;
+                        return Ok(taken > 0);
+                    }
+                    if self.ring.consume_line() {
+                        self.ring_peer();
+                    }
+                }
+                _ => return self.pump_all(rx, host).map(|moved| moved || taken > 0),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Likewise, whatever it is.
+    fn pump_all(&mut self, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
         let mut bytes = 0;
         let mut moved = false;
-        self.held = false;
         for _ in 0..RECORDS_PER_PASS {
             let Some(record) = self.ring.peek()? else { break };
             if !self.take(record, rx, host)? {
@@ -237,8 +261,7 @@ impl Incoming {
             }
             moved = true;
             if self.ring.consume(record) {
-                handshake::say(&self.socket, Word::Ring);
-                self.doorbells += 1;
+                self.ring_peer();
             }
             bytes += record.header.len as usize;
             if bytes > BYTES_PER_PASS {
@@ -246,6 +269,13 @@ impl Incoming {
             }
         }
         Ok(moved)
+    }
+
+    /// Wakes the peer.
+    #[cold]
+    fn ring_peer(&mut self) {
+        handshake::say(&self.socket, Word::Ring);
+        self.doorbells += 1;
     }
 
     /// Where the parts of a record lie, and its payload.
@@ -276,7 +306,16 @@ impl Incoming {
     /// Takes one record; false when it has to stay.
     #[inline(always)] // likewise
     fn take(&mut self, record: Record, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
-        if record.header.kind != WHOLE || self.landing.is_some() {
+        if self.landing.is_some() {
+            return self.take_other(record, rx, host);
+        }
+        if record.header.is_plain(WHOLE, LINE + ALIGNED) {
+            let len = record.header.len as usize - HEADER;
+            let payload = self.ring.memory().payload(record.start + HEADER, len);
+            let payload = payload.ok_or(Broken("a payload out of bounds"))?;
+            return Ok(rx.deliver_plain(host, self.key, self.source, &payload));
+        }
+        if record.header.kind != WHOLE {
             return self.take_other(record, rx, host);
         }
         let (layout, payload) = self.parts(record)?;
@@ -490,8 +529,7 @@ impl Incoming {
     pub(crate) fn acknowledge(&mut self) -> Result<(), DownReason> {
         let Some(reach) = &self.reach else { return Ok(()) };
         if reach.has_given()? && self.ring.starves() {
-            handshake::say(&self.socket, Word::Ring);
-            self.doorbells += 1;
+            self.ring_peer();
         }
         Ok(())
     }
@@ -500,8 +538,7 @@ impl Incoming {
     pub(crate) fn confirm(&mut self, receipt: u32) {
         self.ring.memory().confirm(receipt as usize);
         if self.ring.starves() {
-            handshake::say(&self.socket, Word::Ring);
-            self.doorbells += 1;
+            self.ring_peer();
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fabric_core::buf::Payload;
 use fabric_core::provider::{AtOnce, Express, SendSpec};
 
-use super::outgoing::{Outgoing, Push};
+use super::outgoing::{Outgoing, PLAIN, Push};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// Places of the first chunk; each further one has twice as many.
@@ -100,6 +100,12 @@ impl Lanes {
 
 impl Express for Lanes {
     fn send_now(&self, spec: &SendSpec, payload: Payload<'_>) -> AtOnce {
+        if let Payload::Whole(bytes) = payload
+            && bytes.len() < PLAIN.min(self.longest)
+            && spec.is_plain()
+        {
+            return self.at_once(spec, |outgoing| Some(outgoing.plain_now(bytes)));
+        }
         let len = payload.len();
         if len > self.longest || spec.fence {
             return AtOnce::No;

@@ -29,7 +29,8 @@ use super::handshake::{self, Grant, READS_PER_LOOK, Read, Said, Word};
 use super::incoming::Identity;
 use super::loans::Borrowed;
 use super::receipts::Receipts;
-use super::record::{ALIGNED, BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE, total_word};
+pub(crate) use super::record::ALIGNED as PLAIN;
+use super::record::{BEGIN, DATA, Layout, PIECE, TAGGED, WHOLE, total_word};
 use super::ring::{HEADER, Producer, Reader};
 use super::segment::Segment;
 use super::socket::{self, Socket};
@@ -219,6 +220,21 @@ impl Outgoing {
             OpKind::Write => wires.access_now(spec, payload.len(), |window, at, _| window.write(at, payload)),
             _ => Ok(Push::NoRoom),
         }
+    }
+
+    /// Sends a short message without anything but its bytes, and counts it.
+    #[inline(always)] // on the way of a small message
+    pub(crate) fn plain_now(&mut self, bytes: &[u8]) -> Push {
+        let Link::Live(wires) = &mut self.link else { return Push::NoRoom };
+        if !self.queue.is_empty() {
+            return Push::NoRoom;
+        }
+        let pushed = wires.plain(bytes);
+        if pushed == Push::Done {
+            self.express += 1;
+            self.done.sent.add(bytes.len());
+        }
+        pushed
     }
 
     /// Wakes the peer for what it was sent with `more`.
@@ -561,23 +577,16 @@ impl Outgoing {
 }
 
 impl Wires {
-    /// Sends a message in one record, unless it is too long for one.
+    /// Sends a message that has nothing but its bytes, fewer than [`PLAIN`].
     #[inline(always)] // on the way of a small message
-    fn whole(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
-        if let Payload::Whole(bytes) = payload
-            && bytes.len() < ALIGNED
-            && spec.tag.is_none()
-            && spec.data.is_none()
-            && !spec.more
-        {
-            let pushed = self.ring.push(WHOLE, 0, HEADER + bytes.len(), |record| record.put(HEADER, bytes));
-            return if pushed { self.wake() } else { Push::NoRoom };
-        }
-        self.whole_with(spec, payload)
+    fn plain(&mut self, bytes: &[u8]) -> Push {
+        let pushed = self.ring.push(WHOLE, 0, HEADER + bytes.len(), |record| record.put(HEADER, bytes));
+        if pushed { self.wake() } else { Push::NoRoom }
     }
 
-    /// Likewise, with what else it has.
-    fn whole_with(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
+    /// Sends a message in one record, unless it is too long for one.
+    #[inline]
+    fn whole(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
         if payload.len() > PIECE_BYTES { Push::NoRoom } else { self.push(WHOLE, spec, 0, payload) }
     }
 

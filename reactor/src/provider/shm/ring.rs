@@ -101,16 +101,27 @@ pub(crate) struct Header {
     pub(crate) len: u32,
 }
 
-/// The bits of a header above its lap.
+/// The bits of a header below its length, and below its lap.
+const LEN_SHIFT: u32 = 16;
 const LAP_SHIFT: u32 = 40;
+const LEN_MASK: u64 = ((1 << LAP_SHIFT) - 1) & !((1 << LEN_SHIFT) - 1);
 
 impl Header {
+    /// A message without anything but its bytes, right behind the header.
+    #[inline]
+    pub(crate) fn is_plain(self, kind: u8, below: usize) -> bool {
+        self.kind == kind && self.flags == 0 && (self.len as usize) < below
+    }
+
     fn pack(self, lap: u64) -> u64 {
-        u64::from(self.kind) | u64::from(self.flags) << 8 | u64::from(self.len) << 16 | lap << LAP_SHIFT
+        u64::from(self.kind)
+            | u64::from(self.flags) << 8
+            | u64::from(self.len) << LEN_SHIFT
+            | lap << LAP_SHIFT
     }
 
     fn unpack(word: u64) -> Self {
-        Self { kind: word as u8, flags: (word >> 8) as u8, len: (word >> 16) as u32 & 0x00ff_ffff }
+        Self { kind: word as u8, flags: (word >> 8) as u8, len: ((word & LEN_MASK) >> LEN_SHIFT) as u32 }
     }
 }
 
@@ -340,6 +351,17 @@ pub(crate) struct Record {
     lines: u32,
 }
 
+/// What the consumer sees at first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Glance {
+    /// Nothing new.
+    Nothing,
+    /// A record of the kind in question, of one line and without flags: where its bytes are behind the header.
+    Line { start: usize, len: usize },
+    /// Something else: [`Consumer::peek`] says what.
+    Other,
+}
+
 /// The reading end.
 #[derive(Debug)]
 pub(crate) struct Consumer<M> {
@@ -359,6 +381,24 @@ impl<M: Memory> Consumer<M> {
 
     pub(crate) fn memory(&self) -> &M {
         &self.memory
+    }
+
+    /// What the oldest record is: for most of them, and for none, this is all there is to find out.
+    #[inline(always)] // on the way of a small message
+    pub(crate) fn glance(&self, kind: u8) -> Glance {
+        let index = self.shape.index(self.position);
+        // SYNC: pairs with the release in `Producer::publish`.
+        let word = self.memory.header(index).load(Ordering::Acquire);
+        let (lap, len) = (self.shape.lap(self.position), (word & LEN_MASK) >> LEN_SHIFT);
+        if word >> LAP_SHIFT != lap {
+            Glance::Nothing
+        } else if word & !LEN_MASK == lap << LAP_SHIFT | u64::from(kind)
+            && len.wrapping_sub(HEADER as u64) <= (LINE - HEADER) as u64
+        {
+            Glance::Line { start: index * LINE + HEADER, len: len as usize - HEADER }
+        } else {
+            Glance::Other
+        }
     }
 
     /// The oldest record that was not consumed yet.
@@ -387,8 +427,20 @@ impl<M: Memory> Consumer<M> {
     }
 
     /// Done with the record that `peek` returned. True when the producer waits for room and must be woken.
+    #[inline]
     pub(crate) fn consume(&mut self, record: Record) -> bool {
-        self.advance(u64::from(record.lines));
+        self.consume_lines(u64::from(record.lines))
+    }
+
+    /// Done with a line that [`glance`](Self::glance) has shown. As [`consume`](Self::consume).
+    #[inline]
+    pub(crate) fn consume_line(&mut self) -> bool {
+        self.consume_lines(1)
+    }
+
+    #[inline]
+    fn consume_lines(&mut self, lines: u64) -> bool {
+        self.advance(lines);
         // A producer is told in batches; an eighth of the ring may be outstanding without starving it, because no
         // record takes more than an eighth.
         if self.position - self.returned < self.shape.lines / 8 {
@@ -398,6 +450,7 @@ impl<M: Memory> Consumer<M> {
     }
 
     /// Tells the producer of everything consumed. True when it must be woken.
+    #[cold]
     pub(crate) fn give_back(&mut self) -> bool {
         if self.returned == self.position {
             return false;
@@ -442,6 +495,7 @@ impl<M: Memory> Consumer<M> {
     }
 
     /// The header at the current position, if it is one of this lap.
+    #[inline]
     fn published(&self, word: u64) -> Option<Header> {
         let header = Header::unpack(word);
         (word >> LAP_SHIFT == self.shape.lap(self.position) && header.kind != 0).then_some(header)

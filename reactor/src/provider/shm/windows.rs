@@ -64,9 +64,15 @@ impl Windows {
     /// The window of this key, if it is mapped and its owner still lends it.
     #[inline]
     pub(crate) fn get(&mut self, key: u64) -> Option<&Window> {
-        if self.open.get(self.last).is_none_or(|window| window.key != key) {
-            self.last = self.open.binary_search_by_key(&key, |window| window.key).ok()?;
+        if self.open.get(self.last).is_none_or(|window| window.key != key || !window.area.is_lent()) {
+            return self.find(key);
         }
+        self.open.get(self.last)
+    }
+
+    #[cold]
+    fn find(&mut self, key: u64) -> Option<&Window> {
+        self.last = self.open.binary_search_by_key(&key, |window| window.key).ok()?;
         if !self.open[self.last].area.is_lent() {
             self.open.remove(self.last);
             return None;

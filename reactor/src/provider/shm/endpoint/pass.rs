@@ -23,10 +23,10 @@ impl Found {
     #[inline(always)] // on the way of a small message
     fn pass(&mut self, callers: &mut Callers, rx: &mut RxContext, host: &mut dyn Host) {
         let mut number = 0;
-        callers.begin_pass();
+        let pass = callers.begin_pass();
         while let Some((at, peer)) = callers.attended_mut(number) {
             if self.pump(at, peer, rx, host) {
-                callers.heard(at);
+                peer.heard = pass;
             }
             number += 1;
         }
