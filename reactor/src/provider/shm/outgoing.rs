@@ -229,7 +229,7 @@ impl Outgoing {
         if !self.queue.is_empty() {
             return Push::NoRoom;
         }
-        let pushed = wires.plain(bytes);
+        let pushed = wires.plain(bytes, false);
         if pushed == Push::Done {
             self.express += 1;
             self.done.sent.add(bytes.len());
@@ -579,15 +579,33 @@ impl Outgoing {
 impl Wires {
     /// Sends a message that has nothing but its bytes, fewer than [`PLAIN`].
     #[inline(always)] // on the way of a small message
-    fn plain(&mut self, bytes: &[u8]) -> Push {
-        let pushed = self.ring.push(WHOLE, 0, HEADER + bytes.len(), |record| record.put(HEADER, bytes));
-        if pushed { self.wake() } else { Push::NoRoom }
+    fn plain(&mut self, bytes: &[u8], more: bool) -> Push {
+        if self.ring.push(WHOLE, 0, HEADER + bytes.len(), |record| record.put(HEADER, bytes)) {
+            self.pushed(more)
+        } else {
+            Push::NoRoom
+        }
+    }
+
+    /// A record was published: wakes the peer, unless `more` follows.
+    #[inline]
+    fn pushed(&mut self, more: bool) -> Push {
+        if !more {
+            return self.wake();
+        }
+        if self.ring.is_closed() { Push::Closed } else { Push::Done }
     }
 
     /// Sends a message in one record, unless it is too long for one.
     #[inline]
     fn whole(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
-        if payload.len() > PIECE_BYTES { Push::NoRoom } else { self.push(WHOLE, spec, 0, payload) }
+        match payload {
+            Payload::Whole(bytes) if bytes.len() < PLAIN && spec.tag.is_none() && spec.data.is_none() => {
+                self.plain(bytes, spec.more)
+            }
+            _ if payload.len() > PIECE_BYTES => Push::NoRoom,
+            _ => self.push(WHOLE, spec, 0, payload),
+        }
     }
 
     /// Moves the front operation on.
@@ -662,10 +680,7 @@ impl Wires {
         if !pushed {
             return Push::NoRoom;
         }
-        if spec.more {
-            return if self.ring.is_closed() { Push::Closed } else { Push::Done };
-        }
-        self.wake()
+        self.pushed(spec.more)
     }
 
     /// Wakes the peer if it sleeps.
