@@ -117,9 +117,9 @@ pub(crate) async fn an_awaited_send_waits_for_the_receiver(setup: Setup) {
 pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
     let (a, b, to_b) = pair_of(&setup, few(), Plan::default()).await;
     let before = fill(&a, to_b);
-    // Long and short ones: none may slip past those that wait. They are more than the receiver and a network between
-    // keep, so that some wait however far it has come: 16 MiB, and on loopback up to 36.
-    let count = before + 2000;
+    // Long and short ones: none may slip past those that wait. They are more than a network between the two keeps, so
+    // that some wait however far it has come: on loopback up to 36 MiB.
+    let count = before + if setup.is_far().await { 2000 } else { 200 };
     let waiting: Vec<_> = (before..count)
         .map(|number| {
             let len = if number % 2 == 0 { LEN } else { 8 };

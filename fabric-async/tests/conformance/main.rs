@@ -1,8 +1,8 @@
 //! The conformance suite: what every provider owes to the public interface, under both modes of progress.
 //!
-//! A scenario is written once, as a function of a [`Setup`](setup::Setup). The table below instantiates all of them
-//! for every provider, progress mode and kind of runtime, as tests of their own: a failure reads
-//! `shm::auto::multi_thread::cancellation::…`. Beside each scenario stand the capabilities it needs; where a provider
+//! A scenario is written once, as a function of a [`Setup`]. The table below instantiates all of them for every provider,
+//! with progress modes, kinds of runtime and more, as tests of their own: a failure reads
+//! `shm::auto_multi_thread::cancellation::…`. Beside each scenario stand the capabilities it needs; where a provider
 //! does not offer them the scenario is skipped. A provider is added by one more row of [`combinations`].
 //!
 //! | module | subject |
@@ -55,7 +55,7 @@ mod waiters;
 
 use fabric_async::Caps;
 
-use setup::Needs;
+use setup::{Needs, Setup};
 
 const MSG: Caps = Caps::MSG;
 const ANY: Needs = Needs::any_type(MSG);
@@ -77,12 +77,12 @@ const DIRECTED: Caps = BOTH.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
 
 /// Makes a test of every scenario of the table, for one combination.
 macro_rules! tests {
-    ($setup:expr; $($module:ident { $($scenario:ident: $needs:ident,)* })*) => {$(
+    ($($module:ident { $($scenario:ident: $needs:ident,)* })*) => {$(
         mod $module {
             $(
                 #[test]
                 fn $scenario() {
-                    crate::setup::run($setup, crate::$needs, crate::$module::$scenario);
+                    crate::setup::run(super::setup(), crate::$needs, crate::$module::$scenario);
                 }
             )*
         }
@@ -91,8 +91,8 @@ macro_rules! tests {
 
 /// The table of scenarios.
 macro_rules! scenarios {
-    ($setup:expr) => {
-        tests! { $setup;
+    () => {
+        tests! {
             messages {
                 every_length_arrives_whole_in_pooled_memory: MSG,
                 every_length_arrives_whole_in_own_buffers: MSG,
@@ -486,100 +486,63 @@ macro_rules! scenarios {
     };
 }
 
-/// Every scenario on both kinds of runtime, under both modes of progress.
+/// Every scenario, for each of these combinations.
+///
+/// Not for all there are. What can go wrong with the provider, with progress, with the runtime, with the policy of
+/// waiting, with the way long messages are copied, or with what waits for sockets, would be some hundred combinations,
+/// most of which meet nothing that the others have not met:
+///
+/// * who drives, and on which thread, is the engine's affair: progress and runtime are met in full over shm;
+/// * a provider knows no runtime and is called under one lock, whoever drives: over the others each progress and each
+///   runtime is met once. Over tcp that is in full again, half of it by epoll and half by io_uring;
+/// * a policy of waiting concerns the engine, and what it sleeps on: over shm, and over both ways of waiting for sockets
+///   where nobody looks before sleeping;
+/// * how long messages are copied concerns one provider, and nothing else.
 macro_rules! combinations {
-    ($($provider:ident,)*) => {$(
-        mod $provider {
-            mod manual {
-                mod current_thread {
-                    scenarios!(crate::setup::Setup::new(stringify!($provider)));
+    ($($of:ident { $($name:ident: $setup:expr,)* })*) => {$(
+        mod $of {
+            $(
+                mod $name {
+                    fn setup() -> crate::Setup {
+                        use crate::Setup;
+                        $setup
+                    }
+
+                    scenarios!();
                 }
-                mod multi_thread {
-                    scenarios!(crate::setup::Setup::new(stringify!($provider)).multi_thread());
-                }
-            }
-            mod auto {
-                mod current_thread {
-                    scenarios!(crate::setup::Setup::new(stringify!($provider)).auto());
-                }
-                mod multi_thread {
-                    scenarios!(crate::setup::Setup::new(stringify!($provider)).auto().multi_thread());
-                }
-            }
+            )*
         }
     )*};
 }
 
-combinations! { shm, tcp, udp, sim, }
-
-/// The policies of waiting that are not the default, which concern the engine and not the provider.
-macro_rules! policies {
-    ($($name:ident: $policy:ident,)*) => {$(
-        mod $name {
-            mod manual {
-                scenarios!(crate::setup::Setup::new("shm").policy(fabric_async::WaitPolicy::$policy));
-            }
-            mod auto {
-                scenarios!(
-                    crate::setup::Setup::new("shm")
-                        .policy(fabric_async::WaitPolicy::$policy)
-                        .auto()
-                        .multi_thread()
-                );
-            }
-        }
-    )*};
-}
-
-policies! { spin: Spin, park: Park, }
-
-/// Both ways that long messages go, each forced: copied once from the first byte that fits no record, and never.
-mod once {
-    scenarios!(crate::setup::Setup::new("shm").single_copy_from(0).auto().multi_thread());
-}
-mod twice {
-    scenarios!(crate::setup::Setup::new("shm").single_copy_from(usize::MAX));
-}
-
-/// The way of waiting for sockets that is not the default, and both ways where nobody looks before sleeping.
-mod ring {
-    fn setup() -> crate::setup::Setup {
-        crate::setup::Setup::new("tcp").socket_io(fabric_async::SocketIo::IoUring)
+combinations! {
+    shm {
+        manual_current_thread: Setup::new("shm"),
+        manual_multi_thread: Setup::new("shm").multi_thread(),
+        auto_current_thread: Setup::new("shm").auto(),
+        auto_multi_thread: Setup::new("shm").auto().multi_thread(),
+        spin_manual: Setup::new("shm").spin(),
+        spin_auto: Setup::new("shm").spin().auto().multi_thread(),
+        park_manual: Setup::new("shm").park(),
+        park_auto: Setup::new("shm").park().auto().multi_thread(),
+        copied_once: Setup::new("shm").single_copy_from(0).auto().multi_thread(),
+        copied_twice: Setup::new("shm").single_copy_from(usize::MAX),
     }
-
-    mod manual {
-        mod current_thread {
-            scenarios!(crate::ring::setup());
-        }
-        mod multi_thread {
-            scenarios!(crate::ring::setup().multi_thread());
-        }
+    tcp {
+        manual_current_thread: Setup::new("tcp"),
+        auto_multi_thread: Setup::new("tcp").auto().multi_thread(),
+        park_auto: Setup::new("tcp").epoll().park().auto().multi_thread(),
+        ring_manual_multi_thread: Setup::new("tcp").io_uring().multi_thread(),
+        ring_auto_current_thread: Setup::new("tcp").io_uring().auto(),
+        ring_park_manual: Setup::new("tcp").io_uring().park(),
+        ring_park_auto: Setup::new("tcp").io_uring().park().auto().multi_thread(),
     }
-    mod auto {
-        mod current_thread {
-            scenarios!(crate::ring::setup().auto());
-        }
-        mod multi_thread {
-            scenarios!(crate::ring::setup().auto().multi_thread());
-        }
+    udp {
+        manual_multi_thread: Setup::new("udp").multi_thread(),
+        auto_current_thread: Setup::new("udp").auto(),
     }
-    mod park {
-        mod manual {
-            scenarios!(crate::ring::setup().policy(fabric_async::WaitPolicy::Park));
-        }
-        mod auto {
-            scenarios!(crate::ring::setup().policy(fabric_async::WaitPolicy::Park).auto().multi_thread());
-        }
-    }
-}
-mod epoll {
-    mod park {
-        scenarios!(
-            crate::setup::Setup::new("tcp")
-                .socket_io(fabric_async::SocketIo::Epoll)
-                .policy(fabric_async::WaitPolicy::Park)
-                .auto()
-                .multi_thread()
-        );
+    sim {
+        manual_current_thread: Setup::new("sim"),
+        auto_multi_thread: Setup::new("sim").auto().multi_thread(),
     }
 }

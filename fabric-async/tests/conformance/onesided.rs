@@ -2,7 +2,7 @@
 
 use fabric_async::{Access, AtomicOp, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion};
 
-use crate::payload::settled;
+use crate::payload::{all_are, settled};
 use crate::setup::Setup;
 use crate::station::{Plan, Station, pair, pair_of};
 
@@ -258,13 +258,13 @@ pub(crate) async fn a_full_queue_holds_back_writes_with_data(setup: Setup) {
     let writes = tokio::spawn({
         let ep = a.ep.clone();
         async move {
-            for number in 0..5000u64 {
+            for number in 0..2000u64 {
                 ep.write(to_b, remote.at(0), number.to_le_bytes().to_vec()).data(number).await.unwrap();
             }
             a
         }
     });
-    for number in 0..5000 {
+    for number in 0..2000 {
         let entry = entry(&mut b).await;
         assert_eq!(entry.transfer.data, Some(number));
         assert!(region.load::<u64>(0).unwrap() >= number, "the bytes came first");
@@ -286,7 +286,7 @@ pub(crate) async fn a_message_follows_what_was_written(setup: Setup) {
         let message = b.ep.recv().await.unwrap();
         let mut there = vec![0; 1 << 20];
         region.read(0, &mut there).unwrap();
-        assert!(there.iter().all(|byte| *byte == round), "all of round {round}");
+        assert!(all_are(&there, round), "all of round {round}");
         assert_eq!(message[..], [round]);
         write.await.unwrap();
         sent.await.unwrap();

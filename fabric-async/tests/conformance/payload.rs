@@ -35,6 +35,19 @@ pub(crate) fn assert_bytes(got: &[u8], expected: &[u8]) {
     }
 }
 
+/// Whether all bytes are the same. By pieces, because a loop over single bytes takes seconds in a debug build.
+pub(crate) fn all_are(bytes: &[u8], byte: u8) -> bool {
+    let piece = [byte; 4096];
+    bytes.chunks(piece.len()).all(|chunk| chunk == &piece[..chunk.len()])
+}
+
+/// How many bytes are the same on both sides, from the beginning.
+pub(crate) fn same_from_the_beginning(one: &[u8], other: &[u8]) -> usize {
+    let whole = one.chunks(4096).zip(other.chunks(4096)).take_while(|(one, other)| one == other);
+    let at = whole.map(|(chunk, _)| chunk.len()).sum();
+    at + one[at..].iter().zip(&other[at..]).take_while(|(one, other)| one == other).count()
+}
+
 /// A message that begins with a number.
 pub(crate) fn numbered(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = pattern(len.max(8), (number % 4096) as usize).to_vec();

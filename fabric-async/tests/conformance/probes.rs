@@ -7,7 +7,7 @@ use fabric_async::{Endpoint, Error, FiAddr, OpKind, Scarce};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 
-use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern, poll_once, yields};
+use crate::payload::{LONG, all_are, assert_bytes, number_of, numbered, pattern, poll_once, yields};
 use crate::setup::Setup;
 use crate::station::{Plan, fence, pair, pair_of};
 
@@ -201,11 +201,11 @@ pub(crate) async fn what_is_held_back_is_found(setup: Setup) {
             b.ep.probe().claim().await.unwrap()
         } else {
             let first = claimed.recv_into(Vec::with_capacity(OVER)).await.unwrap();
-            assert!(first.len() == OVER && first.iter().all(|byte| *byte == round));
+            assert!(first.len() == OVER && all_are(&first, round));
             b.ep.probe().claim().await.unwrap()
         };
         let second = second.recv().await.unwrap();
-        assert!(second.len() == OVER && second.iter().all(|byte| *byte == round + 100));
+        assert!(second.len() == OVER && all_are(&second, round + 100));
         assert!(sending.await.unwrap().into_iter().all(|sent| sent.is_ok()));
     }
 }

@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use fabric_async::{Access, AtomicOp, CounterBind, Error, OpKind};
 
-use crate::payload::{LONG, assert_bytes, pattern, poll_once, settled};
+use crate::payload::{LONG, all_are, assert_bytes, pattern, poll_once, same_from_the_beginning, settled};
 use crate::setup::Setup;
 use crate::station::{Station, fence, pair};
 
@@ -97,7 +97,7 @@ pub(crate) async fn what_is_out_of_reach_fails_alone(setup: Setup) {
         let failed = a.ep.fetch_add(to_b, remote.at(4), 1u64).await.unwrap_err();
         assert!(matches!(failed, Error::Invalid { .. }), "{failed}");
         assert!(matches!(a.ep.window(to_b, remote).await.unwrap_err(), Error::NotSupported(_)));
-        assert!(region.look().iter().all(|byte| *byte == 0), "nothing of it was written");
+        assert!(all_are(&region.look(), 0), "nothing of it was written");
         a.ep.write(to_b, remote.at(99_999), "y").await.unwrap();
         assert_eq!(&a.ep.read(to_b, readable.remote().slice(50..)).await.unwrap()[..], [1; 50]);
         region.look()[99_999] = 0;
@@ -125,7 +125,7 @@ pub(crate) async fn the_owner_has_it_alone(setup: Setup) {
         drop(look);
         let receive = async {
             assert_eq!(b.ep.recv().await.unwrap()[..], [round]);
-            assert!(region.look().iter().all(|byte| *byte == round), "a message follows what was written");
+            assert!(all_are(&region.look(), round), "a message follows what was written");
         };
         let (written, sent, ()) = tokio::join!(write, message, receive);
         assert!(written.is_ok() && sent.is_ok());
@@ -186,7 +186,7 @@ pub(crate) async fn closing_midway_ends_the_operation(setup: Setup) {
         }
         drop(dropped);
         let back = region.close().unwrap();
-        let written = back.iter().zip(pattern(LONG, 0)).take_while(|(is, new)| is == new).count();
+        let written = same_from_the_beginning(&back, pattern(LONG, 0));
         let ended = match early {
             Some(ended) => ended,
             None => write.await,

@@ -116,16 +116,24 @@ impl Setup {
         Self { progress: Progress::Auto, ..self }
     }
 
-    pub(crate) fn policy(self, policy: WaitPolicy) -> Self {
-        Self { policy, ..self }
+    pub(crate) fn spin(self) -> Self {
+        Self { policy: WaitPolicy::Spin, ..self }
+    }
+
+    pub(crate) fn park(self) -> Self {
+        Self { policy: WaitPolicy::Park, ..self }
     }
 
     pub(crate) fn single_copy_from(self, len: usize) -> Self {
         Self { single_copy_from: Some(len), ..self }
     }
 
-    pub(crate) fn socket_io(self, socket_io: SocketIo) -> Self {
-        Self { socket_io, ..self }
+    pub(crate) fn epoll(self) -> Self {
+        Self { socket_io: SocketIo::Epoll, ..self }
+    }
+
+    pub(crate) fn io_uring(self) -> Self {
+        Self { socket_io: SocketIo::IoUring, ..self }
     }
 
     pub(crate) fn multi_thread(self) -> Self {

@@ -42,7 +42,7 @@ fn scattered(len: usize, count: usize, draw: &mut Draw) -> Scatter {
 }
 
 fn joined(scatter: &Scatter) -> Vec<u8> {
-    scatter.pieces().flatten().copied().collect()
+    scatter.pieces().collect::<Vec<_>>().concat()
 }
 
 pub(crate) async fn every_length_goes_out_of_pieces_into_pieces(setup: Setup) {
@@ -56,7 +56,7 @@ pub(crate) async fn every_length_goes_out_of_pieces_into_pieces(setup: Setup) {
         let (sent, got) = tokio::join!(a.ep.send(to_b, gather), b.ep.recv_into(room));
         let (sent, got) = (sent.unwrap(), got.unwrap());
         assert_eq!((sent.len(), sent.buf.count(), got.len()), (len, count, len));
-        assert_bytes(&sent.buf.pieces().flatten().copied().collect::<Vec<_>>(), bytes);
+        assert_bytes(&sent.buf.pieces().collect::<Vec<_>>().concat(), bytes);
         assert_bytes(&joined(&got.buf), bytes);
     }
 }
