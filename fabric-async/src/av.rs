@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use fabric_core::host::HostName;
 use fabric_core::tree::{Class, Node};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use fabric_reactor::AvId;
@@ -27,7 +28,8 @@ pub(crate) struct AvInner {
     pub(crate) domain: Arc<DomainInner>,
 }
 
-/// What names an endpoint: an [`Address`], or text like `shm://echo`.
+/// What names an endpoint: an [`Address`], or text like `shm://echo`. Calls that can wait also take the name of a host, as
+/// `tcp://localhost:7000`; see [`resolve`](crate::resolve()).
 pub trait ToAddress {
     /// The address.
     ///
@@ -42,6 +44,13 @@ pub trait ToAddress {
     fn to_address_for(&self, expected: Scheme) -> Result<Address> {
         let _ = expected;
         self.to_address()
+    }
+
+    /// The name of a host that is to be [looked up](crate::resolve) before there is an address; nothing where this is one.
+    #[doc(hidden)]
+    fn to_host_for(&self, expected: Scheme) -> Option<HostName> {
+        let _ = expected;
+        None
     }
 }
 
@@ -59,6 +68,10 @@ impl ToAddress for str {
     fn to_address_for(&self, expected: Scheme) -> Result<Address> {
         Address::parse_for(self, expected)
     }
+
+    fn to_host_for(&self, expected: Scheme) -> Option<HostName> {
+        HostName::parse_for(self, expected)
+    }
 }
 
 impl ToAddress for String {
@@ -69,6 +82,10 @@ impl ToAddress for String {
     fn to_address_for(&self, expected: Scheme) -> Result<Address> {
         Address::parse_for(self, expected)
     }
+
+    fn to_host_for(&self, expected: Scheme) -> Option<HostName> {
+        HostName::parse_for(self, expected)
+    }
 }
 
 impl<T: ToAddress + ?Sized> ToAddress for &T {
@@ -78,6 +95,10 @@ impl<T: ToAddress + ?Sized> ToAddress for &T {
 
     fn to_address_for(&self, expected: Scheme) -> Result<Address> {
         (**self).to_address_for(expected)
+    }
+
+    fn to_host_for(&self, expected: Scheme) -> Option<HostName> {
+        (**self).to_host_for(expected)
     }
 }
 

@@ -11,7 +11,7 @@ use fabric_core::info::{Info, Progress};
 use fabric_core::provider::SocketIo;
 use fabric_core::stats::DomainStats;
 use fabric_core::tree::{Children, Class, Hold, Node};
-use fabric_core::{Address, Error, Result, Scheme};
+use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 use fabric_reactor as reactor;
 use fabric_reactor::WaitPolicy;
 
@@ -55,23 +55,26 @@ pub struct DomainBuilder<'a> {
     policy: WaitPolicy,
     single_copy_from: Option<usize>,
     socket_io: SocketIo,
+    socket_options: SocketOptions,
     context: u64,
 }
 
 impl DomainInner {
-    /// An address, as one that the domain's provider serves if the text leaves that open.
+    /// What is meant where the text leaves that open: addresses that the domain's provider serves.
+    pub(crate) fn scheme(&self) -> Scheme {
+        Scheme::of_provider(self.fabric.inner.provider.name()).unwrap_or(Scheme::Tcp)
+    }
+
     pub(crate) fn address(&self, of: impl ToAddress) -> Result<Address> {
-        match Scheme::of_provider(self.fabric.inner.provider.name()) {
-            Some(scheme) => of.to_address_for(scheme),
-            None => of.to_address(),
-        }
+        of.to_address_for(self.scheme())
     }
 }
 
 impl<'a> DomainBuilder<'a> {
     pub(crate) fn new(fabric: &'a Fabric, info: &'a Info) -> Self {
         let (policy, socket_io) = (WaitPolicy::default(), SocketIo::default());
-        Self { fabric, info, policy, single_copy_from: None, socket_io, context: 0 }
+        let socket_options = SocketOptions::new();
+        Self { fabric, info, policy, single_copy_from: None, socket_io, socket_options, context: 0 }
     }
 
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
@@ -119,6 +122,23 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
+    /// What is set on the sockets of the domain, where the provider has some. Traffic classes are not among these: they are
+    /// said with the [hints](crate::Hints::tclass). See [`manual::tcp`](crate::manual::tcp#sockets).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Fabric, Hints, SocketOptions, discover};
+    /// let info = discover(&Hints::new().provider("tcp")).await?;
+    /// let fabric = Fabric::open(&info[0])?;
+    /// let options = SocketOptions::new().congestion_control("reno").send_buffer(1 << 20);
+    /// let domain = fabric.domain_builder(&info[0]).socket_options(options).open()?;
+    /// # drop(domain); Ok(()) }
+    /// ```
+    pub fn socket_options(mut self, options: SocketOptions) -> Self {
+        self.socket_options = options;
+        self
+    }
+
     /// A number that comes with every event of this domain.
     pub fn context(mut self, context: u64) -> Self {
         self.context = context;
@@ -133,8 +153,9 @@ impl<'a> DomainBuilder<'a> {
     /// sleep unless there is something to do, and end with the domain.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `info` describes another provider or fabric; [`Error::NoMatch`] when it asks for more
-    /// than the provider offers; [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is
+    /// [`Error::Invalid`] when `info` describes another provider or fabric, or socket options are said that this machine does
+    /// not have; [`Error::TooLong`] for buffers of sockets that are; [`Error::NoMatch`] when it asks for more than the
+    /// provider offers; [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is
     /// manual and no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O ends the
     /// process instead); [`Error::Os`], with the call `io_uring_setup` where [`SocketIo::IoUring`] was asked for and the kernel
     /// refuses it.
@@ -148,6 +169,7 @@ impl<'a> DomainBuilder<'a> {
             core.single_copy_from(len);
         }
         core.socket_io(self.socket_io)?;
+        core.socket_options(&self.socket_options)?;
         if self.info.domain.data_progress != Progress::Auto {
             driver::spawn(&core)?;
         }

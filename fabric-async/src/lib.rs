@@ -55,6 +55,7 @@ mod model;
 mod mr;
 mod op;
 mod registered;
+mod resolve;
 mod window;
 
 pub use av::{AddressVector, ToAddress};
@@ -75,6 +76,7 @@ pub use op::{
     PostedMultiRecv, Probe, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
 };
 pub use registered::{Look, RegisteredBuffer};
+pub use resolve::resolve;
 pub use window::RemoteWindow;
 
 pub use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicType, Datatype, Row};
@@ -91,5 +93,5 @@ pub use fabric_core::info::{
 pub use fabric_core::provider::SocketIo;
 pub use fabric_core::stats::{DomainStats, EndpointStats, Moved};
 pub use fabric_core::tree::{Children, Class};
-pub use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scarce, Scheme};
+pub use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scarce, Scheme, SocketOptions};
 pub use fabric_reactor::WaitPolicy;

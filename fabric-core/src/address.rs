@@ -63,8 +63,17 @@ impl Scheme {
         Self::ALL.into_iter().find(|scheme| scheme.provider() == name)
     }
 
+    /// The kind that text means before the `://`, where this one is expected.
+    pub(crate) fn parse_for(text: &str, expected: Self) -> Option<Self> {
+        match text.strip_prefix("fi_").unwrap_or(text) {
+            "sockaddr_in" | "sockaddr_in6" if expected.names_sockets() => Some(expected),
+            "sockaddr_in" | "sockaddr_in6" => Some(Self::Tcp),
+            scheme => Self::of_provider(scheme),
+        }
+    }
+
     /// Whether a name is the IP address and port of a socket.
-    fn names_sockets(self) -> bool {
+    pub(crate) fn names_sockets(self) -> bool {
         matches!(self, Self::Tcp | Self::Udp)
     }
 }
@@ -85,7 +94,7 @@ impl Address {
         if scheme.names_sockets() && !name.is_empty() {
             let Ok(at) = name.parse::<SocketAddr>() else {
                 return bad(
-                    "it takes an IP address and a port, as in tcp://127.0.0.1:5000 or tcp://[::1]:5000",
+                    "it takes an IP address and a port, as in tcp://127.0.0.1:5000 or tcp://[::1]:5000; a host is looked up first",
                 );
             };
             if at.ip().is_unspecified() || (at.ip().is_multicast() && scheme != Scheme::Udp) {
@@ -156,13 +165,7 @@ impl Address {
         let Some((scheme, name)) = text.split_once("://") else {
             return bad("an address reads SCHEME://NAME, as in shm://echo");
         };
-        let scheme = scheme.strip_prefix("fi_").unwrap_or(scheme);
-        let known = match scheme {
-            "sockaddr_in" | "sockaddr_in6" if expected.names_sockets() => Some(expected),
-            "sockaddr_in" | "sockaddr_in6" => Some(Scheme::Tcp),
-            scheme => Scheme::of_provider(scheme),
-        };
-        let Some(scheme) = known else {
+        let Some(scheme) = Scheme::parse_for(scheme, expected) else {
             return bad("unknown scheme; known: shm, tcp, udp, sim");
         };
         Self::new(scheme, name).or_else(|error| match error {

@@ -112,6 +112,14 @@ pub enum Error {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// The name of a host could not be looked up, or has no address that is of use here. `FI_EADDRNOTAVAIL`.
+    #[error("no address for the host {host:?}: {why}")]
+    NoSuchHost {
+        /// The name.
+        host: String,
+        /// What was said to it.
+        why: String,
+    },
     /// The address is of a kind this object does not handle. `FI_EINVAL`.
     #[error("the provider {provider:?} does not handle the address {address}")]
     WrongScheme {
@@ -251,7 +259,7 @@ impl Error {
             Self::PeerGone(_) => 104,
             Self::OtherUser { .. } => 13,
             Self::Protocol { .. } => 71,
-            Self::StaleAddress(_) | Self::UnknownSource => 99,
+            Self::StaleAddress(_) | Self::UnknownSource | Self::NoSuchHost { .. } => 99,
             Self::AddressInUse(_) => 98,
             Self::BadAddress { .. } | Self::WrongScheme { .. } | Self::Invalid { .. } => 22,
             Self::UnknownProvider { .. } => 19,

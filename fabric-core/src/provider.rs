@@ -20,6 +20,7 @@ use crate::info::Info;
 use crate::matching::{Envelope, PeerKey, RecvSpec};
 use crate::mr::{Memory, Reached, Region};
 use crate::rx::{Receiving, RxContext};
+use crate::sockets::SocketOptions;
 use crate::stats::ProviderStats;
 
 /// The name of an operation: position and generation of its slot.
@@ -319,6 +320,14 @@ pub trait ProviderDomain: Send {
     fn socket_io(&mut self, io: SocketIo) -> Result<()> {
         let _ = io;
         Ok(())
+    }
+
+    /// What is set on sockets. Said before endpoints are opened; providers without sockets take no notice.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::TooLong`]; what the kernel does not have is refused by name.
+    fn socket_options(&mut self, options: &SocketOptions) -> Result<()> {
+        options.check()
     }
 
     /// A region has a key from now on, or this has changed of it.

@@ -13,7 +13,7 @@ use fabric_core::mr::Memory;
 use fabric_core::provider::{EpId, Express, Host, Lender, OpKey, Provider, SendNow, SendSpec, SocketIo};
 use fabric_core::stats::{DomainStats, EndpointStats};
 use fabric_core::tree::Class;
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Address, Error, FiAddr, Result, SocketOptions};
 
 use crate::driver::{self, TaskDriver};
 use crate::engine::{Engine, Locked, State};
@@ -97,6 +97,14 @@ impl Domain {
     /// The kernel refuses what was asked for by name.
     pub fn socket_io(&self, io: SocketIo) -> Result<()> {
         self.engine.lock().provider.socket_io(io)
+    }
+
+    /// What is set on sockets. To be said before endpoints are opened.
+    ///
+    /// # Errors
+    /// What cannot be set, or the kernel does not have.
+    pub fn socket_options(&self, options: &SocketOptions) -> Result<()> {
+        self.engine.lock().provider.socket_options(options)
     }
 
     /// The pool that received messages without a buffer of their own come from.

@@ -1,15 +1,16 @@
 //! The front door: an endpoint with everything around it, in one call.
 
-use fabric_core::Result;
 use fabric_core::flags::{Caps, CqBind};
 use fabric_core::info::{EpType, Hints, Progress};
 use fabric_core::provider::SocketIo;
+use fabric_core::{Address, Result, Scheme, SocketOptions};
 use fabric_reactor::WaitPolicy;
 
 use super::{Endpoint, Own};
 use crate::av::ToAddress;
 use crate::discover::search;
 use crate::fabric::Fabric;
+use crate::resolve;
 
 /// Completions that the queue of such an endpoint has room for.
 const COMPLETIONS: usize = 1024;
@@ -31,6 +32,7 @@ pub struct BindOptions {
     progress: Progress,
     single_copy_from: Option<usize>,
     socket_io: SocketIo,
+    socket_options: SocketOptions,
 }
 
 impl Endpoint {
@@ -40,6 +42,9 @@ impl Endpoint {
     /// Short for: discover the provider of the scheme with untagged and tagged messages, and with one-sided and atomic
     /// operations if it has them, or with [datagrams](crate::manual::udp) if that is what it has, open its fabric and domain, open the queues and the vector, bind, enable. [`Endpoint::domain`], [`Endpoint::completions`],
     /// [`Endpoint::events`] and [`Endpoint::address_vector`] lead to the parts.
+    ///
+    /// With the name of a host, as in `tcp://localhost:0`, this is its first address that can be bound here; see
+    /// [`resolve`](crate::resolve()).
     ///
     /// A peer that writes to memory here [with data](crate::WriteRequest::data) fills an entry of the completion queue: read
     /// it, or take it out and drop it. Nothing else goes there that was not posted to it.
@@ -54,7 +59,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::BadAddress`](crate::Error::BadAddress), [`Error::AddressInUse`](crate::Error::AddressInUse),
     /// [`Error::Runtime`](crate::Error::Runtime) outside of a Tokio runtime with I/O,
-    /// [`Error::Os`](crate::Error::Os).
+    /// [`Error::NoSuchHost`](crate::Error::NoSuchHost), [`Error::Os`](crate::Error::Os).
     ///
     /// Tokio panics when a runtime has no I/O, and that panic is caught here to become the error. In a program that is
     /// built with `panic = "abort"` it cannot be caught: there, manual progress on such a runtime ends the process.
@@ -68,7 +73,8 @@ impl Endpoint {
     /// Options to bind with.
     pub fn options() -> BindOptions {
         let (policy, socket_io) = (WaitPolicy::default(), SocketIo::default());
-        BindOptions { policy, progress: Progress::Manual, single_copy_from: None, socket_io }
+        let socket_options = SocketOptions::new();
+        BindOptions { policy, progress: Progress::Manual, single_copy_from: None, socket_io, socket_options }
     }
 }
 
@@ -98,12 +104,33 @@ impl BindOptions {
         self
     }
 
+    /// What is set on sockets: as [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Endpoint, SocketOptions};
+    /// // Only these ports are open in the firewall.
+    /// let options = SocketOptions::new().ports(41_000..=41_999);
+    /// let ep = Endpoint::options().socket_options(options).bind("tcp://").await?;
+    /// assert!((41_000..=41_999).contains(&ep.name().socket().unwrap().port()));
+    /// # Ok(()) }
+    /// ```
+    pub fn socket_options(mut self, options: SocketOptions) -> Self {
+        self.socket_options = options;
+        self
+    }
+
     /// Opens the endpoint.
     ///
     /// # Errors
     /// As [`Endpoint::bind`].
     pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint> {
-        let at = at.to_address()?;
+        let found = resolve::found(&at, Scheme::Tcp, |_| true).await?;
+        let (last, others) = found.split_last().expect("there is one at least");
+        others.iter().find_map(|at| self.bind_at(at).ok()).map_or_else(|| self.bind_at(last), Ok)
+    }
+
+    fn bind_at(&self, at: &Address) -> Result<Endpoint> {
         let hints = Hints::new().provider(at.scheme().provider()).progress(self.progress);
         let reliable = |caps| search(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
@@ -117,6 +144,7 @@ impl BindOptions {
             .swap_remove(0);
         let fabric = Fabric::open(&info)?;
         let mut domain = fabric.domain_builder(&info).wait_policy(self.policy).socket_io(self.socket_io);
+        domain = domain.socket_options(self.socket_options.clone());
         if let Some(len) = self.single_copy_from {
             domain = domain.single_copy_from(len);
         }

@@ -33,6 +33,7 @@ use crate::domain::{Domain, DomainInner};
 use crate::eq::EventQueue;
 use crate::model::{Shared, ThreadModel};
 use crate::op::{LendRequest, MultiRecvRequest, Operation, Probe, RecvRequest, Reserve, SendRequest};
+use crate::resolve;
 
 /// An endpoint (`fid_ep`): sends and receives messages.
 ///
@@ -337,16 +338,32 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// Waits until the peer makes progress and answers, however long that takes: `tokio::time::timeout` limits it.
     ///
+    /// With the name of a host, as in `tcp://localhost:7000`, its addresses of this endpoint's family are tried one after the
+    /// other; see [`resolve`](crate::resolve()). The number stands for the one that answered.
+    ///
     /// # Errors
-    /// [`Error::NoSuchPeer`] when nobody is there, [`Error::OtherUser`], [`Error::Refused`]; and those of
-    /// [`AddressVector::insert`].
+    /// [`Error::NoSuchPeer`] when nobody is there, [`Error::OtherUser`], [`Error::Refused`]; [`Error::NoSuchHost`]; and
+    /// those of [`AddressVector::insert`].
     ///
     /// # Cancel safety
     /// Dropping the future leaves the number in the address vector; the connection is made nevertheless.
     #[doc(alias = "fi_av_insert")]
     pub async fn lookup(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        let (av, address) = (self.address_vector(), self.inner.domain.address(peer)?);
-        let known = av.peers().iter().any(|(_, known)| *known == address);
+        // Of a host with several addresses, the one where somebody is.
+        let is_ipv4 = self.name().socket().is_none_or(|at| at.is_ipv4());
+        let found = resolve::found(&peer, self.inner.domain.scheme(), |at| at.is_ipv4() == is_ipv4).await?;
+        let (last, others) = found.split_last().expect("there is one at least");
+        for address in others {
+            if let Ok(peer) = self.meet(address).await {
+                return Ok(peer);
+            }
+        }
+        self.meet(last).await
+    }
+
+    async fn meet(&self, address: &Address) -> Result<FiAddr> {
+        let av = self.address_vector();
+        let known = av.peers().iter().any(|(_, known)| known == address);
         let peer = av.insert(address)?;
         let spec = SendSpec::new(OpKind::Connect, peer);
         let core = &self.inner.domain.core;

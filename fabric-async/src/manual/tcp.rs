@@ -22,7 +22,9 @@
 //! # Addresses
 //!
 //! An address is the IP address and port where an endpoint listens: `tcp://10.0.0.5:7000`, `tcp://[2001:db8::1]:7000`.
-//! `fi_sockaddr_in://` and `fi_sockaddr_in6://` say the same. Names of hosts are not looked up. `tcp://` alone binds to the
+//! `fi_sockaddr_in://` and `fi_sockaddr_in6://` say the same. A name of a host, as in `tcp://localhost:7000`, is looked up
+//! by the calls that can wait, [`Endpoint::bind`](crate::Endpoint::bind) and [`Endpoint::lookup`](crate::Endpoint::lookup), and by
+//! [`resolve`](crate::resolve()) for the others, on a thread for calls that block. `tcp://` alone binds to the
 //! network inside this machine, or, in a domain of a certain network, to this machine's address there.
 //!
 //! [`discover`](crate::discover()) offers any network (fabric `tcp`, domain `tcp`), and then each that this machine is in, as
@@ -160,6 +162,29 @@
 //!
 //! A ring is never used in a forked child. Under manual progress the kernel does its work when the thread that handed it over
 //! makes a call or sleeps; a thread that computes for long holds it up until the next tick of the clock.
+//!
+//! # Sockets
+//!
+//! [`SocketOptions`](crate::SocketOptions) say, for a domain before its first endpoint, what is set on its sockets:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, SocketOptions};
+//! let options = SocketOptions::new().ports(41_000..=41_999).receive_buffer(4 << 20);
+//! let ep = Endpoint::options().socket_options(options).bind("tcp://").await?;
+//! # drop(ep); Ok(()) }
+//! ```
+//!
+//! * Ports: where endpoints listen that ask for any. Those they call from are the kernel's choice.
+//! * Congestion control: connections inside this machine have `reno` unless something else is said, for `bbr`, which some
+//!   machines have by default, paces them to half of what they can. `fabric-bench rate --provider tcp --congestion bbr` shows
+//!   it. Others have what the machine has.
+//! * Buffers of sockets: what is said ends the kernel's own adapting. For long ways only, where the bandwidth times the round
+//!   trip is more than the machine lets the kernel grow to.
+//!
+//! The [traffic class](crate::TrafficClass) that hints ask for, of the domain or of the transmit context, is written into the
+//! header of every packet, as a code point for differentiated services ([`TrafficClass::dscp`](crate::TrafficClass::dscp)),
+//! over IPv4 and IPv6, by both sides each for what it sends. Networks heed it or do not.
 //!
 //! # What is not there
 //!

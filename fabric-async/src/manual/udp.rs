@@ -48,7 +48,8 @@
 //! # Addresses and senders
 //!
 //! An address is the IP address and port where an endpoint is bound: `udp://10.0.0.5:7000`, `udp://[2001:db8::1]:7000`. Where
-//! `udp` is expected, `fi_sockaddr_in://` and `fi_sockaddr_in6://` say the same. Names of hosts are not looked up. `udp://`
+//! `udp` is expected, `fi_sockaddr_in://` and `fi_sockaddr_in6://` say the same. Names of hosts are looked up as over
+//! [TCP](crate::manual::tcp#addresses). `udp://`
 //! alone binds to the network inside this machine. An endpoint is bound to one address, not to all of a machine
 //! (`0.0.0.0`), and reaches those of its own family. Addresses that mean something on one link only (`fe80::`) are not
 //! reached.
@@ -68,6 +69,12 @@
 //! among them (a time to live of 1). Groups are joined, and sent to, on the network of the endpoint's own address: endpoints
 //! on `127.0.0.1` meet inside this machine. A libfabric peer is a member if it is bound to all addresses of its machine and
 //! the port of the group.
+//!
+//! # Sockets
+//!
+//! Of [`SocketOptions`](crate::SocketOptions), the buffers and the ports concern datagrams too. A larger receive buffer holds
+//! longer floods: the machine's own limit is `net.core.rmem_max`. Traffic classes are as over
+//! [TCP](crate::manual::tcp#sockets).
 //!
 //! # What is not there
 //!

@@ -47,6 +47,7 @@ mod selective;
 mod setup;
 mod sharing;
 mod sharing_ends;
+mod sockets;
 mod station;
 mod statistics;
 mod truncation;
@@ -467,6 +468,11 @@ macro_rules! scenarios {
                 dropped_handles_close_their_objects: MSG,
                 a_closed_vector_is_closed_for_all_its_clones: ANY,
                 a_queue_that_is_dropped_swallows_no_message: ANY,
+            }
+            sockets {
+                all_options_together_change_no_message: ANY,
+                ports_of_a_range_run_out: ANY,
+                the_name_of_a_host_leads_there: ANY,
             }
             waiters {
                 eight_tasks_wait_on_one_endpoint: TAGGED,

@@ -2,7 +2,7 @@
 
 use fabric_async::{
     AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue, Fabric,
-    FiAddr, Info, OpFlags,
+    FiAddr, Info, OpFlags, SocketOptions, TrafficClass,
 };
 
 use tokio::task::JoinHandle;
@@ -30,6 +30,10 @@ pub(crate) struct Plan {
     pub(crate) op_flags: OpFlags,
     /// From which length on messages are copied once.
     pub(crate) single_copy_from: Option<usize>,
+    /// What is set on sockets.
+    pub(crate) sockets: SocketOptions,
+    /// Which traffic it is.
+    pub(crate) class: Option<TrafficClass>,
 }
 
 impl Default for Plan {
@@ -44,6 +48,8 @@ impl Default for Plan {
             selective: false,
             op_flags: OpFlags::empty(),
             single_copy_from: None,
+            sockets: SocketOptions::new(),
+            class: None,
         }
     }
 }
@@ -69,7 +75,9 @@ impl Station {
         info.rx.size = plan.rx_size.unwrap_or(info.rx.size);
         info.ep.max_msg_size = plan.max_msg_size.unwrap_or(info.ep.max_msg_size);
         (info.tx.op_flags, info.rx.op_flags) = (plan.op_flags, plan.op_flags & OpFlags::COMPLETION);
+        info.domain.tclass = plan.class;
         let mut domain = fabric.domain_builder(&info).wait_policy(setup.policy).socket_io(setup.socket_io);
+        domain = domain.socket_options(plan.sockets);
         if let Some(len) = plan.single_copy_from.or(setup.single_copy_from) {
             domain = domain.single_copy_from(len);
         }

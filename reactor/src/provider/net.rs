@@ -1,12 +1,70 @@
 //! Sockets of the internet, as the providers that use them make them.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use fabric_core::{Address, Error, Result, Scheme};
+use fabric_core::info::Info;
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_ip_tos, set_ipv6_tclass, set_socket_recv_buffer_size, set_socket_send_buffer_size,
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// What is set on the sockets of an endpoint.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tuning {
+    pub(super) options: SocketOptions,
+    /// The code point of its traffic class, if it has one.
+    dscp: Option<u8>,
+}
+
+impl Tuning {
+    /// That of an endpoint with this offer.
+    pub(super) fn of(options: &SocketOptions, info: &Info) -> Result<Self> {
+        let class = info.tx.tclass.or(info.domain.tclass);
+        Ok(Self { options: options.clone(), dscp: class.map(|class| class.dscp()).transpose()? })
+    }
+
+    /// Sets what is to be set before a socket is bound or connected; what a listener accepts inherits it.
+    pub(super) fn apply(&self, socket: impl AsFd, at: SocketAddr) -> Result<(), Errno> {
+        let socket = socket.as_fd();
+        if let Some(bytes) = self.options.send_buffer {
+            set_socket_send_buffer_size(socket, bytes)?;
+        }
+        if let Some(bytes) = self.options.receive_buffer {
+            set_socket_recv_buffer_size(socket, bytes)?;
+        }
+        match self.dscp {
+            // The two lower bits tell of congestion, and are the kernel's.
+            Some(dscp) if at.is_ipv4() => set_ip_tos(socket, dscp << 2),
+            Some(dscp) => set_ipv6_tclass(socket, u32::from(dscp) << 2),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens something at this address; where that leaves the port open, at the first free one of those that are allowed.
+    pub(super) fn open_at<T>(
+        &self,
+        at: SocketAddr,
+        mut open: impl FnMut(SocketAddr) -> Result<T>,
+    ) -> Result<T> {
+        let Some(ports) = self.options.ports.clone().filter(|_| at.port() == 0) else { return open(at) };
+        let count = ports.clone().count();
+        let first = RandomState::new().hash_one(at) as usize % count;
+        let mut opened = Err(Error::Closed(Class::Endpoint));
+        for port in ports.clone().chain(ports).skip(first).take(count) {
+            opened = open(SocketAddr::new(at.ip(), port));
+            if !matches!(opened, Err(Error::AddressInUse(_))) {
+                break;
+            }
+        }
+        opened
+    }
+}
 
 /// A socket that never blocks, of the family of this address.
 pub(super) fn socket(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {

@@ -4,6 +4,7 @@ mod answers;
 mod hostile;
 mod networks;
 mod onesided;
+mod options;
 mod ring;
 
 pub(crate) use onesided::target;

@@ -7,9 +7,11 @@
 //! | `link`, `lane`, `onesided` | a connection: bytes in, bytes out; what of it is in the ring; memory of either side |
 //! | `io` | which way sockets are waited for, and the ring of a domain |
 //! | `socket` | system calls that never block |
+//! | `congestion` | how fast connections may send |
 //! | `networks` | the networks this machine is in |
 //! | `farewell` | how a connection is closed without losing what was sent |
 
+mod congestion;
 mod endpoint;
 mod farewell;
 mod greeting;
@@ -34,8 +36,9 @@ use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
 use fabric_core::tcp::{MAX_MESSAGE, MOST_ROWS};
 use fabric_core::tree::Class;
-use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
 
+use crate::provider::net::Tuning;
 use crate::provider::origin::Origin;
 
 use endpoint::{Endpoint, Token};
@@ -73,7 +76,8 @@ impl Provider for TcpProvider {
     fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
         let progress = info.domain.data_progress;
         let io = Io::new(wait.clone(), progress);
-        Ok(Box::new(TcpDomain { wait, endpoints: Vec::new(), io, origin: Origin::here() }))
+        let options = SocketOptions::default();
+        Ok(Box::new(TcpDomain { wait, endpoints: Vec::new(), io, options, origin: Origin::here() }))
     }
 }
 
@@ -154,6 +158,7 @@ struct TcpDomain {
     wait: Arc<dyn WaitSet>,
     endpoints: Vec<Endpoint>,
     io: Io,
+    options: SocketOptions,
     /// Nothing is moved in a forked child: the connections are its parent's.
     origin: Origin,
 }
@@ -191,6 +196,13 @@ impl ProviderDomain for TcpDomain {
         self.io.choose(io)
     }
 
+    fn socket_options(&mut self, options: &SocketOptions) -> Result<()> {
+        options.check()?;
+        congestion::check(options)?;
+        self.options = options.clone();
+        Ok(())
+    }
+
     fn open_endpoint(
         &mut self,
         ep: EpId,
@@ -205,7 +217,8 @@ impl ProviderDomain for TcpDomain {
         let chosen = info.src_addr.as_ref().and_then(Address::socket);
         let any = SocketAddr::new(chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()), 0);
         let at = at.and_then(Address::socket).unwrap_or(any);
-        let mut opened = Endpoint::open(ep, at, self.wait.clone(), receiving, self.io.ring()?)?;
+        let tuning = Tuning::of(&self.options, info)?;
+        let mut opened = Endpoint::open(ep, (at, tuning), self.wait.clone(), receiving, self.io.ring()?)?;
         if info.caps.contains(Caps::RMA_EVENT) {
             opened.heed();
         }

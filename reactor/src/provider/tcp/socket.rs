@@ -13,7 +13,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
-use crate::provider::net::{self, refused, socket, unwatchable};
+use super::congestion;
+use crate::provider::net::{self, Tuning, refused, socket, unwatchable};
 use crate::provider::origin::Origin;
 
 /// Connections that may wait to be accepted.
@@ -62,9 +63,14 @@ pub(crate) enum Sent {
 
 impl Listener {
     /// Listens at an address, and says at which when the port is 0.
-    pub(crate) fn open(at: SocketAddr) -> Result<(Self, SocketAddr)> {
+    pub(crate) fn open(at: SocketAddr, tuning: &Tuning) -> Result<(Self, SocketAddr)> {
+        tuning.open_at(at, |at| Self::open_here(at, tuning))
+    }
+
+    fn open_here(at: SocketAddr, tuning: &Tuning) -> Result<(Self, SocketAddr)> {
         let os = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
         let socket = socket(at, SocketType::STREAM).map_err(os("socket"))?;
+        tuning.apply(&socket, at).map_err(os("setsockopt"))?;
         rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(os("setsockopt(SO_REUSEADDR)"))?;
         net::bind(&socket, Scheme::Tcp, at)?;
         rustix::net::listen(&socket, BACKLOG).map_err(refused("listen", Scheme::Tcp, at))?;
@@ -83,12 +89,19 @@ impl Listener {
     }
 
     /// Accepts a connection; `None` when there is none.
-    pub(crate) fn accept(&self) -> Result<Option<(Socket, SocketAddr)>, Errno> {
+    pub(crate) fn accept(
+        &self,
+        at: SocketAddr,
+        tuning: &Tuning,
+    ) -> Result<Option<(Socket, SocketAddr)>, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         loop {
             return match rustix::net::acceptfrom_with(&self.fd, flags) {
                 Ok((socket, from)) => match from.and_then(|from| SocketAddr::try_from(from).ok()) {
-                    Some(from) => Ok(Some((Socket::new(socket)?, from))),
+                    Some(from) => {
+                        congestion::control(&socket, (at, from), tuning)?;
+                        Ok(Some((Socket::new(socket)?, from)))
+                    }
                     None => continue,
                 },
                 Err(Errno::AGAIN) => Ok(None),
@@ -124,8 +137,10 @@ impl Socket {
     }
 
     /// Begins to connect, from the address that peers know this side by.
-    pub(crate) fn dial(from: SocketAddr, to: SocketAddr) -> Result<Self, Errno> {
+    pub(crate) fn dial(from: SocketAddr, to: SocketAddr, tuning: &Tuning) -> Result<Self, Errno> {
         let socket = socket(to, SocketType::STREAM)?;
+        tuning.apply(&socket, to)?;
+        congestion::control(&socket, (from, to), tuning)?;
         // Both ends of a connection tell who the other is by its address.
         if from.is_ipv4() == to.is_ipv4() {
             rustix::net::bind(&socket, &SocketAddr::new(from.ip(), 0))?;
@@ -269,3 +284,7 @@ impl Timer {
         let _ = rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &spec);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "socket_tests.rs"]
+mod tests;

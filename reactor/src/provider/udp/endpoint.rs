@@ -21,6 +21,7 @@ use super::outbox::Outbox;
 use super::senders::Senders;
 use super::sending::{Routes, Sending};
 use super::socket::Socket;
+use crate::provider::net::Tuning;
 
 /// Bytes of unexpected messages an endpoint buffers before it throws further ones away.
 const UNEXPECTED_BYTES: usize = 4 << 20;
@@ -49,6 +50,7 @@ pub(super) struct Endpoint {
     pub(super) id: EpId,
     name: Address,
     pub(super) at: SocketAddr,
+    tuning: Tuning,
     wait: Arc<dyn WaitSet>,
     /// Whether it was opened to send to groups and to join them.
     pub(super) multicasts: bool,
@@ -71,7 +73,7 @@ impl Endpoint {
     pub(super) fn open(
         id: EpId,
         info: &Info,
-        at: Option<&Address>,
+        (at, tuning): (Option<&Address>, Tuning),
         wait: Arc<dyn WaitSet>,
         receiving: Receiving<'_>,
     ) -> Result<Self> {
@@ -85,11 +87,12 @@ impl Endpoint {
         if side.is_shared() {
             return Err(Error::NotSupported("datagram endpoints that share their receives"));
         }
-        let (socket, at) = Socket::open(at, (wait.clone(), token(id, None)))?;
+        let (socket, at) = Socket::open(at, &tuning, (wait.clone(), token(id, None)))?;
         Ok(Self {
             id,
             name: Address::of_socket(Scheme::Udp, at)?,
             at,
+            tuning,
             wait,
             multicasts: info.caps.contains(Caps::MULTICAST),
             socket,
@@ -135,7 +138,8 @@ impl Endpoint {
         }
         let slot = self.groups.vacant_entry();
         let number = slot.key();
-        let socket = Socket::join(v4, interface, (self.wait.clone(), token(self.id, Some(number))))?;
+        let socket =
+            Socket::join(v4, interface, &self.tuning, (self.wait.clone(), token(self.id, Some(number))))?;
         slot.insert(Group { at, socket, times: 1 });
         Ok(number as u32)
     }

@@ -26,8 +26,9 @@ use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow
 use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
 use fabric_core::tree::Class;
-use fabric_core::{Address, Error, FiAddr, Result, Scheme};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
 
+use crate::provider::net::Tuning;
 use crate::provider::origin::Origin;
 
 use batch::MAX_MESSAGE;
@@ -83,7 +84,8 @@ impl Provider for UdpProvider {
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
-        Ok(Box::new(UdpDomain { wait, endpoints: Vec::new(), origin: Origin::here() }))
+        let options = SocketOptions::default();
+        Ok(Box::new(UdpDomain { wait, endpoints: Vec::new(), options, origin: Origin::here() }))
     }
 }
 
@@ -91,6 +93,7 @@ impl Provider for UdpProvider {
 struct UdpDomain {
     wait: Arc<dyn WaitSet>,
     endpoints: Vec<Endpoint>,
+    options: SocketOptions,
     /// Nothing is moved in a forked child: what comes is its parent's.
     origin: Origin,
 }
@@ -106,6 +109,12 @@ impl UdpDomain {
 }
 
 impl ProviderDomain for UdpDomain {
+    fn socket_options(&mut self, options: &SocketOptions) -> Result<()> {
+        options.check()?;
+        self.options = options.clone();
+        Ok(())
+    }
+
     fn open_endpoint(
         &mut self,
         ep: EpId,
@@ -116,7 +125,8 @@ impl ProviderDomain for UdpDomain {
         if let Some(at) = at.filter(|at| at.scheme() != Scheme::Udp) {
             return Err(Error::WrongScheme { provider: "udp", address: at.clone() });
         }
-        let opened = Endpoint::open(ep, info, at, self.wait.clone(), receiving)?;
+        let tuning = Tuning::of(&self.options, info)?;
+        let opened = Endpoint::open(ep, info, (at, tuning), self.wait.clone(), receiving)?;
         let name = opened.name().clone();
         self.endpoints.push(opened);
         Ok(name)

@@ -197,11 +197,11 @@ mod tests {
     use std::os::fd::BorrowedFd;
     use std::sync::{Arc, Mutex};
 
-    use fabric_core::Address;
     use fabric_core::buf::{AnyBuf, Pool};
     use fabric_core::info::Info;
     use fabric_core::provider::{EpId, Interest, Provider, ProviderDomain, WaitSet};
     use fabric_core::rx::Receiving;
+    use fabric_core::{Address, SocketOptions};
 
     use super::super::{UdpDomain, UdpProvider};
     use super::*;
@@ -258,8 +258,12 @@ mod tests {
                 inject_size: info.tx.inject_size,
             };
             let ep = EpId(hub.eps.insert(Hub::new_ep(bound)));
-            let mut domain =
-                UdpDomain { wait: watched.clone(), endpoints: Vec::new(), origin: Origin::here() };
+            let mut domain = UdpDomain {
+                wait: watched.clone(),
+                endpoints: Vec::new(),
+                options: SocketOptions::new(),
+                origin: Origin::here(),
+            };
             let name: Address = domain.open_endpoint(ep, &info, None, Receiving::Own(&Pool::new())).unwrap();
             let me = hub.vectors.get_mut(av.0).unwrap().table.insert(name.clone());
             domain.address_inserted(&mut hub, ep, me, &name);

@@ -12,7 +12,7 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{SendFlags, SocketType};
 
-use crate::provider::net::{self, unwatchable};
+use crate::provider::net::{self, Tuning, unwatchable};
 use crate::provider::origin::Origin;
 
 /// Bytes of datagrams that the kernel is asked to keep until they are looked at. It gives what the machine allows.
@@ -37,11 +37,24 @@ fn os(call: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::os(call, errno.raw_os_error())
 }
 
+fn tune(fd: &OwnedFd, at: SocketAddr, tuning: &Tuning) -> Result<()> {
+    if tuning.options.receive_buffer.is_none() {
+        // Whatever there is, is enough to work with.
+        let _ = set_socket_recv_buffer_size(fd, KERNEL_BUFFER);
+    }
+    tuning.apply(fd, at).map_err(os("setsockopt"))
+}
+
 impl Socket {
     /// Binds to an address, and says to which when the port is 0.
-    pub(super) fn open(at: SocketAddr, watch: (Arc<dyn WaitSet>, u64)) -> Result<(Self, SocketAddr)> {
+    pub(super) fn open(
+        at: SocketAddr,
+        tuning: &Tuning,
+        watch: (Arc<dyn WaitSet>, u64),
+    ) -> Result<(Self, SocketAddr)> {
         let fd = net::socket(at, SocketType::DGRAM).map_err(os("socket"))?;
-        net::bind(&fd, Scheme::Udp, at)?;
+        tune(&fd, at, tuning)?;
+        tuning.open_at(at, |at| net::bind(&fd, Scheme::Udp, at))?;
         if let SocketAddr::V4(at) = at {
             // Groups are reached by way of the network where the endpoint is at home.
             set_ip_multicast_if(&fd, at.ip()).map_err(os("setsockopt(IP_MULTICAST_IF)"))?;
@@ -54,10 +67,12 @@ impl Socket {
     pub(super) fn join(
         group: SocketAddrV4,
         interface: Ipv4Addr,
+        tuning: &Tuning,
         watch: (Arc<dyn WaitSet>, u64),
     ) -> Result<Self> {
         let at = SocketAddr::V4(group);
         let fd = net::socket(at, SocketType::DGRAM).map_err(os("socket"))?;
+        tune(&fd, at, tuning)?;
         set_socket_reuseaddr(&fd, true).map_err(os("setsockopt(SO_REUSEADDR)"))?;
         net::bind(&fd, Scheme::Udp, at)?;
         set_ip_add_membership(&fd, group.ip(), &interface).map_err(os("setsockopt(IP_ADD_MEMBERSHIP)"))?;
@@ -65,8 +80,6 @@ impl Socket {
     }
 
     fn watched(fd: OwnedFd, (wait, token): (Arc<dyn WaitSet>, u64)) -> Result<Self> {
-        // Whatever there is, is enough to work with.
-        let _ = set_socket_recv_buffer_size(&fd, KERNEL_BUFFER);
         wait.watch(fd.as_fd(), token).map_err(unwatchable)?;
         Ok(Self { fd, origin: Origin::here(), wait, token })
     }

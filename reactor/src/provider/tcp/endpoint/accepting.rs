@@ -22,7 +22,7 @@ const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 impl Endpoint {
     pub(super) fn accept(&mut self, host: &mut dyn Host) {
         for _ in 0..ACCEPTS_PER_LOOK {
-            match self.listener.accept() {
+            match self.listener.accept(self.at, &self.tuning) {
                 Ok(Some((socket, from))) => {
                     self.called(host, Caller::new(socket, from, Instant::now() + PATIENCE))
                 }

@@ -19,7 +19,8 @@ impl Endpoint {
     pub(super) fn dial(&mut self, at: usize) -> Result<()> {
         let peer = &mut self.peers[at];
         peer.again = None;
-        let mut socket = Socket::dial(self.at, peer.at).map_err(|errno| unreachable(&peer.name, errno))?;
+        let mut socket =
+            Socket::dial(self.at, peer.at, &self.tuning).map_err(|errno| unreachable(&peer.name, errno))?;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
         socket.watch(&self.wait, token, Interest::Write)?;
         let hello = Hello::new(self.at.port(), self.instance);

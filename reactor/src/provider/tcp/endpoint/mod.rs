@@ -31,6 +31,7 @@ use super::farewell;
 use super::greeting::{Asked, Caller};
 use super::link::{Link, Sending};
 use super::socket::{Listener, Timer};
+use crate::provider::net::Tuning;
 use crate::uring::{Completion, SharedRing};
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
@@ -101,6 +102,7 @@ pub(crate) struct Endpoint {
     id: EpId,
     name: Address,
     at: SocketAddr,
+    tuning: Tuning,
     /// Another number for each endpoint; never 0.
     instance: u32,
     listener: Listener,
@@ -129,12 +131,12 @@ pub(crate) struct Endpoint {
 impl Endpoint {
     pub(crate) fn open(
         id: EpId,
-        at: SocketAddr,
+        (at, tuning): (SocketAddr, Tuning),
         wait: Arc<dyn WaitSet>,
         receiving: Receiving<'_>,
         ring: Option<SharedRing>,
     ) -> Result<Self> {
-        let (listener, at) = Listener::open(at)?;
+        let (listener, at) = Listener::open(at, &tuning)?;
         // From the beginning: there may be no descriptor for it when it is needed.
         let clock = Timer::new()?;
         listener.watch(&*wait, Token::Listener.pack(id))?;
@@ -146,6 +148,7 @@ impl Endpoint {
             id,
             name: Address::of_socket(Scheme::Tcp, at)?,
             at,
+            tuning,
             instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
             listener,
             wait,

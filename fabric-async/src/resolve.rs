@@ -1,0 +1,63 @@
+//! Names of hosts.
+
+use std::net::SocketAddr;
+
+use fabric_core::{Address, Error, Result, Scheme};
+use tokio::runtime::Handle;
+
+use crate::av::ToAddress;
+
+/// Looks up the name of a host, as in `tcp://localhost:7000`, and gives the addresses that it has, in the order in which
+/// the system wants them tried. What is an address already is the only one.
+///
+/// [`Endpoint::bind`](crate::Endpoint::bind) and [`Endpoint::lookup`](crate::Endpoint::lookup) do this by themselves, and
+/// try one after the other. Calls that do not wait, as [`AddressVector::insert`](crate::AddressVector::insert), take
+/// addresses only: look up first, and choose.
+///
+/// The system is asked (`getaddrinfo`) on a thread of Tokio's for blocking calls, so the runtime goes on meanwhile. Nothing is
+/// remembered: a later call asks again.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+/// let found = fabric_async::resolve("tcp://localhost:7000").await?;
+/// assert!(found.iter().all(|at| at.socket().unwrap().ip().is_loopback()));
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`Error::NoSuchHost`], with the name, when it has no address; [`Error::BadAddress`] for what is neither;
+/// [`Error::Runtime`] outside of a Tokio runtime.
+///
+/// # Cancel safety
+/// Dropping the future drops the answer; the thread goes on until the system has given it.
+#[doc(alias = "getaddrinfo")]
+#[doc(alias = "fi_av_insertsvc")]
+pub async fn resolve(of: impl ToAddress) -> Result<Vec<Address>> {
+    found(&of, Scheme::Tcp, |_| true).await
+}
+
+/// The same where addresses of this kind are expected, and only those of hosts that can be used here.
+pub(crate) async fn found(
+    of: &impl ToAddress,
+    expected: Scheme,
+    is_useful: impl Fn(SocketAddr) -> bool,
+) -> Result<Vec<Address>> {
+    let Some(name) = of.to_host_for(expected) else { return Ok(vec![of.to_address_for(expected)?]) };
+    let none = |why: String| Error::NoSuchHost { host: name.host().into(), why };
+    if Handle::try_current().is_err() {
+        return Err(Error::Runtime("names of hosts are looked up within a Tokio runtime"));
+    }
+    let found = tokio::net::lookup_host((name.host(), name.port())).await;
+    let found = found.map_err(|error| none(error.to_string()))?;
+    let mut addresses = Vec::new();
+    for at in found.filter(|at| is_useful(*at)) {
+        match name.at(at) {
+            Ok(address) if !addresses.contains(&address) => addresses.push(address),
+            _ => {}
+        }
+    }
+    if addresses.is_empty() {
+        return Err(none("it has none that can be reached from here".into()));
+    }
+    Ok(addresses)
+}

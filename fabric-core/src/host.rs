@@ -1,0 +1,109 @@
+//! Addresses that name a host, before somebody has looked the name up.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::address::{Address, Scheme};
+use crate::error::Result;
+
+/// The longest name of a host, in bytes.
+const MAX_HOST: usize = 253;
+
+/// A host by its name, and a port: `tcp://localhost:7000`. Nothing can be reached there before the name was looked up.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostName {
+    scheme: Scheme,
+    host: String,
+    port: u16,
+}
+
+impl HostName {
+    /// Parses text where addresses of this kind are expected, as [`Address::parse_for`]. `None` when no host is named: it is an
+    /// address then, or nothing at all.
+    ///
+    /// ```
+    /// use fabric_core::{Scheme, host::HostName};
+    /// let name = HostName::parse_for("tcp://localhost:7000", Scheme::Tcp).unwrap();
+    /// assert_eq!((name.host(), name.port()), ("localhost", 7000));
+    /// assert_eq!(HostName::parse_for("tcp://127.0.0.1:7000", Scheme::Tcp), None);
+    /// ```
+    #[must_use]
+    pub fn parse_for(text: &str, expected: Scheme) -> Option<Self> {
+        let (scheme, rest) = text.split_once("://")?;
+        let scheme = Scheme::parse_for(scheme, expected).filter(|scheme| scheme.names_sockets())?;
+        let (host, port) = rest.rsplit_once(':')?;
+        let port = port.parse().ok()?;
+        // What ends in a number is meant to be an IP address, and is none.
+        let last = host.strip_suffix('.').unwrap_or(host).rsplit('.').next()?;
+        let is_name = host.len() <= MAX_HOST
+            && last.bytes().any(|byte| byte.is_ascii_alphabetic())
+            && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+        is_name.then(|| Self { scheme, host: host.into(), port })
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The address that was found for the name.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`](crate::Error::BadAddress) when it is not that of one machine.
+    pub fn at(&self, found: SocketAddr) -> Result<Address> {
+        Address::new(self.scheme, Address::of_socket(self.scheme, found)?.name())
+    }
+}
+
+impl fmt::Display for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fi_{}://{}:{}", self.scheme.provider(), self.host, self.port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_told_from_addresses() {
+        let parse = |text| HostName::parse_for(text, Scheme::Udp);
+        for text in ["fi_tcp://localhost:0", "fi_udp://a-b.example.org.:65535", "fi_tcp://x_1:7"] {
+            assert_eq!(parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(parse("sockaddr_in://host:1").unwrap().to_string(), "fi_udp://host:1");
+        for text in [
+            "tcp://127.0.0.1:5",
+            "tcp://[::1]:5",
+            "tcp://10.0.0.300:5",
+            "tcp://1:5",
+            "tcp://host",
+            "tcp://host:70000",
+            "tcp://:5",
+            "tcp://a/b:5",
+            "tcp://",
+            "shm://host:5",
+            "host:5",
+            "tcp://a b:5",
+            "x://host:5",
+            "tcp://fe80::1:5",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+        assert_eq!(parse(&format!("tcp://{}:5", "x".repeat(254))), None);
+    }
+
+    #[test]
+    fn what_was_found_becomes_an_address() {
+        let name = HostName::parse_for("tcp://localhost:5", Scheme::Tcp).unwrap();
+        assert_eq!(name.at(([127, 0, 0, 1], 5).into()).unwrap().to_string(), "fi_tcp://127.0.0.1:5");
+        assert!(name.at(([0, 0, 0, 0], 5).into()).is_err(), "nobody can be reached there");
+    }
+}

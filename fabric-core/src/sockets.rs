@@ -1,0 +1,139 @@
+//! What can be set on the sockets of a domain.
+
+use std::ops::RangeInclusive;
+
+use crate::error::{Error, Result};
+
+/// The largest buffer that a socket can be asked for, in bytes: the kernel doubles it, and counts with 31 bits.
+const MAX_BUFFER: usize = 1 << 30;
+
+/// What is set on the sockets of a domain, where its provider has some. What is not said stays as the machine has it.
+///
+/// ```
+/// # use fabric_core as fabric_async;
+/// use fabric_async::SocketOptions;
+/// let options = SocketOptions::new().congestion_control("reno").receive_buffer(1 << 20).ports(7000..=7099);
+/// # drop(options);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct SocketOptions {
+    /// See [`congestion_control`](Self::congestion_control).
+    pub congestion_control: Option<String>,
+    /// See [`send_buffer`](Self::send_buffer).
+    pub send_buffer: Option<usize>,
+    /// See [`receive_buffer`](Self::receive_buffer).
+    pub receive_buffer: Option<usize>,
+    /// See [`ports`](Self::ports).
+    pub ports: Option<RangeInclusive<u16>>,
+}
+
+impl SocketOptions {
+    /// Everything as usual.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How connections over TCP decide how fast they may send, by the name that the kernel has for it, as in
+    /// `/proc/sys/net/ipv4/tcp_available_congestion_control`.
+    ///
+    /// Where nothing is said, connections inside this machine take `reno`, which every Linux has: there is no network that
+    /// could be congested, and a pace that is measured, as `bbr` does it, halves the bandwidth. Connections to elsewhere have
+    /// what the machine has by default. Datagrams have none.
+    #[doc(alias = "TCP_CONGESTION")]
+    #[must_use]
+    pub fn congestion_control(mut self, name: impl Into<String>) -> Self {
+        self.congestion_control = Some(name.into());
+        self
+    }
+
+    /// How many bytes the kernel keeps of what was sent on one socket and has not arrived. Linux takes twice that, for its
+    /// own needs too, and no more than `net.core.wmem_max`; it stops adapting the size by itself.
+    #[doc(alias = "SO_SNDBUF")]
+    #[must_use]
+    pub fn send_buffer(mut self, bytes: usize) -> Self {
+        self.send_buffer = Some(bytes);
+        self
+    }
+
+    /// How many bytes the kernel keeps of what has arrived on one socket and was not looked at. Linux takes twice that, for
+    /// its own needs too, and no more than `net.core.rmem_max`; it stops adapting the size by itself. Datagrams that
+    /// come when it is full are lost; without a word they have 4 MiB, or as much of that as there may be.
+    #[doc(alias = "SO_RCVBUF")]
+    #[must_use]
+    pub fn receive_buffer(mut self, bytes: usize) -> Self {
+        self.receive_buffer = Some(bytes);
+        self
+    }
+
+    /// Where an endpoint listens that asks for any port (0): at a free one of these, for walls that have holes. Tried from
+    /// one by chance on, so that those who start at once do not get in each other's way.
+    #[doc(alias = "FI_TCP_PORT_LOW_RANGE")]
+    #[doc(alias = "FI_TCP_PORT_HIGH_RANGE")]
+    #[must_use]
+    pub fn ports(mut self, ports: RangeInclusive<u16>) -> Self {
+        self.ports = Some(ports);
+        self
+    }
+
+    /// Whether this can be set at all.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] for buffers above 1 GiB; [`Error::Invalid`] for those of no bytes, for ports of which there are none
+    /// or 0 is one, and for a name that no congestion control has.
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<()> {
+        let invalid = |what, why| Err(Error::Invalid { what, why });
+        for (what, bytes) in [("send buffer", self.send_buffer), ("receive buffer", self.receive_buffer)] {
+            match bytes {
+                Some(0) => return invalid(what, "it has no bytes".into()),
+                Some(len @ MAX_BUFFER..) => return Err(Error::TooLong { what, len, limit: MAX_BUFFER }),
+                _ => {}
+            }
+        }
+        if let Some(ports) = &self.ports
+            && (ports.is_empty() || *ports.start() == 0)
+        {
+            let why = format!(
+                "{} to {} are no ports: they begin at 1, and the low end is first",
+                ports.start(),
+                ports.end()
+            );
+            return invalid("port range", why);
+        }
+        if let Some(name) = &self.congestion_control
+            && (name.is_empty() || name.len() > 15 || name.contains('\0'))
+        {
+            return invalid("congestion control", format!("{name:?}: names have 1 to 15 bytes"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::reversed_empty_ranges, reason = "it is to be refused")]
+    fn what_cannot_be_is_refused_by_name() {
+        let new = SocketOptions::new;
+        for (options, part) in [
+            (new().send_buffer(0), "send buffer"),
+            (new().receive_buffer(0), "receive buffer"),
+            (new().receive_buffer(usize::MAX), "receive buffer of 18446744073709551615 bytes exceeds"),
+            (new().ports(0..=10), "0 to 10"),
+            (new().ports(10..=9), "10 to 9"),
+            (new().congestion_control(""), "congestion control"),
+            (new().congestion_control("a\0b"), "congestion control"),
+            (new().congestion_control("sixteen-letters-"), "sixteen-letters-"),
+        ] {
+            let refused = options.check().unwrap_err().to_string();
+            assert!(refused.contains(part), "{refused}");
+        }
+        let all = new().send_buffer(1).receive_buffer(1 << 29).ports(1..=1).congestion_control("bbr");
+        assert_eq!(all.check(), Ok(()));
+        assert_eq!(new().check(), Ok(()));
+    }
+}
