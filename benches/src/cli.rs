@@ -8,17 +8,17 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::choice::{Api, Bench, Drive, Op, Runtime, Wait};
 use crate::compare::{Scope, choose, compare};
-use crate::goals::goals;
+use crate::goals::{self, goals};
 use crate::info::{EpKind, describe, hints};
 use crate::measure::{Budget, Plan, WINDOW, measure};
 use crate::output::{Output, print};
 use crate::pair::{Pair, serve, until_stdin_ends};
-use crate::peers::{Case, Ours, Sockets, all, echo, tied};
+use crate::peers::{Case, Datagrams, Ours, Peer, Sockets, all, echo, echo_datagrams, tied};
 use crate::pin::Pin;
 use crate::size::Size;
 use crate::soak::soak;
 use crate::stop::Stop;
-use crate::{Error, Result, floor, record, report};
+use crate::{Error, Result, congestion, floor, record, report};
 
 /// Sizes in bytes, unless said otherwise.
 const LATENCIES: &[usize] = &[8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
@@ -69,6 +69,9 @@ enum Command {
         #[arg(value_enum)]
         socket: Sockets,
     },
+    /// The other side of a measurement of datagrams
+    #[command(hide = true)]
+    EchoDatagrams,
     /// A program of others that ends with the process that started it
     #[command(hide = true)]
     Tied {
@@ -96,7 +99,7 @@ struct FloorArgs {
 }
 
 /// What the measuring side tells the other.
-const SAID_ELSEWHERE: [&str; 15] = [
+const SAID_ELSEWHERE: [&str; 17] = [
     "provider",
     "op",
     "size",
@@ -112,6 +115,8 @@ const SAID_ELSEWHERE: [&str; 15] = [
     "connect",
     "json",
     "single_copy_from",
+    "idle",
+    "congestion",
 ];
 
 #[derive(Debug, Args)]
@@ -157,6 +162,12 @@ struct MeasureArgs {
     /// From which size on messages are copied once instead of twice: 0, 64KiB, 1GiB
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     single_copy_from: Option<Size>,
+    /// Endpoints on the other side that are connected as well, and silent, for each thread
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+    idle: usize,
+    /// The congestion control of connections over tcp; the provider chooses unless said
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
     /// Cores, dealt out in turn to this side and the other
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B,..")]
     pin: Pin,
@@ -201,8 +212,8 @@ struct CompareArgs {
     /// Fewer sizes and shorter runs: within three minutes
     #[arg(long)]
     quick: bool,
-    /// Only what is aimed at over shared memory, and how near we are
-    #[arg(long, conflicts_with_all = ["provider", "op", "quick", "size", "peer", "json"])]
+    /// Only what is aimed at over the provider, and how near we are
+    #[arg(long, conflicts_with_all = ["op", "quick", "size", "peer", "json"])]
     goals: bool,
     /// Sizes of messages, for half round trips and streams alike
     #[arg(long, value_delimiter = ',', value_name = "LIST", allow_negative_numbers = true)]
@@ -298,6 +309,10 @@ impl Cli {
                 until_stdin_ends()?;
                 echo(socket)
             }
+            Command::EchoDatagrams => {
+                until_stdin_ends()?;
+                echo_datagrams()
+            }
             Command::Tied { parent, core, command } => tied(parent, core, &command),
             #[cfg(feature = "iceoryx2")]
             Command::EchoIceoryx2 { name, size } => {
@@ -312,6 +327,7 @@ impl CompareArgs {
     fn run(self) -> Result<()> {
         let stop = Stop::on_ctrl_c()?;
         if self.goals {
+            goals::check(&self.provider)?;
             return self.goals(&stop);
         }
         let asked: Vec<usize> = self.size.iter().map(|size| size.0).collect();
@@ -329,25 +345,42 @@ impl CompareArgs {
             time: Duration::from_secs_f64(self.seconds.unwrap_or(time)),
             pin: self.pin.clone(),
         };
-        let ours = Ours::new(&self.provider);
-        for (bench, sizes) in [(Bench::Lat, &scope.latencies), (Bench::Bw, &scope.streams)] {
-            let size = sizes.iter().copied().max().unwrap_or(0);
-            let (op, time, cores) = (scope.op, scope.time, scope.pin.lane(0));
-            let plan = ours.plan(&Case { bench, op, size, time, cores });
-            Runtime::Current.run(async move { plan.check().await })?;
-        }
+        self.check(&scope)?;
         let peers = choose(all(&self.provider), &self.peer)?;
         compare(&peers, &scope, self.json, &stop)?;
         let everything = self.size.is_empty() && self.peer.is_empty() && self.op == Op::Send;
-        if everything && !self.quick && !self.json && self.provider == "shm" {
+        if !self.json {
+            congestion::note(&self.provider, None).map_or(Ok(()), |note| print(&note))?;
+        }
+        if everything && !self.quick && !self.json && goals::check(&self.provider).is_ok() {
             self.goals(&stop)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the fabric can be measured like this.
+    fn check(&self, scope: &Scope) -> Result<()> {
+        let (op, time, cores) = (scope.op, scope.time, scope.pin.lane(0));
+        let case = |bench, size| Case { bench, op, size, time, cores };
+        if self.provider == "udp" {
+            let refused = |size: &&Size| !Datagrams.measures(&case(Bench::Lat, size.0));
+            return match self.size.iter().find(refused) {
+                _ if op != Op::Send => Err(Error::Refused("over udp only --op send is measured".into())),
+                Some(size) => Err(Error::Refused(format!("a datagram has no room for messages of {size}"))),
+                None => Ok(()),
+            };
+        }
+        let ours = Ours::new(&self.provider);
+        for (bench, sizes) in [(Bench::Lat, &scope.latencies), (Bench::Bw, &scope.streams)] {
+            let plan = ours.plan(&case(bench, sizes.iter().copied().max().unwrap_or(0)));
+            Runtime::Current.run(async move { plan.check().await })?;
         }
         Ok(())
     }
 
     fn goals(&self, stop: &Stop) -> Result<()> {
         let time = Duration::from_secs_f64(self.seconds.unwrap_or(0.4));
-        goals(self.repeat.unwrap_or(3).into(), time, &self.pin, stop)
+        goals(&self.provider, self.repeat.unwrap_or(3).into(), time, &self.pin, stop)
     }
 }
 
@@ -362,13 +395,24 @@ impl MeasureArgs {
             Some(at) => Pair::connect(&at)?,
             None => Pair::start(&plan.provider)?,
         };
-        let (mut floor, mut timer) = (None, 0.0);
+        let (mut floor, mut timer, mut idle) = (None, 0.0, None);
         measure(&plan, &mut pair, &stop, |record| {
             floor = floor.max(Some(record.floor_ns.is_some()));
             timer = record.timer_ns.unwrap_or_default();
+            idle = idle.or(record.idle_bytes);
             output.emit(&record)
         })?;
         stop.check()?;
+        if let Some(note) = congestion::note(&plan.provider, plan.congestion.as_deref()) {
+            output.note(&note)?;
+        }
+        if let Some(bytes) = idle {
+            let kib = bytes / 1024.0;
+            output.note(&format!(
+                "Each of {} silent connections takes {kib:.1} KiB of this process.",
+                plan.idle
+            ))?;
+        }
         output.note(&match bench {
             Bench::Lat => {
                 let floor = match floor {
@@ -409,6 +453,8 @@ impl MeasureArgs {
             threads: self.threads,
             budget: self.iters.map_or(Budget::Seconds(self.seconds), Budget::Iters),
             single_copy_from: self.single_copy_from.map(|size| size.0),
+            idle: self.idle,
+            congestion: self.congestion,
             sizes,
             cores: (0..self.threads).map(|lane| self.pin.lane(lane)).collect(),
         };

@@ -8,7 +8,8 @@
 //! | [`measure`] | latency, bandwidth and rate over the fabric |
 //! | [`pair`] | the second process |
 //! | [`peers`], [`compare`] | what we are compared with, a file each; the comparison |
-//! | [`samples`], [`cpu`], [`memory`] | time stamps and what becomes of them; processor time; memory that is left |
+//! | [`goals`], [`congestion`] | what is aimed at; what connections do unless told otherwise |
+//! | [`samples`], [`cpu`], [`memory`], [`limits`] | time stamps and what becomes of them; processor time; memory and descriptors |
 //! | [`record`], [`table`], [`output`], [`progress`] | results, and how they are shown |
 //! | [`report`] | a page with pictures |
 //! | [`info`] | what the providers offer |
@@ -17,11 +18,13 @@
 pub mod choice;
 pub mod cli;
 pub mod compare;
+pub mod congestion;
 pub mod cpu;
 pub mod error;
 pub mod floor;
 pub mod goals;
 pub mod info;
+pub mod limits;
 pub mod measure;
 pub mod memory;
 pub mod output;

@@ -63,6 +63,9 @@ pub struct Record {
     /// two. Programs of others do not say theirs.
     #[serde(default)]
     pub timer_ns: Option<f64>,
+    /// Bytes of memory that the measuring process has for each connection that is silent, where there are some.
+    #[serde(default)]
+    pub idle_bytes: Option<f64>,
     /// How many times the percentiles are of: round trips, or rounds of a stream, of which each time is a mean. Of
     /// programs of others: the messages, or round trips, that they were asked for.
     pub samples: u64,

@@ -290,6 +290,41 @@ fn peers_are_compared_in_turn() {
 }
 
 #[test]
+fn datagrams_are_compared_by_round_trips() {
+    let found = records(&[
+        "compare",
+        "--provider",
+        "udp",
+        "--peer",
+        "unix",
+        "--size",
+        "8",
+        "--repeat",
+        "1",
+        "--seconds",
+        "0.02",
+        "--json",
+    ]);
+    let ours = &found[0];
+    assert_eq!((&ours.bench[..], &ours.provider[..], ours.size), ("lat", "fabric udp", 8));
+    assert!(ours.p50_ns.is_some_and(|ns| ns > 0.0) && ours.samples > 0);
+    assert!(found.iter().all(|record| record.provider != "fabric udp" || record.bench == "lat"));
+    refused(&["compare", "--provider", "udp", "--size", "8,4KiB"], &["no room", "4KiB"]);
+    refused(&["compare", "--provider", "udp", "--op", "tagged"], &["--op send"]);
+    refused(&["compare", "--goals", "--provider", "sim"], &["sim", "shm, tcp, udp"]);
+}
+
+#[test]
+fn silent_connections_are_counted() {
+    let lat = ["lat", "--provider", "tcp", "--size", "8", "--iters", "50", "--json", "--congestion", "reno"];
+    assert_eq!(records(&lat)[0].idle_bytes, None);
+    let found = records(&[&lat[..], &["--idle", "300"]].concat());
+    let taken = found[0].idle_bytes.expect("there are some");
+    assert!(taken > 0.0 && taken < 64.0 * 1024.0, "{taken} bytes");
+    refused(&["lat", "--idle", "10001"], &["--idle 10001", "10000"]);
+}
+
+#[test]
 fn ctrl_c_ends_a_comparison_with_the_tables_of_what_was_measured() {
     let mut measuring = Running::start(&["compare", "--seconds", "600", "--size", "8", "--peer", "tokio"]);
     let peer = child_of(measuring.id());

@@ -29,6 +29,9 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
+    /// The congestion control of connections inside this machine, unless another is [said](Self::congestion_control).
+    pub const INSIDE: &'static str = "reno";
+
     /// Everything as usual.
     #[must_use]
     pub fn new() -> Self {

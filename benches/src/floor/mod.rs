@@ -115,6 +115,24 @@ pub fn memcpy(size: usize) -> f64 {
     copy(size, &Stop::default()).map_or(0.0, |(rate, _)| rate)
 }
 
+/// Half a round trip of eight bytes over loopback TCP, by calls that never sleep: the median, in nanoseconds.
+///
+/// # Errors
+/// The system has no descriptors or threads left.
+pub fn bounced(cores: (Option<usize>, Option<usize>), time: Duration) -> Result<Option<f64>> {
+    let mut record = Record::default();
+    socket::tcp_spinning(cores, time).map_err(Error::io("tcp socket"))?.describe(&mut record);
+    Ok(record.p50_ns)
+}
+
+/// Messages of eight bytes per second over loopback TCP in one direction, each with a call of its own.
+///
+/// # Errors
+/// As above.
+pub fn sent(cores: (Option<usize>, Option<usize>), time: Duration) -> Result<f64> {
+    socket::tcp_sends(cores, time).map_err(Error::io("tcp socket"))
+}
+
 /// Measures all of it on the first two cores; each result is passed on when it is there.
 ///
 /// # Errors
@@ -212,5 +230,6 @@ mod tests {
         for way in ways {
             assert!(way((None, None), Duration::from_millis(5)).is_ok_and(|samples| samples.count() > 0));
         }
+        assert!(sent((None, None), Duration::from_millis(5)).is_ok_and(|rate| rate > 0.0));
     }
 }

@@ -4,10 +4,15 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::bounce::{End, bounce};
+use crate::pin;
 use crate::samples::Samples;
+
+/// Messages between two looks at the clock.
+const SENDS: u64 = 100;
 
 type Cores = (Option<usize>, Option<usize>);
 
@@ -33,6 +38,34 @@ pub(super) fn unix_spinning(cores: Cores, time: Duration) -> io::Result<Samples>
     near.set_nonblocking(true)?;
     far.set_nonblocking(true)?;
     bounce(cores, (Ends(near), Ends(far)), time)
+}
+
+/// Messages of eight bytes per second in one direction, each with a call of its own; the other side reads as much as there is.
+pub(super) fn tcp_sends((here, there): Cores, time: Duration) -> io::Result<f64> {
+    let (mut near, mut far) = tcp_pair()?;
+    let read = move || {
+        there.map(pin::to_core);
+        let mut buf = vec![0; 64 << 10];
+        while far.read(&mut buf)? > 0 {}
+        io::Result::Ok(())
+    };
+    let send = move || {
+        here.map(pin::to_core);
+        let (began, mut count) = (Instant::now(), 0u64);
+        while began.elapsed() < time {
+            for _ in 0..SENDS {
+                near.write_all(&[7; 8])?;
+            }
+            count += SENDS;
+        }
+        io::Result::Ok(count as f64 / began.elapsed().as_secs_f64())
+    };
+    thread::scope(|scope| {
+        let died = |_| io::Error::other("a measuring thread panicked");
+        let reader = scope.spawn(read);
+        let rate = scope.spawn(send).join().map_err(died)??;
+        reader.join().map_err(died)?.map(|()| rate)
+    })
 }
 
 fn tcp_pair() -> io::Result<(TcpStream, TcpStream)> {

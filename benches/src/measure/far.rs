@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::onesided::{self, Reach};
 use super::plan::Plan;
-use super::station::{Station, open};
+use super::station::{Station, open, open_idle};
 use crate::choice::Api;
 use crate::pair::talk::{hear, tell};
 use crate::{Error, Result, pin};
@@ -65,7 +65,9 @@ pub(crate) async fn start(
         let (runtime, failed) = (plan.runtime, opened.clone());
         let run = async move {
             let stations = open(&plan, plan.peers).await?;
-            let _ = opened.send(Ok(stations.iter().map(|station| station.ep.name().to_string()).collect()));
+            let idle = open_idle(&plan, plan.idle).await?;
+            let name = |station: &Station| station.ep.name().to_string();
+            let _ = opened.send(Ok(stations.iter().chain(&idle).map(name).collect()));
             let serve = |station| {
                 let (plan, failures) = (plan.clone(), failures.clone());
                 async move {

@@ -19,7 +19,7 @@ use crate::pair::talk::{hear, tell};
 use crate::samples::Stamps;
 use crate::size::Size;
 use crate::stop::Stop;
-use crate::{Error, Result, pin, progress};
+use crate::{Error, Result, limits, memory, pin, progress};
 
 /// A lane that waits for sizes to measure.
 pub(super) struct Lane {
@@ -78,6 +78,8 @@ struct Near {
     plan: Plan,
     station: Station,
     peers: Vec<FiAddr>,
+    /// Memory of this process for each peer that is silent.
+    idle_bytes: Option<f64>,
     stop: Stop,
     /// The lane that has it leads.
     floor: Option<Arc<Floor>>,
@@ -89,11 +91,27 @@ struct Near {
 impl Near {
     async fn connect(plan: Plan, names: &[String], stop: Stop, floor: Option<Arc<Floor>>) -> Result<Self> {
         let station = open(&plan, 1).await?.swap_remove(0);
-        let mut peers = Vec::with_capacity(names.len());
-        for name in names {
+        let (active, idle) = names.split_at(plan.peers.min(names.len()));
+        let mut peers = Vec::with_capacity(active.len());
+        for name in active {
             peers.push(station.ep.lookup(&name[..]).await?);
         }
-        Ok(Self { plan, station, peers, stop, floor, stamps: Stamps::new(0), reach: None })
+        let idle_bytes = Self::meet(&station, idle).await?;
+        Ok(Self { plan, station, peers, idle_bytes, stop, floor, stamps: Stamps::new(0), reach: None })
+    }
+
+    /// Connects to those that stay silent. Returns what each took of this process.
+    async fn meet(station: &Station, idle: &[String]) -> Result<Option<f64>> {
+        if idle.is_empty() {
+            return Ok(None);
+        }
+        limits::descriptors(idle.len() as u64 + 256)?;
+        let before = memory::resident();
+        for name in idle {
+            station.ep.lookup(&name[..]).await?;
+        }
+        let taken = before.zip(memory::resident());
+        Ok(taken.map(|(before, after)| after.saturating_sub(before) as f64 / idle.len() as f64))
     }
 
     async fn measure(&mut self, size: usize) -> Result<Outcome> {
@@ -118,7 +136,7 @@ impl Near {
             }
         }
         self.look().await?;
-        Ok(rounds.outcome())
+        Ok(Outcome { idle_bytes: self.idle_bytes, ..rounds.outcome() })
     }
 
     /// Has both sides make memory for operations of this size.

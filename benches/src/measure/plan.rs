@@ -36,6 +36,12 @@ pub struct Plan {
     /// From which length on messages are copied once; as the provider does unless said otherwise.
     #[serde(default)]
     pub single_copy_from: Option<usize>,
+    /// Endpoints on the other side that are connected as well, and silent, per thread.
+    #[serde(default)]
+    pub idle: usize,
+    /// The congestion control of connections over TCP; as the provider does unless said otherwise.
+    #[serde(default)]
+    pub congestion: Option<String>,
     /// The sizes, in bytes.
     pub sizes: Vec<usize>,
     /// The core of each thread, and that of its counterpart on the other side.
@@ -57,6 +63,8 @@ pub const WINDOW: usize = 32;
 const ATOMIC: usize = 8;
 /// Most messages under way, most peers and most threads.
 const MOST: usize = 512;
+/// Most endpoints that are silent.
+const MOST_IDLE: usize = 10_000;
 /// The provider that reaches no other process.
 const ALONE: &str = "sim";
 
@@ -107,6 +115,9 @@ impl Plan {
             if !(1..=MOST).contains(&count) {
                 return Err(Error::Refused(format!("--{what} {count} is not within 1 to {MOST}")));
             }
+        }
+        if self.idle > MOST_IDLE {
+            return Err(Error::Refused(format!("--idle {} is more than {MOST_IDLE}", self.idle)));
         }
         let (needed, there) = (self.memory(largest), memory::available().unwrap_or(u64::MAX));
         if needed > there.into() {

@@ -25,6 +25,8 @@ pub(crate) struct Outcome {
     pub(crate) messages: u64,
     /// How long they took.
     pub(crate) busy: Duration,
+    /// Memory for each silent peer.
+    pub(crate) idle_bytes: Option<f64>,
 }
 
 /// Rounds until it is enough; the first is warm-up.
@@ -43,7 +45,8 @@ pub(crate) struct Rounds {
 impl Rounds {
     pub(crate) fn new(bench: Bench, budget: Budget, size: usize) -> Self {
         let count = WARM_UP.min(WARM_UP_BYTES / size.max(1) as u64).max(1);
-        let outcome = Outcome { samples: Samples::new(), messages: 0, busy: Duration::ZERO };
+        let outcome =
+            Outcome { samples: Samples::new(), messages: 0, busy: Duration::ZERO, idle_bytes: None };
         Self { bench, budget, parts: 2, count, began: None, outcome }
     }
 
@@ -112,6 +115,7 @@ pub(crate) fn describe(lanes: &[Outcome], record: &mut Record) {
     if record.bench != "lat" && messages > 0 {
         record.mean_ns = Some(tenths(busy.as_nanos() as f64 / messages as f64));
     }
+    record.idle_bytes = lanes.iter().find_map(|lane| lane.idle_bytes).map(f64::round);
     record.msgs_per_s = Some(rate.round());
     record.bytes_per_s = Some((rate * record.size as f64).round());
 }
@@ -137,7 +141,12 @@ mod tests {
 
     #[test]
     fn the_rate_of_lanes_is_within_the_longest_of_their_times() {
-        let lane = |busy| Outcome { samples: Samples::new(), messages: 600, busy: Duration::from_secs(busy) };
+        let lane = |busy| Outcome {
+            samples: Samples::new(),
+            messages: 600,
+            busy: Duration::from_secs(busy),
+            idle_bytes: None,
+        };
         let mut record = Record { bench: "rate".into(), size: 8, ..Record::default() };
         describe(&[lane(1), lane(3)], &mut record);
         assert_eq!((record.msgs_per_s, record.bytes_per_s), (Some(400.0), Some(3200.0)));

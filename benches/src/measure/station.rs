@@ -3,13 +3,13 @@
 
 use fabric_async::{
     Batchable, Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, Failed, FiAddr,
-    RecvRequest, SendRequest, Shared,
+    RecvRequest, SendRequest, Shared, SocketOptions,
 };
 use futures_util::StreamExt;
 
 use super::plan::Plan;
-use crate::Result;
-use crate::choice::{Api, Op};
+use crate::choice::{Api, Op, Wait};
+use crate::{Result, limits};
 
 /// The tag of measured messages, when they have one.
 const TAG: u64 = 0xda7a;
@@ -63,6 +63,9 @@ pub(super) async fn open(plan: &Plan, count: usize) -> Result<Vec<Station>> {
     if let Some(len) = plan.single_copy_from {
         domain = domain.single_copy_from(len);
     }
+    if let Some(name) = &plan.congestion {
+        domain = domain.socket_options(SocketOptions::new().congestion_control(name));
+    }
     let domain = domain.open()?;
     let fresh = format!("{}://", plan.provider);
     let mut stations = Vec::with_capacity(count);
@@ -80,6 +83,16 @@ pub(super) async fn open(plan: &Plan, count: usize) -> Result<Vec<Station>> {
         stations.push(Station { ep, tx, rx, op: plan.op, api: plan.api, done, free: Vec::new() });
     }
     Ok(stations)
+}
+
+/// Opens a domain with this many endpoints that only let others connect, and sleeps meanwhile.
+pub(super) async fn open_idle(plan: &Plan, count: usize) -> Result<Vec<Station>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    // A listener, a clock and a connection each.
+    limits::descriptors(3 * count as u64 + 256)?;
+    open(&Plan { wait: Wait::Park, window: 1, ..plan.clone() }, count).await
 }
 
 impl Station {

@@ -3,6 +3,7 @@
 //! | file | peer |
 //! |---|---|
 //! | `ours` | the fabric itself |
+//! | `datagrams` | the fabric over udp |
 //! | `sockets` | Tokio's `TcpStream` and `UnixStream` |
 //! | `fi_pingpong` | libfabric, by its own program |
 //! | `ucx_perftest` | UCX, by its own program |
@@ -24,6 +25,7 @@
 //!    stays empty.
 //! 5. When `stop` is raised it ends within a second or so; what it returns then does not count.
 
+mod datagrams;
 mod fi_pingpong;
 #[cfg(feature = "iceoryx2")]
 mod iceoryx2;
@@ -34,6 +36,7 @@ mod ucx_perftest;
 
 use std::time::Duration;
 
+pub use datagrams::{Datagrams, echo_datagrams};
 pub use fi_pingpong::FiPingpong;
 #[cfg(feature = "iceoryx2")]
 pub use iceoryx2::{Iceoryx2, echo_iceoryx2};
@@ -86,7 +89,7 @@ pub trait Peer {
 #[must_use]
 pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
     vec![
-        Box::new(Ours::new(provider)),
+        if provider == "udp" { Box::new(Datagrams) } else { Box::new(Ours::new(provider)) },
         #[cfg(feature = "iceoryx2")]
         Box::new(Iceoryx2),
         Box::new(UcxPerftest::TAG),

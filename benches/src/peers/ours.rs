@@ -35,6 +35,8 @@ impl Ours {
             runtime: Runtime::Current,
             window: WINDOW,
             single_copy_from: None,
+            idle: 0,
+            congestion: None,
             peers: 1,
             threads: 1,
             budget: Budget::Seconds(case.time.as_secs_f64()),

@@ -10,9 +10,6 @@ use rustix::net::sockopt::set_tcp_congestion;
 
 use crate::provider::net::{Tuning, socket};
 
-/// What connections inside this machine have unless said otherwise. Every Linux has it, and lets everybody choose it.
-const INSIDE: &str = "reno";
-
 /// Whether options can be set here, which is known before there is a connection.
 pub(super) fn check(options: &SocketOptions) -> Result<()> {
     let Some(name) = &options.congestion_control else { return Ok(()) };
@@ -40,7 +37,7 @@ pub(super) fn control(
         None => {
             if there.ip().is_loopback() || here.ip() == there.ip() {
                 // Without it the connection is slower, and no worse.
-                let _ = set_tcp_congestion(socket, INSIDE);
+                let _ = set_tcp_congestion(socket, SocketOptions::INSIDE);
             }
             Ok(())
         }

@@ -1,0 +1,34 @@
+//! What the system lets a process have.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::{Error, Result};
+
+/// Sees to it that this process may have so many descriptors.
+///
+/// # Errors
+/// [`Error::Refused`] when that is more than it may raise its limit to.
+pub fn descriptors(count: u64) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= count) {
+        return Ok(());
+    }
+    if limit.maximum.is_some_and(|most| most < count) {
+        return Err(Error::Refused(format!("{count} descriptors are needed; see ulimit -Hn")));
+    }
+    let raised = Rlimit { current: Some(count), maximum: limit.maximum };
+    setrlimit(Resource::Nofile, raised).map_err(|error| Error::io("setrlimit")(error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_raised_and_not_lowered() {
+        let before = getrlimit(Resource::Nofile).current;
+        assert!(descriptors(8).is_ok());
+        assert_eq!(getrlimit(Resource::Nofile).current, before);
+        assert!(before.is_none() || descriptors(u64::MAX - 1).is_err());
+    }
+}
