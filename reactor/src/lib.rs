@@ -40,6 +40,10 @@ mod wait;
 #[doc(hidden)]
 pub mod work;
 
+#[cfg(all(feature = "fuzz", not(loom)))]
+#[doc(hidden)]
+pub use provider::shm::fuzz;
+
 pub use batch::{Batch, CHUNK, CHUNK_BYTES};
 pub use domain::{Domain, Finished};
 pub use driver::{Doorbell, TaskDriver};

@@ -2,10 +2,7 @@
 
 use std::path::Path;
 
-use fabric_core::tcp::{Control, Order, Outbox};
-
-use crate::Numbers;
-use crate::host::{Receiver, UNTAGGED};
+use crate::{Numbers, fuzzed};
 
 /// Every file of a corpus: whether it is good, and its bytes.
 fn files(corpus: &str) -> Vec<(String, bool, Vec<u8>)> {
@@ -40,64 +37,28 @@ fn variants(bytes: &[u8], numbers: &mut Numbers, mut each: impl FnMut(&[u8])) {
     }
 }
 
-#[test]
-fn beginnings_are_replayed() {
-    let mut numbers = Numbers(1);
-    for (name, is_good, bytes) in files("tcp-control") {
-        let read = Control::decode(&bytes);
-        assert_eq!(matches!(read, Ok(Some(_))), is_good, "{name}: {read:?}");
+fn replay(corpus: &str, seed: u64, is_good: impl Fn(&[u8]) -> bool) {
+    let mut numbers = Numbers(seed);
+    for (name, expected, bytes) in files(corpus) {
+        assert_eq!(is_good(&bytes), expected, "{name}");
         variants(&bytes, &mut numbers, |changed| {
-            if let Ok(Some((control, len))) = Control::decode(changed) {
-                assert!(len <= changed.len() && control.private().len() + 32 == len, "{changed:?}");
-            }
+            is_good(changed);
         });
     }
 }
 
 #[test]
+fn beginnings_are_replayed() {
+    replay("tcp-control", 1, fuzzed::control);
+}
+
+#[test]
 fn streams_are_replayed() {
-    replayed("tcp-stream", false);
+    replay("tcp-stream", 2, fuzzed::stream);
 }
 
 /// What peers of this library say to each other.
 #[test]
 fn streams_of_kin_are_replayed() {
-    replayed("tcp-kin", true);
-}
-
-fn replayed(corpus: &str, is_kin: bool) {
-    let receiver = |budget| {
-        let mut receiver = Receiver::new(Order::Little, budget);
-        if is_kin {
-            receiver.inbox.kin();
-        }
-        // Of which one answer may come.
-        receiver.asks_to_read(8);
-        receiver
-    };
-    let mut numbers = Numbers(2);
-    for (name, is_good, bytes) in files(corpus) {
-        let mut whole = receiver(1 << 20);
-        let taken = whole.take(&bytes);
-        let is_whole =
-            taken.as_ref().is_ok_and(|taken| taken.bytes == bytes.len()) && whole.inbox.end().is_none();
-        assert_eq!(is_whole, is_good, "{name}: {taken:?}");
-        variants(&bytes, &mut numbers, |changed| {
-            let mut receiver = receiver(1 << 16);
-            let _ = receiver.post(UNTAGGED, Some(16));
-            let cut = numbers_cut(changed);
-            let Ok(taken) = receiver.take(&changed[..cut]) else { return };
-            assert!(taken.bytes <= cut);
-            if !taken.held {
-                let _ = receiver.take(&changed[taken.bytes..]);
-            }
-            assert!(receiver.rx.unexpected().1 <= 1 << 16);
-            let _ = receiver.answers(&mut Outbox::new(Order::Little), 1 << 16);
-        });
-    }
-}
-
-/// Somewhere within, the same for the same bytes.
-fn numbers_cut(bytes: &[u8]) -> usize {
-    bytes.iter().map(|byte| usize::from(*byte)).sum::<usize>() % (bytes.len() + 1)
+    replay("tcp-kin", 2, fuzzed::kin);
 }

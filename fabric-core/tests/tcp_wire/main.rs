@@ -8,6 +8,7 @@
 //! | `frames` | the headers of what follows |
 //! | `streams` | whole streams, split anywhere, hostile ones among them |
 //! | `onesided` | memory that is read and written, by peers of every kind |
+//! | `fuzzed` | what is read from any bytes, here and by the fuzz targets |
 //! | `corpora` | the corpora of `fuzz`, replayed |
 
 #![allow(unsafe_code)] // an allocator that notes what is asked of it
@@ -15,6 +16,7 @@
 mod beginning;
 mod corpora;
 mod frames;
+mod fuzzed;
 mod host;
 mod onesided;
 mod streams;

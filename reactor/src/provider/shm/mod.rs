@@ -24,6 +24,8 @@ mod callers;
 mod desk;
 mod endpoint;
 mod fetch;
+#[cfg(all(any(test, feature = "fuzz"), not(loom)))]
+pub mod fuzz;
 mod handshake;
 mod incoming;
 mod lanes;
@@ -33,6 +35,8 @@ mod outgoing;
 mod receipts;
 mod record;
 pub(crate) mod ring;
+#[cfg(all(any(test, feature = "fuzz"), not(loom)))]
+mod ring_heap;
 #[cfg(all(test, not(loom)))]
 mod ring_stress;
 #[cfg(all(test, not(loom)))]

@@ -2,75 +2,12 @@
 #![allow(unsafe_code)] // the test's own memory
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::ring::{Broken, Consumer, HEADER, LINE, Memory, Producer, Reader, Record};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
-
-const WORDS: usize = LINE / 8;
-
-/// The memory of a ring on the heap, for one thread; clones are the same memory.
-#[derive(Clone, Debug)]
-struct Heap(Arc<Words>);
-
-#[derive(Debug)]
-struct Words {
-    words: Vec<AtomicU64>,
-    returned: AtomicU64,
-    armed: AtomicU32,
-    starved: AtomicU32,
-}
-
-impl Heap {
-    fn new(lines: usize) -> Self {
-        Self(Arc::new(Words {
-            words: (0..lines * WORDS).map(|_| AtomicU64::new(0)).collect(),
-            returned: AtomicU64::new(0),
-            armed: AtomicU32::new(0),
-            starved: AtomicU32::new(0),
-        }))
-    }
-
-    /// The payload of a record.
-    fn payload(&self, record: Record) -> Vec<u8> {
-        let (start, end) = (record.start, record.start + record.header.len as usize);
-        let words = &self.0.words[start / 8..end.div_ceil(8)];
-        let bytes = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
-        bytes.take(end - start).skip(HEADER).collect()
-    }
-}
-
-impl Memory for Heap {
-    fn lines(&self) -> usize {
-        self.0.words.len() / WORDS
-    }
-
-    fn header(&self, line: usize) -> &AtomicU64 {
-        &self.0.words[line * WORDS]
-    }
-
-    fn returned(&self) -> &AtomicU64 {
-        &self.0.returned
-    }
-
-    fn armed(&self) -> &AtomicU32 {
-        &self.0.armed
-    }
-
-    fn starved(&self) -> &AtomicU32 {
-        &self.0.starved
-    }
-
-    unsafe fn write(&self, at: usize, bytes: &[u8]) {
-        for (at, byte) in (at..).zip(bytes) {
-            let (word, shift) = (&self.0.words[at / 8], at % 8 * 8);
-            let others = word.load(Ordering::Relaxed) & !(0xff << shift);
-            word.store(others | u64::from(*byte) << shift, Ordering::Relaxed);
-        }
-    }
-}
+use super::ring::{Broken, Consumer, HEADER, LINE, Memory, Producer, Reader};
+use super::ring_heap::Heap;
+use crate::sync::Ordering;
 
 /// One call at either end. Lengths are those of records, header included, before they are cut to the longest.
 #[derive(Clone, Copy, Debug)]

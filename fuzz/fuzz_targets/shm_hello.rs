@@ -1,0 +1,6 @@
+//! The first words of a peer over shared memory.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let _ = fabric_reactor::fuzz::hello(bytes);
+});
