@@ -1,11 +1,15 @@
 //! What can be set on the sockets of a domain.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 
 /// The largest buffer that a socket can be asked for, in bytes: the kernel doubles it, and counts with 31 bits.
 const MAX_BUFFER: usize = 1 << 30;
+
+/// How long a peer may be silent, at least and at most.
+const SILENCE: RangeInclusive<Duration> = Duration::from_secs(4)..=Duration::from_secs(32_000);
 
 /// What is set on the sockets of a domain, where its provider has some. What is not said stays as the machine has it.
 ///
@@ -26,6 +30,8 @@ pub struct SocketOptions {
     pub receive_buffer: Option<usize>,
     /// See [`ports`](Self::ports).
     pub ports: Option<RangeInclusive<u16>>,
+    /// See [`silence`](Self::silence).
+    pub silence: Option<Duration>,
 }
 
 impl SocketOptions {
@@ -80,11 +86,22 @@ impl SocketOptions {
         self
     }
 
+    /// How long a peer over TCP may be silent, in whole seconds, before it is held to be gone: the machine or the network
+    /// between may have gone without a word. While nothing comes the kernels ask each other, without waking anybody, and who
+    /// is there answers, however busy. 30 seconds unless said. While something is on its way that does not arrive, it is the
+    /// network that gives up, and later.
+    #[doc(alias = "SO_KEEPALIVE")]
+    #[must_use]
+    pub fn silence(mut self, at_most: Duration) -> Self {
+        self.silence = Some(at_most);
+        self
+    }
+
     /// Whether this can be set at all.
     ///
     /// # Errors
     /// [`Error::TooLong`] for buffers above 1 GiB; [`Error::Invalid`] for those of no bytes, for ports of which there are none
-    /// or 0 is one, and for a name that no congestion control has.
+    /// or 0 is one, for a name that no congestion control has, and for a silence of less than 4 or more than 32 000 seconds.
     #[doc(hidden)]
     pub fn check(&self) -> Result<()> {
         let invalid = |what, why| Err(Error::Invalid { what, why });
@@ -104,6 +121,11 @@ impl SocketOptions {
                 ports.end()
             );
             return invalid("port range", why);
+        }
+        if let Some(silence) = self.silence
+            && !SILENCE.contains(&silence)
+        {
+            return invalid("silence", format!("{silence:?} is not within 4 to 32000 seconds"));
         }
         if let Some(name) = &self.congestion_control
             && (name.is_empty() || name.len() > 15 || name.contains('\0'))
@@ -128,6 +150,8 @@ mod tests {
             (new().receive_buffer(usize::MAX), "receive buffer of 18446744073709551615 bytes exceeds"),
             (new().ports(0..=10), "0 to 10"),
             (new().ports(10..=9), "10 to 9"),
+            (new().silence(Duration::from_secs(3)), "3s"),
+            (new().silence(Duration::MAX), "silence"),
             (new().congestion_control(""), "congestion control"),
             (new().congestion_control("a\0b"), "congestion control"),
             (new().congestion_control("sixteen-letters-"), "sixteen-letters-"),

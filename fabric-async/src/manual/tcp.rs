@@ -56,7 +56,7 @@
 //! next message dials anew, so a peer that was started again under its address is reached again. What had come before is still
 //! received, but for half a message. TCP does not tell a process that was killed between two messages from an endpoint
 //! that was closed: both are [`Closed`](crate::DownReason::Closed). A machine that goes without a word is noticed after half
-//! a minute of silence, or, if something is on its way to it, when the network gives up.
+//! a minute of silence, or what [`SocketOptions::silence`](crate::SocketOptions::silence) says, or, if something is on its way to it, when the network gives up.
 //!
 //! # Sent
 //!

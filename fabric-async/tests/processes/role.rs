@@ -29,6 +29,14 @@ impl Peer {
         told(&mut apart, role, name).spawn().map(Self)
     }
 
+    /// The same in this network namespace; what it says can be read.
+    pub(crate) fn start_in(namespace: &str, role: &str, name: &str) -> Self {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", namespace]).arg(std::env::current_exe().expect("a path"));
+        let inside = told(&mut inside, role, name).stdout(Stdio::piped());
+        Self(inside.spawn().expect("there is an ip, which has made the namespace"))
+    }
+
     /// The same as another user.
     pub(crate) fn start_as(role: &str, name: &str, user: u32) -> std::io::Result<Self> {
         command(role, name).uid(user).gid(user).spawn().map(Self)
@@ -90,6 +98,8 @@ pub(crate) fn play() {
         "lender" => run(lender(&name)),
         "silent" => run(silent(&name)),
         "patient" => run(crate::levels::patient(&name)),
+        "tcp mirror" => run(crate::tcp::mirror(&name)),
+        "tcp lonely" => run(crate::tcp::lonely(&name)),
         "tcp echo" => run(crate::tcp::echo(&name)),
         "tcp target" => run(crate::tcp::target(&name)),
         "tcp chatter" => run(crate::tcp::chatter(&name)),

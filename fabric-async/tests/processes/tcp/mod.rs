@@ -2,6 +2,7 @@
 
 mod answers;
 mod hostile;
+mod namespaces;
 mod networks;
 mod onesided;
 mod options;
@@ -12,6 +13,8 @@ pub(crate) use onesided::target;
 use std::time::Duration;
 
 use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, Progress};
+
+pub(crate) use namespaces::{lonely, mirror};
 
 use crate::role::Peer;
 use crate::run;

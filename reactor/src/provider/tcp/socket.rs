@@ -20,12 +20,10 @@ use crate::provider::origin::Origin;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// After so long without a word the kernel asks whether the peer is still there,
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
-/// and again,
-const KEEPALIVE_PAUSE: Duration = Duration::from_secs(5);
-/// so many times.
-const KEEPALIVE_ATTEMPTS: u32 = 3;
+/// A peer that says nothing for so long is gone, unless something else is said.
+const SILENCE: Duration = Duration::from_secs(30);
+/// The kernel asks so many times whether it is still there, in the second half of that time.
+const ATTEMPTS: u32 = 3;
 
 /// Where peers connect.
 #[derive(Debug)]
@@ -100,7 +98,7 @@ impl Listener {
                 Ok((socket, from)) => match from.and_then(|from| SocketAddr::try_from(from).ok()) {
                     Some(from) => {
                         congestion::control(&socket, (at, from), tuning)?;
-                        Ok(Some((Socket::new(socket)?, from)))
+                        Ok(Some((Socket::new(socket, tuning)?, from)))
                     }
                     None => continue,
                 },
@@ -122,13 +120,16 @@ impl Drop for Listener {
 }
 
 impl Socket {
-    fn new(fd: OwnedFd) -> Result<Self, Errno> {
+    fn new(fd: OwnedFd, tuning: &Tuning) -> Result<Self, Errno> {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
         // A machine that has gone says nothing.
         rustix::net::sockopt::set_socket_keepalive(&fd, true)?;
-        rustix::net::sockopt::set_tcp_keepidle(&fd, KEEPALIVE_IDLE)?;
-        rustix::net::sockopt::set_tcp_keepintvl(&fd, KEEPALIVE_PAUSE)?;
-        rustix::net::sockopt::set_tcp_keepcnt(&fd, KEEPALIVE_ATTEMPTS)?;
+        let silence = tuning.options.silence.unwrap_or(SILENCE).as_secs();
+        let pause = (silence / 2 / u64::from(ATTEMPTS)).max(1);
+        let idle = silence - pause * u64::from(ATTEMPTS);
+        rustix::net::sockopt::set_tcp_keepidle(&fd, Duration::from_secs(idle))?;
+        rustix::net::sockopt::set_tcp_keepintvl(&fd, Duration::from_secs(pause))?;
+        rustix::net::sockopt::set_tcp_keepcnt(&fd, ATTEMPTS)?;
         Ok(Self { fd: Arc::new(fd), origin: Origin::here(), watched: None })
     }
 
@@ -146,7 +147,7 @@ impl Socket {
             rustix::net::bind(&socket, &SocketAddr::new(from.ip(), 0))?;
         }
         match rustix::net::connect(&socket, &to) {
-            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Self::new(socket),
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Self::new(socket, tuning),
             Err(errno) => Err(errno),
         }
     }

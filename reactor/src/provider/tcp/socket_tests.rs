@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use fabric_core::info::{Info, TrafficClass};
 use fabric_core::{Error, SocketOptions};
 use rustix::net::sockopt::{
-    ip_tos, ipv6_tclass, socket_recv_buffer_size, socket_send_buffer_size, tcp_congestion,
+    ip_tos, ipv6_tclass, socket_recv_buffer_size, socket_send_buffer_size, tcp_congestion, tcp_keepcnt,
+    tcp_keepidle, tcp_keepintvl,
 };
 
 use super::{Listener, Socket};
@@ -72,6 +74,22 @@ fn connections_inside_the_machine_are_not_paced_unless_asked() {
     let asked = tuning(SocketOptions::new().congestion_control(machine.trim()), None);
     for end in connection("127.0.0.1:0", &asked) {
         assert_eq!(tcp_congestion(end.as_fd()).unwrap(), machine.trim());
+    }
+}
+
+#[test]
+fn silence_is_divided_into_waiting_and_asking() {
+    for (seconds, idle, pause) in
+        [(None, 15, 5), (Some(4), 1, 1), (Some(7), 4, 1), (Some(32_000), 16_001, 5333)]
+    {
+        let silence = seconds.map(Duration::from_secs);
+        let mut options = SocketOptions::new();
+        options.silence = silence;
+        for end in connection("127.0.0.1:0", &tuning(options.clone(), None)) {
+            assert_eq!(tcp_keepidle(end.as_fd()).unwrap(), Duration::from_secs(idle));
+            assert_eq!(tcp_keepintvl(end.as_fd()).unwrap(), Duration::from_secs(pause));
+            assert_eq!(tcp_keepcnt(end.as_fd()).unwrap(), 3);
+        }
     }
 }
 
