@@ -1,21 +1,31 @@
-//! Two processes talk over shared memory, or over tcp, through `.await`; prints what it takes.
+//! Two processes talk over shared memory, or over tcp or udp, through `.await`; prints what it takes.
 //!
 //! `cargo run --release --example pingpong`
 //! `cargo run --release --example pingpong -- --provider tcp`
+//! `cargo run --release --example pingpong -- --provider udp`
 //!
 //! The program starts itself a second time as the peer, each process on a core of its own. For every size it measures
 //! the half round trip of a message, then how fast messages stream in one direction. Beside it stands what this
 //! machine can do at all, measured in the same run: a cache line bouncing between two cores, and `memcpy`.
+//!
+//! Over udp a message is a datagram, which has no tag and may be lost: there the peer only sends back what comes, and nothing
+//! is streamed.
 
 use std::io::{IsTerminal, Write};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric_async::{Endpoint, Error, FiAddr, Result, WaitPolicy};
+use fabric_bench::peers::unless_lost;
 use fabric_bench::{floor, pin};
 use hdrhistogram::Histogram;
 
 const SIZES: [usize; 8] = [8, 64, 256, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Those of datagrams: the last fills a packet of Ethernet.
+const DATAGRAMS: [usize; 5] = [8, 64, 256, 1024, 1472];
+/// A peer that hears nothing for so long is alone.
+const ALONE: Duration = Duration::from_secs(10);
 /// Time spent on one size: for the latency, and for the stream.
 const LATENCY_TIME: Duration = Duration::from_millis(700);
 const STREAM_TIME: Duration = Duration::from_millis(400);
@@ -34,11 +44,11 @@ fn main() -> Result<()> {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let (provider, peer_of) = match words[..] {
         [] => ("shm", None),
-        ["--provider", provider @ ("shm" | "tcp")] => (provider, None),
+        ["--provider", provider @ ("shm" | "tcp" | "udp")] => (provider, None),
         // How the program starts itself.
         ["--peer", provider, name, core] => (provider, Some((name.to_owned(), core.parse().ok()))),
         _ => {
-            eprintln!("usage: pingpong [--provider shm|tcp]");
+            eprintln!("usage: pingpong [--provider shm|tcp|udp]");
             std::process::exit(2);
         }
     };
@@ -70,6 +80,9 @@ async fn in_a_task(work: impl Future<Output = Result<()>> + Send + 'static) -> R
 async fn peer(provider: String, name: String) -> Result<()> {
     let ep = endpoint(&provider).await?;
     let other = ep.lookup(&name).await?;
+    if provider == "udp" {
+        return mirror(&ep, other).await;
+    }
     ep.send(other, "ready").tag(CONTROL).await?;
     loop {
         let request = ep.recv().tag(CONTROL).from(other).await?;
@@ -93,16 +106,32 @@ async fn peer(provider: String, name: String) -> Result<()> {
     }
 }
 
+/// Sends back what comes, until nothing does; the first word says where.
+async fn mirror(ep: &Endpoint, other: FiAddr) -> Result<()> {
+    ep.send(other, "ready").await?;
+    let mut buf = vec![0; DATAGRAMS[DATAGRAMS.len() - 1]];
+    loop {
+        buf.resize(DATAGRAMS[DATAGRAMS.len() - 1], 0);
+        let Ok(got) = tokio::time::timeout(ALONE, ep.recv_into(buf)).await else { return Ok(()) };
+        buf = ep.send(other, got?.into_buf()).await?.into_buf();
+    }
+}
+
 /// An endpoint at an address that the provider finds.
 async fn endpoint(provider: &str) -> Result<Endpoint> {
-    let anywhere = if provider == "tcp" { "tcp://127.0.0.1:0" } else { "shm://" };
+    let anywhere = match provider {
+        "tcp" => "tcp://127.0.0.1:0",
+        "udp" => "udp://127.0.0.1:0",
+        _ => "shm://",
+    };
     Endpoint::options().wait_policy(WaitPolicy::Spin).bind(anywhere).await
 }
 
 async fn measure(provider: String, (line, memcpy): (Duration, f64), peer_core: Option<usize>) -> Result<()> {
     let ep = endpoint(&provider).await?;
     let _child = Peer::start(&provider, &ep.name().to_string(), peer_core)?;
-    let ready = ep.recv().tag(CONTROL).await?;
+    let datagrams = provider == "udp";
+    let ready = if datagrams { ep.recv().await? } else { ep.recv().tag(CONTROL).await? };
     let peer = ready.source()?;
 
     let floor_ns = line.as_secs_f64() * 1e9;
@@ -115,29 +144,37 @@ async fn measure(provider: String, (line, memcpy): (Duration, f64), peer_core: O
         "{:>8}  {:>9} {:>9} {:>9}  {:>8}  {:>12} {:>8}  {:>8}",
         "size", "p50 us", "p99 us", "p99.9 us", "x floor", "messages/s", "GB/s", "x memcpy"
     );
-    for size in SIZES {
-        let latency = latency(&ep, peer, size).await?;
-        let rate = stream(&ep, peer, size).await?;
+    for &size in if datagrams { &DATAGRAMS[..] } else { &SIZES[..] } {
+        let latency = latency(&ep, peer, size, datagrams).await?;
+        let mut rates = ["-".to_owned(), "-".to_owned(), "-".to_owned()];
+        if !datagrams {
+            let rate = stream(&ep, peer, size).await?;
+            let bytes = rate * size as f64;
+            rates = [format!("{rate:.0}"), format!("{:.3}", bytes / 1e9), format!("{:.3}", bytes / memcpy)];
+        }
         let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
-        let bytes = rate * size as f64;
         progress(None);
         println!(
-            "{:>8}  {:>9.3} {:>9.3} {:>9.3}  {:>8.2}  {:>12.0} {:>8.3}  {:>8.3}",
+            "{:>8}  {:>9.3} {:>9.3} {:>9.3}  {:>8.2}  {:>12} {:>8}  {:>8}",
             label(size),
             at(0.5),
             at(0.99),
             at(0.999),
             at(0.5) * 1e3 / floor_ns,
-            rate,
-            bytes / 1e9,
-            bytes / memcpy,
+            rates[0],
+            rates[1],
+            rates[2],
         );
+    }
+    if datagrams {
+        // The mirror is ended with this process.
+        return Ok(());
     }
     ask(&ep, peer, [END, 0, 0]).await
 }
 
 /// Half round trips, in nanoseconds.
-async fn latency(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<Histogram<u64>> {
+async fn latency(ep: &Endpoint, peer: FiAddr, size: usize, datagrams: bool) -> Result<Histogram<u64>> {
     let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000, 3)
         .unwrap_or_else(|_| unreachable!("a minute in nanoseconds, to 3 digits, is allowed"));
     let (mut ping, mut pong) = (vec![7u8; size], vec![0u8; size]);
@@ -145,14 +182,26 @@ async fn latency(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<Histogram<u
     let start = Instant::now();
     let mut warm = false;
     while start.elapsed() < LATENCY_TIME || histogram.is_empty() {
-        ask(ep, peer, [ECHO, size as u64, batch]).await?;
+        if !datagrams {
+            ask(ep, peer, [ECHO, size as u64, batch]).await?;
+        }
         // The clock is looked at once a trip, which is a tenth of what is measured; what is done with the time waits.
         let mut times = Vec::with_capacity(batch as usize + 1);
         times.push(Instant::now());
-        for _ in 0..batch {
-            ping = ep.send(peer, ping).await?.into_buf();
-            pong = ep.recv_into(pong).await?.into_buf();
-            times.push(Instant::now());
+        let done = AtomicU64::new(0);
+        let trips = async {
+            for _ in 0..batch {
+                ping = ep.send(peer, std::mem::take(&mut ping)).await?.into_buf();
+                pong = ep.recv_into(std::mem::take(&mut pong)).await?.into_buf();
+                times.push(Instant::now());
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok::<_, Error>(())
+        };
+        if datagrams {
+            unless_lost(trips, &done).await.expect("a datagram was lost, which ends a ping-pong")?;
+        } else {
+            trips.await?;
         }
         for trip in times.windows(2).filter(|_| warm) {
             histogram.saturating_record((trip[1] - trip[0]).as_nanos() as u64 / 2);

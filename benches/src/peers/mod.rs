@@ -36,7 +36,7 @@ mod ucx_perftest;
 
 use std::time::Duration;
 
-pub use datagrams::{Datagrams, echo_datagrams};
+pub use datagrams::{Datagrams, echo_datagrams, unless_lost};
 pub use fi_pingpong::FiPingpong;
 #[cfg(feature = "iceoryx2")]
 pub use iceoryx2::{Iceoryx2, echo_iceoryx2};
