@@ -47,7 +47,7 @@ pub fn check(provider: &str) -> Result<()> {
 /// named with the reason. What was measured until it is told to stop is shown.
 ///
 /// # Errors
-/// The fabric fails; [`Error::Interrupted`](crate::Error::Interrupted); nothing can be printed.
+/// The fabric fails; [`Error::Interrupted`]; nothing can be printed.
 pub fn goals(provider: &str, repeat: usize, time: Duration, pin: &Pin, stop: &Stop) -> Result<()> {
     let goals = table::of(provider);
     let mut board =
