@@ -269,6 +269,23 @@ fn a_chain_of_providers_admits_each_of_them() {
     assert_eq!(refused(&agreeable().provider("util;simple"), &offer()), "provider");
 }
 
+/// Who names the layer gets it, and nothing else; who does not may get it too.
+#[test]
+fn rxm_in_a_chain_is_the_protocol() {
+    let layered = || {
+        let mut offer = offer();
+        offer.ep.protocol = Some(Protocol::Rxm);
+        offer
+    };
+    for chain in ["sim;ofi_rxm", "ofi_rxm;sim", "SIM;OFI_RXM"] {
+        assert!(negotiate(&agreeable().provider(chain), &layered()).is_ok());
+        assert_eq!(refused(&agreeable().provider(chain), &offer()), "provider");
+    }
+    assert_eq!(refused(&agreeable().provider("ofi_rxm"), &layered()), "provider");
+    assert!(negotiate(&agreeable().provider("sim"), &layered()).is_ok());
+    assert!(negotiate(&agreeable(), &layered()).is_ok());
+}
+
 mod memory {
     use super::*;
 

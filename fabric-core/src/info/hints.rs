@@ -187,7 +187,8 @@ impl Hints {
     }
 
     /// The provider, by name in any case. As in libfabric the name may be a chain, `"utility;core"`: a provider
-    /// named in it will do.
+    /// named in it will do. `"tcp;ofi_rxm"` is the chain of which both parts matter: it is the tcp provider with endpoints
+    /// of the protocol [`Protocol::Rxm`](super::Protocol::Rxm).
     #[doc(alias = "prov_name")]
     pub fn provider(mut self, name: impl Into<String>) -> Self {
         self.provider = Some(name.into());
@@ -274,9 +275,13 @@ impl Hints {
     /// Whether one of the names in the `provider` hint is this one; any name will do without the hint.
     #[must_use]
     pub fn admits_provider(&self, name: &str) -> bool {
-        self.provider
-            .as_deref()
-            .is_none_or(|chain| chain.split(';').any(|part| part.eq_ignore_ascii_case(name)))
+        self.provider.is_none() || self.names_provider(name)
+    }
+
+    /// Whether the `provider` hint has this name in its chain.
+    pub(super) fn names_provider(&self, name: &str) -> bool {
+        let mut parts = self.provider.iter().flat_map(|chain| chain.split(';'));
+        parts.any(|part| part.eq_ignore_ascii_case(name))
     }
 }
 

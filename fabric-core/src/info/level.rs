@@ -217,6 +217,9 @@ pub enum Protocol {
     #[doc(alias = "FI_PROTO_XNET")]
     #[doc(alias = "FI_PROTO_SOCK_TCP")]
     Tcp,
+    /// RXM over that framing.
+    #[doc(alias = "FI_PROTO_RXM")]
+    Rxm,
     /// A message per UDP datagram.
     #[doc(alias = "FI_PROTO_UDP")]
     Udp,
@@ -230,6 +233,7 @@ impl Protocol {
             Self::Shm => "shm",
             Self::Sim => "sim",
             Self::Tcp => "tcp",
+            Self::Rxm => "rxm",
             Self::Udp => "udp",
         }
     }

@@ -25,7 +25,7 @@ use crate::address::Address;
 use crate::flags::{Caps, Mode};
 
 use super::grant::{endpoint_caps, grant};
-use super::level::{AvType, Progress, ResourceMgmt, Threading};
+use super::level::{AvType, Progress, Protocol, ResourceMgmt, Threading};
 use super::refusal::{Mismatch, NoMatch, names};
 use super::{Hints, Info, SHARED_CONTEXT, Version, mr_mode};
 
@@ -44,6 +44,9 @@ const RECEIVING: Caps = Caps::RECV
     .union(Caps::SOURCE)
     .union(Caps::SOURCE_ERR)
     .union(Caps::RMA_EVENT);
+
+/// What libfabric calls RXM in the chain of a provider's name.
+const RXM: &str = "ofi_rxm";
 
 /// All offers that satisfy the hints, adjusted to them, in the order of the offers (best first).
 ///
@@ -118,7 +121,9 @@ fn fabric(hints: &Hints, offer: &Info) -> Check {
 }
 
 fn provider(hints: &Hints, offer: &Info) -> Check {
-    if hints.admits_provider(&offer.fabric.provider) {
+    // Who names the layer wants it; who does not may have it all the same.
+    let is_layered = offer.ep.protocol == Some(Protocol::Rxm);
+    if hints.admits_provider(&offer.fabric.provider) && (is_layered || !hints.names_provider(RXM)) {
         return Ok(());
     }
     let asked = hints.provider.as_deref().unwrap_or_default();
