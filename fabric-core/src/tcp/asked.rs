@@ -15,7 +15,7 @@ use super::{Broken, Refusal};
 #[derive(Debug, Default)]
 pub struct Asked {
     acks: VecDeque<Waiting>,
-    answers: VecDeque<Waiting>,
+    answers: VecDeque<Answer>,
     /// The bytes of a frame that asks for an acknowledgement are on their way.
     is_sending: bool,
     /// It was answered before this side has heard that they have left.
@@ -24,6 +24,15 @@ pub struct Asked {
 
 /// Nothing was wrong, or the place that was, and why.
 type Verdict = Option<(u8, Denied)>;
+
+/// Whose an answer is.
+#[derive(Debug)]
+enum Answer {
+    /// That of an operation.
+    Op(Waiting),
+    /// So many bytes of a message that was offered.
+    Piece(usize),
+}
 
 #[derive(Debug)]
 struct Waiting {
@@ -51,7 +60,12 @@ impl Asked {
 
     /// A question has left, or will, for so many bytes, which are to be placed in the buffer of this operation.
     pub fn expect_answer(&mut self, op: OpKey, spec: SendSpec, len: usize) {
-        self.answers.push_back(Waiting { op, spec, len });
+        self.answers.push_back(Answer::Op(Waiting { op, spec, len }));
+    }
+
+    /// A question has left, or will, for so many bytes of a message that is being fetched.
+    pub fn expect_piece(&mut self, len: usize) {
+        self.answers.push_back(Answer::Piece(len));
     }
 
     /// Whether there is nothing to wait for.
@@ -62,7 +76,11 @@ impl Asked {
 
     /// Nothing of it will be heard of.
     pub fn fail(&mut self, host: &mut dyn Host, error: &Error) {
-        for waiting in self.acks.drain(..).chain(self.answers.drain(..)) {
+        let answers = self.answers.drain(..).filter_map(|answer| match answer {
+            Answer::Op(waiting) => Some(waiting),
+            Answer::Piece(_) => None,
+        });
+        for waiting in self.acks.drain(..).chain(answers) {
             host.complete(waiting.op, Outcome::failed(error.clone()));
         }
     }
@@ -76,8 +94,11 @@ impl Asked {
         if !refusal.asked {
             return self.heard(verdict, host);
         }
-        let waiting = self.answers.pop_front().ok_or(Broken("a refusal of nothing"))?;
-        waiting.end(host, verdict);
+        match self.answers.pop_front() {
+            Some(Answer::Op(waiting)) => waiting.end(host, verdict),
+            Some(Answer::Piece(_)) => return Err(Broken("a refusal of what was offered")),
+            None => return Err(Broken("a refusal of nothing")),
+        }
         Ok(())
     }
 
@@ -93,24 +114,31 @@ impl Asked {
     /// An answer of so many bytes begins.
     pub(super) fn begins(&self, len: u64) -> Result<usize, Broken> {
         let first = self.answers.front().ok_or(Broken("an answer to no question"))?;
-        if first.len as u64 != len {
+        let asked = match first {
+            Answer::Op(waiting) => waiting.len,
+            Answer::Piece(len) => *len,
+        };
+        if asked as u64 != len {
             return Err(Broken("an answer of another length than was asked for"));
         }
-        Ok(first.len)
+        Ok(asked)
     }
 
-    /// Bytes of the answer that has begun, from position `at` on.
-    pub(super) fn place(&self, at: usize, bytes: &[u8], host: &mut dyn Host) {
-        if let Some(first) = self.answers.front() {
-            host.place(first.op, at, &bytes, 0, bytes.len());
-        }
+    /// Bytes of the answer that has begun, from position `at` on. False when they are those of a message.
+    pub(super) fn place(&self, at: usize, bytes: &[u8], host: &mut dyn Host) -> bool {
+        let Some(Answer::Op(first)) = self.answers.front() else { return false };
+        host.place(first.op, at, &bytes, 0, bytes.len());
+        true
     }
 
-    /// The answer is there, or is no good.
-    pub(super) fn answered(&mut self, verdict: Verdict, host: &mut dyn Host) {
-        if let Some(waiting) = self.answers.pop_front() {
-            waiting.end(host, verdict);
+    /// The answer is there, or is no good. False when it is part of a message.
+    pub(super) fn answered(&mut self, verdict: Verdict, host: &mut dyn Host) -> bool {
+        match self.answers.pop_front() {
+            Some(Answer::Op(waiting)) => waiting.end(host, verdict),
+            Some(Answer::Piece(_)) => return false,
+            None => {}
         }
+        true
     }
 }
 

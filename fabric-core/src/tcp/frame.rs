@@ -14,6 +14,8 @@ pub const LONGEST_HEADER: usize = BASE + 8 + MOST_ROWS * ROW;
 const HAS_DATA: u16 = 0x0001;
 const WANTS_ACK: u16 = 0x0004;
 const WANTS_COMMIT: u16 = 0x0008;
+/// A message with a tag, as libfabric 1.13 to 1.17 says it where RXM is spoken: without a packet.
+const RAW_TAGGED: u16 = 0x0080;
 /// What an acknowledgement has in the field of the operation.
 const ACK: u8 = 2;
 
@@ -221,6 +223,15 @@ impl Frame {
     /// # Errors
     /// What is wrong with it.
     pub fn decode(bytes: &[u8], order: Order) -> Result<Option<(Self, usize)>, Broken> {
+        Self::decode_in(bytes, order, false)
+    }
+
+    /// The same, perhaps of a connection on which RXM is spoken.
+    pub(super) fn decode_in(
+        bytes: &[u8],
+        order: Order,
+        is_rxm: bool,
+    ) -> Result<Option<(Self, usize)>, Broken> {
         let Some(base) = bytes.first_chunk::<BASE>() else { return Ok(None) };
         let [_, code, f0, f1, op, rows, len, _, total @ ..] = *base;
         let (flags, len, total) = (order.u16([f0, f1]), usize::from(len), order.u64(total));
@@ -235,6 +246,7 @@ impl Frame {
         let mut next = || words.next().ok_or(Broken("a header that lacks a part"));
         let has_data = flags & HAS_DATA != 0;
         let (mut data, mut extended) = (None, 0);
+        let code = if is_rxm && code == MESSAGE && flags & RAW_TAGGED != 0 { TAGGED } else { code };
         let kind = match (code, op) {
             (MESSAGE, ACK) if payload > 0 || len > BASE => {
                 return Err(Broken("an acknowledgement with something in it"));

@@ -7,9 +7,15 @@ use crate::provider::{EpId, Host};
 use crate::rx::{LandingId, RxContext};
 
 use super::frame::VERDICT;
+use super::rxm::Incoming;
 use super::serving::verdict;
 use super::writes::{Step, Stuck, Write, atomic};
-use super::{Asked, Broken, Frame, FrameKind, Order, Owed, Replies, Rows};
+use super::{Asked, Broken, Frame, FrameKind, Order, Owed, Replies, Row, Rows};
+
+mod aside;
+mod packets;
+
+use aside::Aside;
 
 /// The longest message that is taken: more than any memory, and far from where sums of lengths would end.
 pub const MAX_MESSAGE: usize = 1 << 40;
@@ -28,6 +34,10 @@ pub struct Inbox {
     pub asked: Asked,
     /// What this side owes the peer.
     pub replies: Replies,
+    /// Messages are packets of the other dialect.
+    rxm: Option<Box<Incoming>>,
+    /// Messages of that dialect that wait, and hold up nothing else.
+    aside: Aside,
 }
 
 #[derive(Debug)]
@@ -47,6 +57,19 @@ enum Landing {
     },
 }
 
+/// Who sends, and its number.
+type Who = (PeerKey, Option<FiAddr>);
+
+/// A frame among the bytes that have come.
+#[derive(Clone, Copy)]
+struct Found<'a> {
+    frame: &'a Frame,
+    /// Bytes before those of the message.
+    header: usize,
+    /// All that have come, from its beginning.
+    bytes: &'a [u8],
+}
+
 /// What was made of some bytes.
 #[derive(Debug, Default)]
 pub struct Taken {
@@ -59,13 +82,35 @@ pub struct Taken {
     pub is_full: bool,
     /// Acknowledgements the peer is to get.
     pub owed: Vec<Owed>,
+    /// Messages that were offered and are here, by their numbers, which the peer is to be told.
+    pub fetched: Vec<u64>,
 }
 
 impl Inbox {
     /// Of a connection whose peer writes integers like this.
     #[must_use]
     pub fn new(order: Order) -> Self {
-        Self { order, landing: None, stuck: None, asked: Asked::default(), replies: Replies::new() }
+        let (asked, replies) = (Asked::default(), Replies::new());
+        Self { order, landing: None, stuck: None, asked, replies, rxm: None, aside: Aside::default() }
+    }
+
+    /// The same, of a connection on which RXM is spoken.
+    #[must_use]
+    pub fn of_rxm(order: Order, rxm: Incoming) -> Self {
+        Self { rxm: Some(Box::new(rxm)), ..Self::new(order) }
+    }
+
+    /// Whether bytes of a message that was offered are to be asked for.
+    #[must_use]
+    pub fn wants(&self) -> bool {
+        self.rxm.as_ref().is_some_and(|rxm| rxm.wants())
+    }
+
+    /// Asks for the next bytes of a message that was offered: the place, which the peer is to be asked for at once.
+    pub fn ask(&mut self) -> Option<Row> {
+        let row = self.rxm.as_mut()?.ask()?;
+        self.asked.expect_piece(row.len as usize);
+        Some(row)
     }
 
     /// What it needs to know to serve the memory of this side: the endpoint, and whether that wants to hear of everything
@@ -92,17 +137,22 @@ impl Inbox {
     pub fn take(
         &mut self,
         bytes: &[u8],
-        (peer, source): (PeerKey, Option<FiAddr>),
+        who: Who,
         rx: &mut RxContext,
         host: &mut dyn Host,
     ) -> Result<Taken, Broken> {
+        let source = who.1;
         let mut taken = Taken::default();
         self.stuck = None;
+        let is_rxm = self.rxm.is_some();
+        if is_rxm {
+            self.take_aside(who, rx, host, &mut taken)?;
+        }
         loop {
             let rest = &bytes[taken.bytes..];
             if let Some(landing) = &mut self.landing {
                 let Landing::Message { id, left, owes } = landing else {
-                    if self.land(rest, source, &mut taken, host)? {
+                    if self.land(rest, source, &mut taken, (rx, host))? {
                         continue;
                     }
                     return Ok(taken);
@@ -121,40 +171,52 @@ impl Inbox {
                 }
                 continue;
             }
-            let Some((frame, header)) = Frame::decode(rest, self.order)? else { return Ok(taken) };
-            let tag = match frame.kind {
-                FrameKind::Message => None,
-                FrameKind::Tagged(tag) => Some(tag),
-                _ => {
-                    if self.one_sided(&frame, (rest, header), source, &mut taken, host)? {
-                        continue;
-                    }
-                    return Ok(taken);
+            let Some((frame, header)) = Frame::decode_in(rest, self.order, is_rxm)? else { return Ok(taken) };
+            let found = Found { frame: &frame, header, bytes: rest };
+            let goes_on = match frame.kind {
+                FrameKind::Message | FrameKind::Tagged(_) if is_rxm => {
+                    self.take_or_keep(&found, who, rx, host, &mut taken)?
                 }
+                FrameKind::Message | FrameKind::Tagged(_) => {
+                    self.message(&found, envelope(&frame, who)?, rx, host, &mut taken)
+                }
+                _ => self.one_sided(&frame, (rest, header), source, &mut taken, host)?,
             };
-            let Some(len) = usize::try_from(frame.payload).ok().filter(|len| *len <= MAX_MESSAGE) else {
-                return Err(Broken("a message longer than memory"));
-            };
-            // The receive context counts arrivals.
-            let envelope = Envelope { peer, source, tag, len, data: frame.data, arrival: 0, receipt: None };
-            if let Some(message) = rest.get(header..).and_then(|rest| rest.get(..len)) {
-                if !rx.deliver(host, envelope, &message) {
-                    taken.held = true;
-                    return Ok(taken);
-                }
-                taken.bytes += header + len;
-                if let Some(owed) = frame.owes() {
-                    taken.owed.extend(self.replies.behind(Some(owed)));
-                }
-            } else {
-                let Some(id) = rx.begin(host, envelope) else {
-                    taken.held = true;
-                    return Ok(taken);
-                };
-                taken.bytes += header;
-                self.landing = Some(Landing::Message { id, left: len, owes: frame.owes() });
+            if !goes_on {
+                return Ok(taken);
             }
         }
+    }
+
+    /// A message, or its beginning. False when it has to wait.
+    #[inline(always)] // on the way of a small message
+    fn message(
+        &mut self,
+        found: &Found<'_>,
+        envelope: Envelope,
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+        taken: &mut Taken,
+    ) -> bool {
+        let len = envelope.len;
+        if let Some(message) = found.bytes.get(found.header..).and_then(|rest| rest.get(..len)) {
+            if !rx.deliver(host, envelope, &message) {
+                taken.held = true;
+                return false;
+            }
+            taken.bytes += found.header + len;
+            if let Some(owed) = found.frame.owes() {
+                taken.owed.extend(self.replies.behind(Some(owed)));
+            }
+        } else {
+            let Some(id) = rx.begin(host, envelope) else {
+                taken.held = true;
+                return false;
+            };
+            taken.bytes += found.header;
+            self.landing = Some(Landing::Message { id, left: len, owes: found.frame.owes() });
+        }
+        true
     }
 
     /// A frame begins that is no message. False when more of it has to come first, or it has to wait.
@@ -222,7 +284,7 @@ impl Inbox {
         bytes: &[u8],
         source: Option<FiAddr>,
         taken: &mut Taken,
-        host: &mut dyn Host,
+        (rx, host): (&mut RxContext, &mut dyn Host),
     ) -> Result<bool, Broken> {
         match &mut self.landing {
             Some(Landing::Write(write)) => match write.take(bytes, source, &self.replies, host)? {
@@ -244,7 +306,10 @@ impl Inbox {
             Some(Landing::Answer { have, len, is_checked }) => {
                 let count = bytes.len().min(*len - *have);
                 if count > 0 {
-                    self.asked.place(*have, &bytes[..count], host);
+                    let is_placed = self.asked.place(*have, &bytes[..count], host);
+                    if !is_placed && let Some(id) = self.rxm.as_ref().and_then(|rxm| rxm.awaited()) {
+                        rx.land(host, id, &&bytes[..count]);
+                    }
                     *have += count;
                     taken.bytes += count;
                 }
@@ -259,7 +324,11 @@ impl Inbox {
                     denied = verdict([next(), next()]);
                     taken.bytes += VERDICT;
                 }
-                self.asked.answered(denied, host);
+                if !self.asked.answered(denied, host)
+                    && let Some(rxm) = &mut self.rxm
+                {
+                    taken.fetched.extend(rxm.arrived(*len as u64));
+                }
             }
             _ => {}
         }
@@ -270,26 +339,24 @@ impl Inbox {
     /// Whether a message has begun to arrive and has not ended.
     #[must_use]
     pub fn is_arriving(&self) -> bool {
-        self.landing.is_some()
+        self.landing.is_some() || self.rxm.as_ref().is_some_and(|rxm| rxm.is_arriving())
     }
 
-    /// The message that has begun to arrive and will not end, if there is one. What else has begun is forgotten.
-    pub fn end(&mut self) -> Option<LandingId> {
-        match self.landing.take() {
-            Some(Landing::Message { id, .. }) => Some(id),
-            _ => None,
+    /// The messages that have begun to arrive and will not end. What else has begun is forgotten.
+    #[must_use]
+    pub fn end(&mut self) -> Vec<LandingId> {
+        let mut begun = self.rxm.as_mut().map_or_else(Vec::new, |rxm| rxm.end());
+        if let Some(Landing::Message { id, .. }) = self.landing.take()
+            && !begun.contains(&id)
+        {
+            begun.push(id);
         }
+        begun
     }
 
     /// Whether what waits at the start of these bytes, of which `take` has said that it was held, can be taken now.
     #[must_use]
-    pub fn is_wanted(
-        &mut self,
-        bytes: &[u8],
-        (peer, source): (PeerKey, Option<FiAddr>),
-        rx: &RxContext,
-        host: &mut dyn Host,
-    ) -> bool {
+    pub fn is_wanted(&mut self, bytes: &[u8], who: Who, rx: &RxContext, host: &mut dyn Host) -> bool {
         match (&self.stuck, &mut self.landing) {
             (Some(Stuck::Memory(memory)), _) => {
                 let is_there = memory.begin();
@@ -299,13 +366,22 @@ impl Inbox {
                 return is_there || !memory.is_open();
             }
             (Some(Stuck::Notice), Some(Landing::Write(write))) => {
-                return write.tell(source, &self.replies, host);
+                return write.tell(who.1, &self.replies, host);
             }
             _ => {}
         }
-        let Ok(Some((frame, _))) = Frame::decode(bytes, self.order) else { return false };
-        let tag = if let FrameKind::Tagged(tag) = frame.kind { Some(tag) } else { None };
-        let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);
-        rx.would_take(&Envelope { peer, source, tag, len, data: frame.data, arrival: 0, receipt: None })
+        if self.has_aside() {
+            return self.is_aside_wanted(who, rx);
+        }
+        self.waiting(bytes, who).is_some_and(|envelope| rx.would_take(&envelope))
     }
+}
+
+/// What the receive context is shown. It counts arrivals.
+fn envelope(frame: &Frame, (peer, source): Who) -> Result<Envelope, Broken> {
+    let Some(len) = usize::try_from(frame.payload).ok().filter(|len| *len <= MAX_MESSAGE) else {
+        return Err(Broken("a message longer than memory"));
+    };
+    let tag = if let FrameKind::Tagged(tag) = frame.kind { Some(tag) } else { None };
+    Ok(Envelope { peer, source, tag, len, data: frame.data, arrival: 0, receipt: None })
 }

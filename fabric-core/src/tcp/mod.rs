@@ -5,6 +5,7 @@
 //! | `order` | in which order the peer writes its integers |
 //! | `control` | how a connection begins: request, acceptance, refusal |
 //! | `native` | what endpoints without connections of their own say in it, and who may keep a connection |
+//! | `dialect` | which of two dialects they speak |
 //! | `frame`, `rows` | the header of everything that follows; the places that one-sided operations name |
 //! | `inbox` | a stream of bytes becomes messages |
 //! | `outbox` | messages become a stream of bytes |
@@ -15,20 +16,25 @@
 
 mod asked;
 mod control;
+mod dialect;
 mod frame;
 mod inbox;
 mod native;
+mod offers;
 mod order;
 mod outbox;
 mod rows;
+pub mod rxm;
 mod serving;
 mod writes;
 
 pub use asked::Asked;
 pub use control::{Control, ControlKind, PRIVATE_BYTES};
+pub use dialect::{Agreed, Dialect, Question, Reply};
 pub use frame::{Frame, FrameKind, LONGEST_HEADER, Owed, Refusal};
 pub use inbox::{Inbox, MAX_MESSAGE, Taken};
 pub use native::{Hello, Rivals, Verdict, arbitrate};
+pub use offers::Offers;
 pub use order::Order;
 pub use outbox::Outbox;
 pub use rows::{MOST_ROWS, Row, Rows};

@@ -3,6 +3,8 @@
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
 
+use super::{Dialect, Question};
+
 /// What an endpoint says of itself in the private data of a request, and its peer in the acceptance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -80,8 +82,8 @@ impl Hello {
 pub enum Rivals {
     /// Nothing.
     None,
-    /// It has asked too, and has no answer yet.
-    Asking,
+    /// It has asked too, in this dialect, and has no answer yet.
+    Asking(Dialect),
     /// A connection with this instance of the peer; `None` while that is not known.
     Connected(Option<u32>),
 }
@@ -100,16 +102,21 @@ pub enum Verdict {
 }
 
 /// What becomes of a request from this peer. When both ask at once the connection stays that the greater address has
-/// asked for; a peer that was started again replaces what there was before.
+/// asked for; a peer that was started again replaces what there was before. When both ask in different dialects the
+/// one in RXM stays, whose asking side may not understand the other.
 #[must_use]
-pub fn arbitrate(ours: SocketAddr, theirs: SocketAddr, hello: Hello, rivals: Rivals) -> Verdict {
+pub fn arbitrate(ours: SocketAddr, theirs: SocketAddr, question: &Question, rivals: Rivals) -> Verdict {
     match (rivals, rank(theirs).cmp(&rank(ours))) {
         (Rivals::None, _) => Verdict::Accept,
         (_, Ordering::Equal) => Verdict::Both,
-        (Rivals::Asking, Ordering::Less) => Verdict::Refuse,
-        (Rivals::Asking, Ordering::Greater) => Verdict::Replace,
+        (Rivals::Asking(asked), _) if asked != question.dialect() => match question.dialect() {
+            Dialect::Rxm => Verdict::Replace,
+            Dialect::Native => Verdict::Refuse,
+        },
+        (Rivals::Asking(_), Ordering::Less) => Verdict::Refuse,
+        (Rivals::Asking(_), Ordering::Greater) => Verdict::Replace,
         (Rivals::Connected(None), _) => Verdict::Refuse,
-        (Rivals::Connected(Some(known)), _) if known == hello.instance => Verdict::Refuse,
+        (Rivals::Connected(Some(known)), _) if known == question.instance() => Verdict::Refuse,
         (Rivals::Connected(Some(_)), _) => Verdict::Replace,
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::buf::Payload;
 
+use super::rxm::{Outgoing, PREFIX, Packet, encode_offer};
 use super::{Frame, LONGEST_HEADER, Order, Owed, Refusal, Row};
 
 /// An acknowledgement is a header with nothing in it.
@@ -22,13 +23,30 @@ pub struct Outbox {
     is_open: bool,
     /// Owed while it was.
     owed: Vec<Owed>,
+    /// Messages are packets of the other dialect.
+    rxm: Option<Outgoing>,
+    /// What was to be told in it while a message was open.
+    untold: Vec<Packet>,
 }
 
 impl Outbox {
     /// Of a connection on which integers are written like this.
     #[must_use]
     pub fn new(order: Order) -> Self {
-        Self { order, number: 0, bytes: Vec::new(), sent: 0, is_open: false, owed: Vec::new() }
+        let (bytes, owed, untold) = (Vec::new(), Vec::new(), Vec::new());
+        Self { order, number: 0, bytes, sent: 0, is_open: false, owed, rxm: None, untold }
+    }
+
+    /// The same, of a connection on which RXM is spoken.
+    #[must_use]
+    pub fn of_rxm(order: Order, rxm: Outgoing) -> Self {
+        Self { rxm: Some(rxm), ..Self::new(order) }
+    }
+
+    /// What is spoken there, if it is RXM.
+    #[must_use]
+    pub fn rxm(&self) -> Option<&Outgoing> {
+        self.rxm.as_ref()
     }
 
     /// Bytes that have not left yet.
@@ -40,7 +58,7 @@ impl Outbox {
     /// Bytes that wait for the peer to read: what is pending, and acknowledgements for which it is not the moment yet.
     #[must_use]
     pub fn backlog(&self) -> usize {
-        self.pending().len() + self.owed.len() * ACK_BYTES
+        self.pending().len() + self.owed.len() * ACK_BYTES + self.untold.len() * (ACK_BYTES + PREFIX)
     }
 
     /// So many of them have left.
@@ -73,7 +91,39 @@ impl Outbox {
     /// Adds a whole message. False, and nothing is added, while another one is open.
     #[must_use]
     pub fn push(&mut self, tag: Option<u64>, data: Option<u64>, payload: Payload<'_>) -> bool {
+        if let Some(rxm) = &self.rxm {
+            let packet = rxm.eager(tag, data, payload.len());
+            return self.packet(&packet, payload);
+        }
         self.push_frame(&Frame::message(tag, data, payload.len()), &[], payload)
+    }
+
+    /// Adds a packet of RXM, with this behind its prefix. False, and nothing is added, while a frame is open.
+    #[must_use]
+    pub fn packet(&mut self, packet: &Packet, body: Payload<'_>) -> bool {
+        if self.is_open {
+            return false;
+        }
+        self.header(&Frame::message(None, None, PREFIX + body.len()), &[]);
+        self.bytes.extend_from_slice(&packet.encode());
+        body.for_each(|_, piece| self.bytes.extend_from_slice(piece));
+        true
+    }
+
+    /// Offers a message that lies there, and is named like its key. False, and nothing is added, while a frame is open, or
+    /// where RXM is not spoken.
+    #[must_use]
+    pub fn offer(&mut self, row: Row, tag: Option<u64>, data: Option<u64>) -> bool {
+        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.offer(row, tag, data)) else { return false };
+        self.packet(&packet, Payload::Whole(&encode_offer(row)))
+    }
+
+    /// Tells the peer that its message of this number has been read, between two frames.
+    pub fn fetched(&mut self, message: u64) {
+        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.done(message)) else { return };
+        if !self.packet(&packet, Payload::Whole(&[])) {
+            self.untold.push(packet);
+        }
     }
 
     /// Adds a whole frame, with the places that it names. False, and nothing is added, while another one is open.
@@ -105,6 +155,9 @@ impl Outbox {
         self.is_open = false;
         for owed in std::mem::take(&mut self.owed) {
             self.header(&Frame::ack(owed), &[]);
+        }
+        for packet in std::mem::take(&mut self.untold) {
+            let _ = self.packet(&packet, Payload::Whole(&[]));
         }
     }
 
@@ -159,7 +212,7 @@ impl Outbox {
 
     /// Nothing of this leaves any more.
     pub fn give_up(&mut self) {
-        *self = Self::new(self.order);
+        *self = Self { rxm: self.rxm.take(), ..Self::new(self.order) };
     }
 
     #[inline(always)] // on the way of a small message

@@ -8,12 +8,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::completion::{OpKind, Transfer};
+use crate::error::Error;
 use crate::matching::PeerKey;
 use crate::mr::{Denied, Memory};
 use crate::provider::{Deed, EpId, Host};
 use crate::{FiAddr, buf::Payload};
 
 use super::frame::VERDICT;
+use super::offers::{Offers, Part};
 use super::{Broken, Outbox, Owed, Refusal, Rows};
 
 /// Questions that wait for their answers before no more is read.
@@ -56,6 +58,8 @@ pub struct Replies {
     pub(super) heeds: bool,
     /// The peer understands why something is refused.
     pub(super) is_kin: bool,
+    /// Messages that the peer may read where they lie.
+    pub offers: Offers,
     queue: VecDeque<Reply>,
     /// How far the first has come, if it has begun.
     begun: Option<Progress>,
@@ -67,6 +71,8 @@ enum Reply {
     Ack(Option<Owed>),
     Bytes(Vec<u8>),
     Places(Vec<Spot>),
+    /// Parts of messages that were offered.
+    Offered(Vec<Part>),
     Refused(Refusal),
 }
 
@@ -93,7 +99,8 @@ impl Replies {
     /// Of a connection to this endpoint.
     #[must_use]
     pub(super) fn new() -> Self {
-        Self { ep: EpId(0), heeds: false, is_kin: false, queue: VecDeque::new(), begun: None }
+        let (offers, queue) = (Offers::default(), VecDeque::new());
+        Self { ep: EpId(0), heeds: false, is_kin: false, offers, queue, begun: None }
     }
 
     /// Whether nothing is owed.
@@ -143,12 +150,38 @@ impl Replies {
 
     /// A question for these places.
     pub(super) fn question(&mut self, rows: &Rows, host: &dyn Host) -> Result<(), Broken> {
+        if let Some(parts) = self.offers.find(rows) {
+            self.queue.push_back(Reply::Offered(parts?));
+            return Ok(());
+        }
         match find(rows, OpKind::Read, host) {
             Ok(spots) => self.queue.push_back(Reply::Places(spots)),
             Err(refusal) if self.is_kin => self.queue.push_back(Reply::Refused(refusal)),
             Err(_) => return Err(NOT_ITS),
         }
         Ok(())
+    }
+
+    /// The peer says that it has read the message of this number.
+    pub(super) fn taken(&mut self, number: u64, host: &mut dyn Host) -> Result<(), Broken> {
+        let taken = self.offers.taken(number)?;
+        let is_read = |reply: &Reply| match reply {
+            Reply::Offered(parts) => parts.iter().any(|part| part.op == taken.op()),
+            _ => false,
+        };
+        let is_early = self.queue.iter().any(is_read);
+        // Its buffer goes with the operation: what is owed of it cannot be said any more.
+        if is_early {
+            self.give_up();
+        }
+        taken.end(host);
+        if is_early { Err(Broken("word that a message was read which is still being read")) } else { Ok(()) }
+    }
+
+    /// Nothing that was offered will be read.
+    pub fn fail(&mut self, host: &mut dyn Host, error: &Error) {
+        self.give_up();
+        self.offers.fail(host, error);
     }
 
     /// Nothing of it is said any more.
@@ -180,6 +213,18 @@ impl Replies {
                     outbox.begin_answer(self.is_kin, bytes.len() as u64);
                     outbox.answer_part(Payload::Whole(bytes));
                     end(outbox, self.is_kin, None);
+                }
+                Reply::Offered(parts) => {
+                    let mut at = self.begun.unwrap_or_else(|| {
+                        outbox.begin_answer(false, parts.iter().map(|part| part.len as u64).sum());
+                        Progress::default()
+                    });
+                    let is_whole = at.go_on_offered(parts, outbox, most, host);
+                    self.begun = Some(at);
+                    if !is_whole {
+                        return Ok(Replying::Full);
+                    }
+                    end(outbox, false, None);
                 }
                 Reply::Places(spots) => {
                     let mut at = match self.begun {
@@ -234,6 +279,22 @@ fn end(outbox: &mut Outbox, is_kin: bool, spoilt: Option<u8>) {
 }
 
 impl Progress {
+    /// Copies pieces of messages that were offered. True when all of them are copied.
+    fn go_on_offered(&mut self, parts: &[Part], outbox: &mut Outbox, most: usize, host: &dyn Host) -> bool {
+        while let Some(part) = parts.get(self.spot) {
+            let piece = (part.len - self.within).min(most.saturating_sub(outbox.pending().len()));
+            if piece == 0 && self.within < part.len {
+                return false;
+            }
+            outbox.answer_part(host.payload(part.op).part(part.at + self.within, piece));
+            self.within += piece;
+            if self.within == part.len {
+                *self = Self { spot: self.spot + 1, within: 0, ..*self };
+            }
+        }
+        true
+    }
+
     /// Copies pieces of the places. `Nothing` when all of them are copied.
     fn go_on(
         &mut self,

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use fabric_core::tcp::{Control, ControlKind, Hello, Order, PRIVATE_BYTES, Rivals, Verdict, arbitrate};
+use fabric_core::tcp::{
+    Control, ControlKind, Dialect, Hello, Order, PRIVATE_BYTES, Question, Rivals, Verdict, arbitrate,
+};
 
 use crate::hex;
 
@@ -126,13 +128,12 @@ fn of_two_that_ask_at_once_one_connection_is_left() {
         "[::1]:5",
         "[fe80::1]:5",
     ];
-    let hello = Hello::new(1, 1);
+    let question = Question::Native(Hello::new(1, 1));
+    let asking = Rivals::Asking(Dialect::Native);
     for a in addresses {
         for b in addresses {
-            let (here, there) = (
-                arbitrate(at(a), at(b), hello, Rivals::Asking),
-                arbitrate(at(b), at(a), hello, Rivals::Asking),
-            );
+            let (here, there) =
+                (arbitrate(at(a), at(b), &question, asking), arbitrate(at(b), at(a), &question, asking));
             let verdicts = if a == b {
                 (Verdict::Both, Verdict::Both)
             } else if here == Verdict::Refuse {
@@ -144,21 +145,21 @@ fn of_two_that_ask_at_once_one_connection_is_left() {
         }
     }
     // The one that the greater address has asked for.
-    assert_eq!(arbitrate(at("10.0.0.1:5"), at("10.0.0.1:256"), hello, Rivals::Asking), Verdict::Replace);
-    assert_eq!(arbitrate(at("10.0.0.2:5"), at("10.0.0.1:256"), hello, Rivals::Asking), Verdict::Refuse);
+    assert_eq!(arbitrate(at("10.0.0.1:5"), at("10.0.0.1:256"), &question, asking), Verdict::Replace);
+    assert_eq!(arbitrate(at("10.0.0.2:5"), at("10.0.0.1:256"), &question, asking), Verdict::Refuse);
 }
 
 #[test]
 fn who_has_been_started_again_replaces_its_connection() {
-    let (ours, theirs, hello) = (at("10.0.0.1:5"), at("10.0.0.2:5"), Hello::new(5, 77));
-    let of = |rivals| arbitrate(ours, theirs, hello, rivals);
+    let (ours, theirs, question) = (at("10.0.0.1:5"), at("10.0.0.2:5"), Question::Native(Hello::new(5, 77)));
+    let of = |rivals| arbitrate(ours, theirs, &question, rivals);
     assert_eq!(of(Rivals::None), Verdict::Accept);
     assert_eq!(of(Rivals::Connected(None)), Verdict::Refuse);
     assert_eq!(of(Rivals::Connected(Some(77))), Verdict::Refuse);
     assert_eq!(of(Rivals::Connected(Some(78))), Verdict::Replace);
     // An endpoint that talks with itself has two.
-    assert_eq!(arbitrate(ours, ours, hello, Rivals::Connected(Some(77))), Verdict::Both);
-    assert_eq!(arbitrate(ours, ours, hello, Rivals::None), Verdict::Accept);
+    assert_eq!(arbitrate(ours, ours, &question, Rivals::Connected(Some(77))), Verdict::Both);
+    assert_eq!(arbitrate(ours, ours, &question, Rivals::None), Verdict::Accept);
 }
 
 /// Peers of this library know each other, and nobody else is taken for one: not who gives the question back, nor who

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use fabric_core::tcp::Order;
+
 use crate::{Numbers, fuzzed};
 
 /// Every file of a corpus: whether it is good, and its bytes.
@@ -61,4 +63,12 @@ fn streams_are_replayed() {
 #[test]
 fn streams_of_kin_are_replayed() {
     replay("tcp-kin", 2, fuzzed::kin);
+}
+
+/// What is said in the other dialect.
+#[test]
+fn streams_of_rxm_are_replayed() {
+    if Order::NATIVE == Order::Little {
+        replay("tcp-rxm", 2, fuzzed::rxm);
+    }
 }

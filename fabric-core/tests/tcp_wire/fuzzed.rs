@@ -13,22 +13,27 @@ pub(crate) fn control(bytes: &[u8]) -> bool {
 
 /// Reads what follows. True when it ends with a message.
 pub(crate) fn stream(bytes: &[u8]) -> bool {
-    follows(bytes, false)
+    follows(bytes, |budget| native(budget, false))
 }
 
 /// The same as peers of this library say it to each other.
 pub(crate) fn kin(bytes: &[u8]) -> bool {
-    follows(bytes, true)
+    follows(bytes, |budget| native(budget, true))
 }
 
-fn follows(bytes: &[u8], is_kin: bool) -> bool {
-    cut_somewhere(bytes, is_kin);
-    let mut receiver = receiver(1 << 20, is_kin);
+/// The same in the other dialect, to a connection with the number 5.
+pub(crate) fn rxm(bytes: &[u8]) -> bool {
+    follows(bytes, |budget| Receiver::of_rxm(budget, 5))
+}
+
+fn follows(bytes: &[u8], receiver: impl Fn(usize) -> Receiver) -> bool {
+    cut_somewhere(bytes, receiver(1 << 16));
+    let mut receiver = receiver(1 << 20);
     let taken = receiver.take(bytes);
-    taken.is_ok_and(|taken| taken.bytes == bytes.len()) && receiver.inbox.end().is_none()
+    taken.is_ok_and(|taken| taken.bytes == bytes.len()) && receiver.inbox.end().is_empty()
 }
 
-fn receiver(budget: usize, is_kin: bool) -> Receiver {
+fn native(budget: usize, is_kin: bool) -> Receiver {
     let mut receiver = Receiver::new(Order::Little, budget);
     if is_kin {
         receiver.inbox.kin();
@@ -39,8 +44,7 @@ fn receiver(budget: usize, is_kin: bool) -> Receiver {
 }
 
 /// The same in two pieces, with a receive that is too short for most, and little room for what nobody wants.
-fn cut_somewhere(bytes: &[u8], is_kin: bool) {
-    let mut receiver = receiver(1 << 16, is_kin);
+fn cut_somewhere(bytes: &[u8], mut receiver: Receiver) {
     let _ = receiver.post(UNTAGGED, Some(16));
     // Always the same for the same bytes.
     let cut = bytes.iter().map(|byte| usize::from(*byte)).sum::<usize>() % (bytes.len() + 1);

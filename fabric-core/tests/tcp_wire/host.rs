@@ -12,6 +12,7 @@ use fabric_core::matching::{PeerKey, RecvSpec, TagMatch};
 use fabric_core::mr::{LocalMemory, Region, RegionTable};
 use fabric_core::provider::{Deed, EpId, Host, OpKey, Remote, SendSpec};
 use fabric_core::rx::RxContext;
+use fabric_core::tcp::rxm::Incoming;
 use fabric_core::tcp::{Broken, Inbox, Order, Outbox, Replying, Taken};
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -21,7 +22,7 @@ pub(crate) const ANY_TAG: RecvSpec =
 /// Takes what has no tag.
 pub(crate) const UNTAGGED: RecvSpec = RecvSpec { from: None, tag: None };
 
-const PEER: (PeerKey, Option<FiAddr>) = (PeerKey(1), None);
+pub(crate) const PEER: (PeerKey, Option<FiAddr>) = (PeerKey(1), None);
 
 /// The receiving end of one connection.
 pub(crate) struct Receiver {
@@ -68,6 +69,20 @@ impl Receiver {
         }
         maps.regions = Some(regions);
         Self { rx: RxContext::new(EpId(0), budget, pool), inbox: Inbox::new(order), maps, ops: 0 }
+    }
+
+    /// The same where RXM is spoken, and packets must quote this.
+    pub(crate) fn of_rxm(budget: usize, connection: u32) -> Self {
+        let inbox = Inbox::of_rxm(Order::NATIVE, Incoming::new(connection));
+        Self { inbox, ..Self::new(Order::NATIVE, budget) }
+    }
+
+    /// An operation that sends these bytes.
+    pub(crate) fn sending(&mut self, bytes: &[u8]) -> OpKey {
+        self.ops += 1;
+        let op = OpKey { index: self.ops, generation: 0 };
+        self.maps.bufs.insert(op, AnyBuf::Vec(bytes.to_vec()));
+        op
     }
 
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Taken, Broken> {

@@ -9,16 +9,20 @@
 //! | `streams` | whole streams, split anywhere, hostile ones among them |
 //! | `onesided` | memory that is read and written, by peers of every kind |
 //! | `fuzzed` | what is read from any bytes, here and by the fuzz targets |
+//! | `dialects` | which of the two is spoken: questions and answers |
+//! | `rxm` | the other dialect: packets, segments and offers, split anywhere, hostile ones among them |
 //! | `corpora` | the corpora of `fuzz`, replayed |
 
 #![allow(unsafe_code)] // an allocator that notes what is asked of it
 
 mod beginning;
 mod corpora;
+mod dialects;
 mod frames;
 mod fuzzed;
 mod host;
 mod onesided;
+mod rxm;
 mod streams;
 
 use std::alloc::{GlobalAlloc, Layout, System};

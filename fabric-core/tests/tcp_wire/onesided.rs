@@ -243,7 +243,7 @@ fn what_was_asked_fails_with_the_connection() {
     let ops = [asks.asks_to_read(8), asks.has_written(8)];
     // Half of the answer has come.
     asks.take(&hex(ANSWER)[..20]).unwrap();
-    assert_eq!(asks.inbox.end(), None);
+    assert_eq!(asks.inbox.end(), []);
     asks.inbox.asked.fail(&mut asks.maps, &Error::Canceled);
     for op in ops {
         assert_eq!(asks.end(op).unwrap().error.as_deref(), Some(&Error::Canceled));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric_core::provider::{Interest, WaitSet};
-use fabric_core::tcp::{Control, ControlKind, Hello, Order, PRIVATE_BYTES};
+use fabric_core::tcp::{Broken, Control, ControlKind, Dialect, Order, PRIVATE_BYTES, Question, Reply};
 use fabric_core::{Address, Error, Scheme};
 use rustix::io::Errno;
 
@@ -30,42 +30,26 @@ pub(crate) struct Asked {
     /// When it has waited for too long.
     pub(crate) until: Instant,
     socket: Socket,
-    hello: Hello,
+    question: Question,
     has_asked: bool,
     bytes: Vec<u8>,
 }
 
-/// What somebody asks with, and what came behind it.
-pub(crate) type Question = (Order, Hello, Vec<u8>);
+/// In which order somebody writes who asks, with what, and what came behind it.
+pub(crate) type Asking = (Order, Question, Vec<u8>);
 
 /// How far it has come.
 #[derive(Debug)]
 pub(crate) enum Greeting {
     Later,
-    Answer(Answer),
+    /// What the peer says, in which order it writes, and what came behind it.
+    Answer(Reply, Order, Vec<u8>),
     /// Nobody was reached.
     Failed(Errno),
     /// It hung up.
     Gone,
     /// What it says makes no sense.
     Broken(&'static str),
-}
-
-/// What a peer that was asked has said.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    Accepted {
-        order: Order,
-        instance: Option<u32>,
-        /// It understands what only this library says.
-        is_kin: bool,
-        /// What came behind the answer.
-        rest: Vec<u8>,
-    },
-    Refused {
-        /// It gave the question back: another connection stands in the way.
-        is_rival: bool,
-    },
 }
 
 impl Caller {
@@ -82,7 +66,7 @@ impl Caller {
     }
 
     /// What it asks with, once that is there. An error when it is to go, with what is worth telling.
-    pub(crate) fn go_on(&mut self) -> Result<Option<Question>, Option<Error>> {
+    pub(crate) fn go_on(&mut self) -> Result<Option<Asking>, Option<Error>> {
         let is_over = match read(&self.socket, &mut self.bytes) {
             Received::Nothing => return Ok(None),
             Received::Bytes(_) => false,
@@ -90,12 +74,14 @@ impl Caller {
         };
         match Control::decode(&self.bytes) {
             Ok(Some((control, len))) if control.kind == ControlKind::Request => {
-                let Some(hello) = Hello::decode(control.private()).filter(|hello| hello.port != 0) else {
-                    let refusal = Control::new(ControlKind::Refuse, control.private());
-                    refusal.map(|refusal| self.socket.send(&[IoSlice::new(&refusal.encode())]));
-                    return Err(self.strange("a request of another kind of endpoint"));
+                let question = match Question::read(control.private()) {
+                    Ok(question) => question,
+                    Err(Broken(what)) => {
+                        self.say(ControlKind::Refuse, &Question::refuse_unread(control.private()));
+                        return Err(self.strange(what));
+                    }
                 };
-                Ok(Some((control.order, hello, self.bytes.split_off(len))))
+                Ok(Some((control.order, question, self.bytes.split_off(len))))
             }
             Ok(Some(_)) => Err(self.strange("an answer to no question")),
             Err(broken) => Err(self.strange(broken.0)),
@@ -111,14 +97,19 @@ impl Caller {
     }
 
     /// Answers; false when the peer does not hear it.
-    pub(crate) fn say(&self, kind: ControlKind, hello: Hello) -> bool {
-        say(&self.socket, kind, hello)
+    pub(crate) fn say(&self, kind: ControlKind, private: &[u8]) -> bool {
+        say(&self.socket, kind, private)
     }
 }
 
 impl Asked {
-    pub(crate) fn new(peer: usize, socket: Socket, hello: Hello, until: Instant) -> Self {
-        Self { peer, until, socket, hello, has_asked: false, bytes: Vec::new() }
+    pub(crate) fn new(peer: usize, socket: Socket, question: Question, until: Instant) -> Self {
+        Self { peer, until, socket, question, has_asked: false, bytes: Vec::new() }
+    }
+
+    /// The dialect it is asked in.
+    pub(crate) fn dialect(&self) -> Dialect {
+        self.question.dialect()
     }
 
     pub(crate) fn into_socket(self) -> Socket {
@@ -133,7 +124,7 @@ impl Asked {
                 Ok(false) => return Greeting::Later,
                 Err(errno) => return Greeting::Failed(errno),
             }
-            if !say(&self.socket, ControlKind::Request, self.hello) {
+            if !say(&self.socket, ControlKind::Request, &self.question.private()) {
                 return Greeting::Gone;
             }
             self.has_asked = true;
@@ -153,18 +144,9 @@ impl Asked {
             Ok(None) => return Greeting::Later,
             Err(broken) => return Greeting::Broken(broken.0),
         };
-        match control.kind {
-            ControlKind::Request => Greeting::Broken("a question instead of an answer"),
-            ControlKind::Refuse => {
-                Greeting::Answer(Answer::Refused { is_rival: control.private() == self.hello.encode() })
-            }
-            ControlKind::Accept => {
-                let hello = Hello::decode(control.private());
-                let instance = hello.map(|hello| hello.instance);
-                let is_kin = hello.is_some_and(Hello::answers_kin);
-                let rest = self.bytes.split_off(len);
-                Greeting::Answer(Answer::Accepted { order: control.order, instance, is_kin, rest })
-            }
+        match self.question.answered(&control) {
+            Ok(reply) => Greeting::Answer(reply, control.order, self.bytes.split_off(len)),
+            Err(broken) => Greeting::Broken(broken.0),
         }
     }
 }
@@ -181,8 +163,8 @@ fn read(socket: &Socket, bytes: &mut Vec<u8>) -> Received {
 }
 
 /// Says something in one piece: a few hundred bytes always find room on a connection that has said nothing yet.
-fn say(socket: &Socket, kind: ControlKind, hello: Hello) -> bool {
-    let Some(control) = Control::new(kind, &hello.encode()) else { return false };
+fn say(socket: &Socket, kind: ControlKind, private: &[u8]) -> bool {
+    let Some(control) = Control::new(kind, private) else { return false };
     let bytes = control.encode();
     socket.send(&[IoSlice::new(&bytes)]) == Sent::Bytes(bytes.len())
 }

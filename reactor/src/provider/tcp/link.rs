@@ -10,7 +10,8 @@ use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
 use fabric_core::provider::{Host, Interest, OpKey, SendSpec, WaitSet};
 use fabric_core::rx::RxContext;
-use fabric_core::tcp::{Inbox, Order, Outbox};
+use fabric_core::tcp::rxm::{Incoming, Outgoing};
+use fabric_core::tcp::{Agreed, Inbox, Order, Outbox};
 use fabric_core::{Error, FiAddr};
 
 use super::socket::{Received, Sent, Socket};
@@ -18,6 +19,7 @@ use crate::uring::SharedRing;
 
 mod lane;
 mod onesided;
+mod packets;
 
 use lane::Lane;
 use onesided::{Ending, fail_first, wrap};
@@ -86,10 +88,19 @@ impl Link {
         (peer, key): (usize, PeerKey),
         socket: Socket,
         (wait, token): (Arc<dyn WaitSet>, u64),
-        order: Order,
+        (agreed, order): (Agreed, Order),
         rest: Vec<u8>,
         ring: Option<SharedRing>,
     ) -> Self {
+        let (mut inbox, mut outbox) = (Inbox::new(order), Outbox::new(order));
+        match agreed {
+            Agreed::Native { is_kin: true } => inbox.kin(),
+            Agreed::Native { is_kin: false } => {}
+            Agreed::Rxm { ours, theirs } => {
+                inbox = Inbox::of_rxm(order, Incoming::new(ours));
+                outbox = Outbox::of_rxm(order, Outgoing::new(theirs));
+            }
+        }
         Self {
             peer,
             key,
@@ -99,8 +110,8 @@ impl Link {
             socket,
             wait,
             token,
-            inbox: Inbox::new(order),
-            outbox: Outbox::new(order),
+            inbox,
+            outbox,
             is_fresh: !rest.is_empty(),
             rest,
             held: false,
@@ -125,8 +136,9 @@ impl Link {
         self.is_deaf
     }
 
+    /// Whether it has a message that nobody has asked for, and for which there is no room.
     pub(crate) fn is_held(&self) -> bool {
-        self.held
+        self.held || self.inbox.has_aside()
     }
 
     /// Whether it is worth looking at without being told.
@@ -167,13 +179,14 @@ impl Link {
         if self.held && !self.inbox.is_wanted(&self.rest, who, rx, host) {
             return false;
         }
-        if self.is_clogged() || self.ended.is_some() && self.rest.is_empty() {
+        let is_aside = self.inbox.has_aside() && self.inbox.is_aside_wanted(who, rx);
+        if self.is_clogged() || self.ended.is_some() && self.rest.is_empty() && !is_aside {
             self.rest_from_reading();
             return false;
         }
         let mut have = self.rest.len();
         scratch[..have].copy_from_slice(&self.rest);
-        let mut news = self.held | std::mem::take(&mut self.is_fresh);
+        let mut news = self.held | is_aside | std::mem::take(&mut self.is_fresh);
         if !self.held && self.ended.is_none() {
             match self.read(&mut scratch[have..]) {
                 Received::Nothing => {}
@@ -199,6 +212,7 @@ impl Link {
                 self.is_fresh = taken.is_full;
                 if !self.is_deaf && !self.is_cut {
                     taken.owed.into_iter().for_each(|owed| self.outbox.acknowledge(owed));
+                    taken.fetched.into_iter().for_each(|message| self.outbox.fetched(message));
                 }
                 (taken.bytes, taken.held)
             }
@@ -242,7 +256,8 @@ impl Link {
     /// The message that is being sent, if there is one, will not end: nothing may come behind its beginning, and the peer
     /// hears of it by the end of the stream. Returns whether there was one.
     pub(crate) fn cut(&mut self) -> bool {
-        if self.is_deaf || !self.outbox.is_open() || self.inbox.replies.is_open() {
+        let is_within = self.outbox.is_open() && !self.inbox.replies.is_open();
+        if self.is_deaf || !is_within && self.inbox.replies.offers.is_empty() {
             return false;
         }
         self.is_cut = true;
@@ -250,11 +265,12 @@ impl Link {
         true
     }
 
-    /// What was asked, and the message that was arriving, fail; the rest is nobody's.
-    pub(crate) fn give_up(&mut self, rx: &mut RxContext, host: &mut dyn Host, error: Error) {
-        self.inbox.asked.fail(host, &error);
-        if let Some(landing) = self.inbox.end() {
-            rx.fail(host, landing, error);
+    /// What was asked and offered, and the messages that were arriving, fail; the rest is nobody's.
+    pub(crate) fn give_up(&mut self, rx: &mut RxContext, host: &mut dyn Host, error: &Error) {
+        self.inbox.asked.fail(host, error);
+        self.fail_offers(host, error);
+        for landing in self.inbox.end() {
+            rx.fail(host, landing, error.clone());
         }
     }
 
@@ -320,7 +336,7 @@ impl Link {
             return !self.is_deaf && self.flush();
         }
         let is_idle = queue.is_empty() && self.inbox.replies.is_empty() && self.outbox.pending().is_empty();
-        if self.is_deaf || self.is_sending() || is_idle {
+        if self.is_deaf || self.is_sending() || is_idle && !self.inbox.wants() {
             return false;
         }
         let (mut moved, mut left) = (false, PER_PASS);
@@ -330,9 +346,16 @@ impl Link {
                 return moved;
             }
         }
+        moved |= self.ask();
         while let Some(front) = queue.front_mut()
             && left > 0
         {
+            if self.is_packet(&front.spec) {
+                let Some(count) = self.send_packet(queue, host) else { break };
+                left = left.saturating_sub(count);
+                moved = true;
+                continue;
+            }
             let Sending { op, spec, sent } = front;
             let payload = if spec.kind == OpKind::Read { Payload::Whole(&[]) } else { host.payload(*op) };
             let len = payload.len();

@@ -34,7 +34,7 @@ use fabric_core::provider::{
 };
 use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
-use fabric_core::tcp::{MAX_MESSAGE, MOST_ROWS};
+use fabric_core::tcp::{Dialect, MAX_MESSAGE, MOST_ROWS};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
 
@@ -55,7 +55,7 @@ impl Provider for TcpProvider {
     }
 
     /// Twice the same for any network, under manual and under automatic progress: who states no wish gets the first.
-    /// Behind them the same for each network this machine is in.
+    /// Behind them the same for each network this machine is in, and behind all these the same as endpoints that ask in RXM.
     fn offers(&self) -> Vec<Info> {
         let any = offer();
         let of = |network: Network| {
@@ -66,7 +66,9 @@ impl Provider for TcpProvider {
             info
         };
         let offers = std::iter::once(any.clone()).chain(networks::all().into_iter().map(of));
-        offers.flat_map(|info| [info.clone(), automatic(info)]).collect()
+        let native: Vec<_> = offers.flat_map(|info| [info.clone(), automatic(info)]).collect();
+        let rxm: Vec<_> = native.iter().cloned().map(layered).collect();
+        native.into_iter().chain(rxm).collect()
     }
 
     fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn Memory>> {
@@ -148,6 +150,18 @@ fn offer() -> Info {
     info
 }
 
+/// The same, of endpoints that ask for connections in RXM. Whoever asks them is answered in its own dialect.
+fn layered(mut info: Info) -> Info {
+    info.ep.protocol = Some(Protocol::Rxm);
+    // What goes wrong there ends the connection in this dialect, and atomic operations have a form of their own in it.
+    info.caps.remove(Caps::RMA | Caps::ATOMIC | Caps::RMA_DIRECTIONS | Caps::RMA_EVENT);
+    // Nothing asks for it there.
+    info.tx.op_flags.remove(OpFlags::DELIVERY_COMPLETE);
+    // The version that libfabric gives it.
+    info.ep.protocol_version = 1;
+    info
+}
+
 fn automatic(mut info: Info) -> Info {
     (info.domain.control_progress, info.domain.data_progress) = (Progress::Auto, Progress::Auto);
     info
@@ -218,7 +232,9 @@ impl ProviderDomain for TcpDomain {
         let any = SocketAddr::new(chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()), 0);
         let at = at.and_then(Address::socket).unwrap_or(any);
         let tuning = Tuning::of(&self.options, info)?;
-        let mut opened = Endpoint::open(ep, (at, tuning), self.wait.clone(), receiving, self.io.ring()?)?;
+        let dialect = if info.ep.protocol == Some(Protocol::Rxm) { Dialect::Rxm } else { Dialect::Native };
+        let ring = self.io.ring()?;
+        let mut opened = Endpoint::open(ep, (at, tuning), self.wait.clone(), receiving, ring, dialect)?;
         if info.caps.contains(Caps::RMA_EVENT) {
             opened.heed();
         }

@@ -78,23 +78,23 @@ impl Endpoint {
 
     pub(super) fn caller_ready(&mut self, host: &mut dyn Host, at: usize) {
         let Some(Stage::Caller(caller)) = self.stages.get_mut(at) else { return };
-        let (order, hello, rest) = match caller.go_on() {
+        let (order, question, rest) = match caller.go_on() {
             Ok(None) => return,
             Ok(Some(asked)) => asked,
             Err(error) => return self.caller_over(host, at, error),
         };
         self.callers.retain(|caller| *caller != at);
         let Stage::Caller(caller) = self.stages.remove(at) else { return };
-        let theirs = SocketAddr::new(caller.from.ip(), hello.port);
+        let theirs = SocketAddr::new(caller.from.ip(), question.port());
         let Ok(peer) = self.peer_at(theirs) else { return };
         let rivals = match self.peers[peer].link.and_then(|link| self.stages.get(link)) {
             None | Some(Stage::Caller(_)) => Rivals::None,
-            Some(Stage::Asked(_)) => Rivals::Asking,
+            Some(Stage::Asked(asked)) => Rivals::Asking(asked.dialect()),
             Some(Stage::Up(link)) => Rivals::Connected(link.instance),
         };
-        let verdict = arbitrate(self.at, theirs, hello, rivals);
+        let verdict = arbitrate(self.at, theirs, &question, rivals);
         if verdict == Verdict::Refuse {
-            caller.say(ControlKind::Refuse, hello);
+            caller.say(ControlKind::Refuse, &question.refuse());
             return farewell::close(caller.into_socket(), &[]);
         }
         if verdict == Verdict::Replace
@@ -105,15 +105,19 @@ impl Endpoint {
                 _ => drop(self.stages.try_remove(old)),
             }
         }
-        if !caller.say(ControlKind::Accept, hello.accepted_by(self.instance)) {
+        self.next_connection = self.next_connection.wrapping_add(1);
+        let (accepted, agreed) = question.accept(self.instance, self.next_connection);
+        if !caller.say(ControlKind::Accept, &accepted) {
             return self.called_in_vain(host, theirs);
         }
-        let order = Order::NATIVE.with(order);
+        let spoken = (agreed, Order::NATIVE.with(order));
         // `link_down` may have forgotten the peer.
         let Ok(peer) = self.peer_at(theirs) else { return };
-        let link = self.link_up(host, (peer, Some(hello.instance)), caller.into_socket(), order, rest);
-        self.kin(link, hello.is_kin());
+        let who = (peer, Some(question.instance()));
+        let link = self.link_up(host, who, caller.into_socket(), spoken, rest);
         if verdict != Verdict::Both {
+            // Who comes back does so in the dialect it speaks.
+            self.peers[peer].dialect = question.dialect();
             self.peers[peer].link = Some(link);
             self.drive(host, peer);
         }

@@ -4,10 +4,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use fabric_core::provider::{Host, Interest};
-use fabric_core::tcp::{Hello, Order};
+use fabric_core::tcp::{Dialect, Order, Question, Reply};
 use fabric_core::{Address, Error, Refusal, Result};
 
-use super::super::greeting::{Answer, Asked, Greeting};
+use super::super::greeting::{Asked, Greeting};
 use super::super::socket::Socket;
 use super::{Endpoint, PATIENCE, Stage, Token};
 
@@ -23,9 +23,10 @@ impl Endpoint {
             Socket::dial(self.at, peer.at, &self.tuning).map_err(|errno| unreachable(&peer.name, errno))?;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
         socket.watch(&self.wait, token, Interest::Write)?;
-        let hello = Hello::new(self.at.port(), self.instance);
-        peer.link =
-            Some(self.stages.insert(Stage::Asked(Asked::new(at, socket, hello, Instant::now() + PATIENCE))));
+        self.next_connection = self.next_connection.wrapping_add(1);
+        let question = Question::new(peer.dialect, self.at.port(), self.instance, self.next_connection);
+        let asked = Asked::new(at, socket, question, Instant::now() + PATIENCE);
+        peer.link = Some(self.stages.insert(Stage::Asked(asked)));
         self.set_clock();
         Ok(())
     }
@@ -48,23 +49,28 @@ impl Endpoint {
                 let error = Error::PeerGone(self.peers[peer].name.clone());
                 self.asked_over(host, at, &error);
             }
-            Greeting::Answer(Answer::Refused { is_rival: true }) => {
+            Greeting::Answer(Reply::Rival, ..) => {
                 // It asks as well, or has a connection of which this side does not know any more.
                 self.stages.remove(at);
                 self.peers[peer].link = None;
                 self.pause(host, peer);
             }
-            Greeting::Answer(Answer::Refused { is_rival: false }) => {
+            Greeting::Answer(Reply::Ask(dialect), ..) => {
+                self.stages.remove(at);
+                self.peers[peer].link = None;
+                self.turn(host, peer, dialect);
+            }
+            Greeting::Answer(Reply::Refused, ..) => {
                 let error =
                     Error::Refused { peer: self.peers[peer].name.clone(), reason: Refusal::Resources };
                 self.asked_over(host, at, &error);
             }
-            Greeting::Answer(Answer::Accepted { order, instance, is_kin, rest }) => {
+            Greeting::Answer(Reply::Accepted(agreed, instance), order, rest) => {
                 let Stage::Asked(asked) = self.stages.remove(at) else { return };
                 let order = Order::NATIVE.with(order);
-                let again = self.link_up(host, (peer, instance), asked.into_socket(), order, rest);
+                let spoken = (agreed, order);
+                let again = self.link_up(host, (peer, instance), asked.into_socket(), spoken, rest);
                 self.peers[peer].link = Some(again);
-                self.kin(again, is_kin);
                 self.drive(host, peer);
             }
         }
@@ -78,6 +84,21 @@ impl Endpoint {
             self.fail_sends(host, asked.peer, error);
         }
         self.forget(asked.peer);
+    }
+
+    /// A peer speaks the other dialect, and is asked again in that; after a while if it has said so of the first one before.
+    fn turn(&mut self, host: &mut dyn Host, at: usize, dialect: Dialect) {
+        let peer = &mut self.peers[at];
+        peer.dialect = dialect;
+        if std::mem::replace(&mut peer.has_turned, true) {
+            return self.pause(host, at);
+        }
+        if !peer.sends.is_empty()
+            && let Err(error) = self.dial(at)
+        {
+            self.fail_sends(host, at, &error);
+        }
+        self.forget(at);
     }
 
     /// Asks again after a while, unless that has gone on for too long.

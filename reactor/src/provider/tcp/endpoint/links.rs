@@ -4,7 +4,7 @@ use fabric_core::Error;
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::PeerKey;
 use fabric_core::provider::Host;
-use fabric_core::tcp::Order;
+use fabric_core::tcp::{Agreed, Order};
 
 use super::super::farewell;
 use super::super::link::Link;
@@ -17,14 +17,14 @@ impl Endpoint {
         host: &mut dyn Host,
         (peer, instance): (usize, Option<u32>),
         socket: Socket,
-        order: Order,
+        spoken: (Agreed, Order),
         rest: Vec<u8>,
     ) -> usize {
         self.next_key += 1;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
         let key = self.rx.joined(host, PeerKey(self.next_key), &self.peers[peer].name);
         let watch = (self.wait.clone(), token);
-        let mut link = Link::new((peer, key), socket, watch, order, rest, self.ring.clone());
+        let mut link = Link::new((peer, key), socket, watch, spoken, rest, self.ring.clone());
         link.instance = instance;
         link.serve(self.id, self.heeds);
         link.rewatch();
@@ -32,20 +32,11 @@ impl Endpoint {
         link.number = host.peer_connected(self.id, &name);
         link.source = link.number;
         host.event(self.id, EventKind::PeerConnected { peer: name, source: link.source });
-        self.peers[peer].again = None;
+        (self.peers[peer].again, self.peers[peer].has_turned) = (None, false);
         let at = self.stages.insert(Stage::Up(Box::new(link)));
         self.heat(at);
         self.set_clock();
         at
-    }
-
-    /// Whether the peer of a connection understands what only this library says.
-    pub(super) fn kin(&mut self, at: usize, is_kin: bool) {
-        if let Some(Stage::Up(link)) = self.stages.get_mut(at)
-            && is_kin
-        {
-            link.kin();
-        }
     }
 
     /// A connection has ended, and all that came over it has been taken.
@@ -58,7 +49,7 @@ impl Endpoint {
         }
         let reason = link.ended().unwrap_or(DownReason::Closed);
         let gone = self.gone(&link);
-        self.rx.with(|rx| link.give_up(rx, host, gone.clone()));
+        self.rx.with(|rx| link.give_up(rx, host, &gone));
         self.rx.departed(link.key, name.clone());
         let source = link.source.or_else(|| host.number_of(self.id, &name));
         host.event(self.id, EventKind::PeerDown { peer: name.clone(), source, reason });
@@ -88,6 +79,15 @@ impl Endpoint {
             && link.ended().is_some()
         {
             link.fail_asked(host, &gone);
+        }
+    }
+
+    /// A connection has ended, and some of what came over it has not been taken. What its peer has only offered never comes.
+    pub(super) fn end_fetches(&mut self, host: &mut dyn Host, at: usize) {
+        let Some(Stage::Up(link)) = self.stages.get(at) else { return };
+        let gone = self.gone(link);
+        if let Some(Stage::Up(link)) = self.stages.get_mut(at) {
+            self.rx.with(|rx| link.end_fetches(rx, host, &gone));
         }
     }
 

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use fabric_core::provider::{EpId, Host, WaitSet};
 use fabric_core::rx::{ReceiveSide, Receiving};
 use fabric_core::stats::ProviderStats;
+use fabric_core::tcp::Dialect;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
@@ -95,6 +96,9 @@ struct Peer {
     /// It refused, because it asks itself: when it is asked again, and until when.
     again: Option<(Instant, Duration)>,
     until: Option<Instant>,
+    /// What it speaks, as far as is known; and whether it has said so in answer to a question in the other dialect.
+    dialect: Dialect,
+    has_turned: bool,
 }
 
 /// One endpoint.
@@ -120,6 +124,10 @@ pub(crate) struct Endpoint {
     /// There was no descriptor left for another connection: when to look again.
     accept_again: Option<Instant>,
     next_key: u32,
+    /// What packets of the last connection quote, whichever dialect it was to be.
+    next_connection: u32,
+    /// What peers are asked in first.
+    dialect: Dialect,
     scratch: Box<[u8]>,
     clock: Timer,
     /// Where connections listen and are sent on, unless epoll does that.
@@ -135,6 +143,7 @@ impl Endpoint {
         wait: Arc<dyn WaitSet>,
         receiving: Receiving<'_>,
         ring: Option<SharedRing>,
+        dialect: Dialect,
     ) -> Result<Self> {
         let (listener, at) = Listener::open(at, &tuning)?;
         // From the beginning: there may be no descriptor for it when it is needed.
@@ -161,6 +170,8 @@ impl Endpoint {
             callers: VecDeque::new(),
             accept_again: None,
             next_key: 0,
+            next_connection: 0,
+            dialect,
             scratch: vec![0; SCRATCH].into(),
             clock,
             ring,
@@ -203,7 +214,10 @@ impl Endpoint {
             let is_first = self.peers[peer].link == Some(at);
             let sends = if is_first { &mut self.peers[peer].sends } else { &mut none };
             moved |= link.drive(sends, host);
-            if link.ended().is_some() && !link.is_held() {
+            if link.awaits_fetches() && link.is_held() {
+                self.end_fetches(host, at);
+                moved = true;
+            } else if link.ended().is_some() && !link.is_held() {
                 self.link_down(host, at);
                 moved = true;
             } else if link.is_deaf() && is_first {

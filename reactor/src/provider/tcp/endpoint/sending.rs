@@ -98,7 +98,9 @@ impl Endpoint {
         }
         let name = Address::of_socket(Scheme::Tcp, at)?;
         let sends = VecDeque::new();
-        let peer = Peer { name, at, addr: None, link: None, sends, again: None, until: None };
+        let (dialect, has_turned) = (self.dialect, false);
+        let (addr, link, again, until) = (None, None, None, None);
+        let peer = Peer { name, at, addr, link, sends, again, until, dialect, has_turned };
         let known = self.peers.insert(peer);
         self.by_address.insert(at, known);
         Ok(known)
@@ -145,9 +147,9 @@ impl Endpoint {
         let peer = &mut self.peers[at];
         if let Some(Stage::Up(link)) = peer.link.and_then(|link| self.stages.get_mut(link)) {
             link.take_back(&mut peer.sends);
-            if link.cut()
-                && let Some(at) = peer.link.take()
-            {
+            let is_cut = link.cut();
+            link.fail_offers(host, error);
+            if is_cut && let Some(at) = peer.link.take() {
                 self.heat(at);
             }
         }

@@ -66,16 +66,13 @@ impl Link {
         self.inbox.serve(ep, heeds);
     }
 
-    /// The peer understands what only this library says.
-    pub(crate) fn kin(&mut self) {
-        self.inbox.kin();
-    }
-
     /// Whether something is to be done here without news: questions to be answered, or bytes to be looked at.
     pub(crate) fn has_duties(&self) -> bool {
         let replies = &self.inbox.replies;
         let answers = !replies.is_empty() && !self.is_blocked && !self.is_sending() && !replies.is_in_hand();
-        answers || self.is_fresh && !self.is_clogged()
+        answers
+            || self.can_ask() && !self.is_blocked && !self.is_sending()
+            || self.is_fresh && !self.is_clogged()
     }
 
     /// Whether nothing can be sent before the owner of some memory has given it back: an answer has begun.

@@ -1,0 +1,125 @@
+//! The prefix that every message has.
+
+use crate::tcp::Broken;
+
+/// How many bytes it is.
+pub const PREFIX: usize = 64;
+/// The longest message that goes in one packet, and the longest segment.
+pub const EAGER: usize = 16 << 10;
+
+const CONTROL: u8 = 4;
+const OPERATIONS: u8 = 2;
+const HAS_DATA: u32 = 0x0002_0000;
+
+/// Which of its message's segments one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The first.
+    First,
+    /// Neither.
+    Middle,
+    /// The last.
+    Last,
+}
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketKind {
+    /// A message.
+    Eager,
+    /// Part of a message: which of them, and how long.
+    Segment(Step, u32, u16),
+    /// Where a message lies.
+    Offer,
+    /// A message that was offered has been read.
+    Done,
+}
+
+/// A prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// What it is.
+    pub kind: PacketKind,
+    /// What the receiver has said that packets to it must quote.
+    pub connection: u32,
+    /// The number of the message, as its sender counts; 0 of one that is in this packet.
+    pub message: u64,
+    /// The tag of a tagged message.
+    pub tag: Option<u64>,
+    /// Data for the receiver's completion.
+    pub data: Option<u64>,
+    /// Bytes of the whole message.
+    pub len: u64,
+}
+
+impl Packet {
+    /// The bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; PREFIX] {
+        let (kind, size, number, step) = match self.kind {
+            PacketKind::Eager => (0, 0, 0, 0),
+            PacketKind::Segment(step, number, size) => (1, size, number, step as u64 + 1),
+            PacketKind::Offer => (2, 0, 0, 0),
+            PacketKind::Done => (3, 0, 0, 0),
+        };
+        let mut bytes = [0; PREFIX];
+        bytes[..2].copy_from_slice(&[CONTROL, kind]);
+        bytes[2..4].copy_from_slice(&size.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&number.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&u64::from(self.connection).to_ne_bytes());
+        bytes[16..24].copy_from_slice(&self.message.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&step.to_ne_bytes());
+        bytes[32] = OPERATIONS;
+        bytes[34] = u8::from(self.tag.is_some());
+        let flags = if self.data.is_some() { HAS_DATA } else { 0 };
+        bytes[36..40].copy_from_slice(&flags.to_ne_bytes());
+        bytes[40..48].copy_from_slice(&self.len.to_ne_bytes());
+        bytes[48..56].copy_from_slice(&self.data.unwrap_or(0).to_ne_bytes());
+        bytes[56..].copy_from_slice(&self.tag.unwrap_or(0).to_ne_bytes());
+        bytes
+    }
+
+    /// What these bytes say.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: &[u8; PREFIX]) -> Result<Self, Broken> {
+        let [control, kind, s0, s1, n0, n1, n2, n3, ..] = *bytes;
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |at: usize| u64::from_ne_bytes(words[at]);
+        if control != CONTROL || bytes[32] != OPERATIONS && kind <= 2 {
+            return Err(Broken("a packet of another version of RXM"));
+        }
+        let kind = match kind {
+            0 => PacketKind::Eager,
+            1 => {
+                let step = match word(3) & 3 {
+                    1 => Step::First,
+                    2 => Step::Middle,
+                    3 => Step::Last,
+                    _ => return Err(Broken("a segment that is neither first, last nor between")),
+                };
+                let (size, number) = (u16::from_ne_bytes([s0, s1]), u32::from_ne_bytes([n0, n1, n2, n3]));
+                PacketKind::Segment(step, number, size)
+            }
+            2 => PacketKind::Offer,
+            3 => PacketKind::Done,
+            4 | 5 => return Err(Broken("an atomic operation, which this endpoint does not offer over RXM")),
+            6 => return Err(Broken("a credit that was not agreed on")),
+            7 | 8 => return Err(Broken("a rendezvous by writing, which was not agreed on")),
+            _ => return Err(Broken("an unknown packet of RXM")),
+        };
+        let is_message = kind != PacketKind::Done;
+        let tag = match bytes[34] {
+            1 if is_message => Some(word(7)),
+            0 => None,
+            _ if !is_message => None,
+            _ => return Err(Broken("an operation of RXM that is no message")),
+        };
+        let flags = u32::from_ne_bytes([bytes[36], bytes[37], bytes[38], bytes[39]]);
+        let data = (is_message && flags & HAS_DATA != 0).then(|| word(6));
+        // The upper half is the sender's.
+        let connection = word(1) as u32;
+        Ok(Self { kind, connection, message: word(2), tag, data, len: word(5) })
+    }
+}
