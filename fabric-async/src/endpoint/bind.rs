@@ -1,7 +1,7 @@
 //! The front door: an endpoint with everything around it, in one call.
 
 use fabric_core::flags::{Caps, CqBind};
-use fabric_core::info::{EpType, Hints, Progress};
+use fabric_core::info::{EpType, Hints, Progress, Protocol};
 use fabric_core::provider::SocketIo;
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 use fabric_reactor::WaitPolicy;
@@ -33,6 +33,7 @@ pub struct BindOptions {
     single_copy_from: Option<usize>,
     socket_io: SocketIo,
     socket_options: SocketOptions,
+    protocol: Option<Protocol>,
 }
 
 impl Endpoint {
@@ -73,8 +74,8 @@ impl Endpoint {
     /// Options to bind with.
     pub fn options() -> BindOptions {
         let (policy, socket_io) = (WaitPolicy::default(), SocketIo::default());
-        let socket_options = SocketOptions::new();
-        BindOptions { policy, progress: Progress::Manual, single_copy_from: None, socket_io, socket_options }
+        let (progress, socket_options) = (Progress::Manual, SocketOptions::new());
+        BindOptions { policy, progress, single_copy_from: None, socket_io, socket_options, protocol: None }
     }
 }
 
@@ -120,6 +121,27 @@ impl BindOptions {
         self
     }
 
+    /// What is spoken to peers, where the provider of the scheme speaks several protocols; the first that it offers unless
+    /// said otherwise. Over tcp that is [`Protocol::Tcp`]. With [`Protocol::Rxm`] peers are asked in
+    /// [that dialect](crate::manual::tcp#the-other-dialect) first; who asks is answered in its own.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Endpoint, Protocol};
+    /// let (server, client) = (Endpoint::bind("tcp://").await?, Endpoint::options().protocol(Protocol::Rxm));
+    /// let client = client.bind("tcp://").await?;
+    /// let peer = client.lookup(server.name()).await?;
+    /// client.send(peer, "in another dialect").await?;
+    /// assert_eq!(&server.recv().await?[..], b"in another dialect");
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "FI_PROTO_RXM")]
+    #[doc(alias = "ofi_rxm")]
+    pub fn protocol(mut self, protocol: Protocol) -> Self {
+        self.protocol = Some(protocol);
+        self
+    }
+
     /// Opens the endpoint.
     ///
     /// # Errors
@@ -131,7 +153,10 @@ impl BindOptions {
     }
 
     fn bind_at(&self, at: &Address) -> Result<Endpoint> {
-        let hints = Hints::new().provider(at.scheme().provider()).progress(self.progress);
+        let mut hints = Hints::new().provider(at.scheme().provider()).progress(self.progress);
+        if let Some(protocol) = self.protocol {
+            hints = hints.protocol(protocol);
+        }
         let reliable = |caps| search(&hints.clone().ep_type(EpType::Rdm).caps(caps));
         let messages = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         let datagrams = Caps::MSG | Caps::SOURCE | Caps::MULTICAST;

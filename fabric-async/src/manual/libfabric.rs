@@ -17,6 +17,7 @@
 //! |---|---|
 //! | `fi_getinfo` | [`discover`], with [`Hints`] |
 //! | `fi_fabric` | [`Fabric::open`] |
+//! | `prov_name` `"tcp;ofi_rxm"`, `FI_PROTO_RXM` | [`Hints::provider`](crate::Hints::provider), [`Protocol::Rxm`](crate::Protocol::Rxm); [`tcp`](super::tcp#the-other-dialect) says when that matters |
 //! | `fi_domain`, `fi_domain2` | [`Fabric::domain`], [`Fabric::domain_builder`] |
 //! | `fi_domain_bind` | [`Domain::bind_eq`] |
 //! | `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [`Domain::endpoint`], `bind_…` and `enable` of [`EndpointBuilder`] |

@@ -42,9 +42,47 @@
 //! [`Address::socket`](crate::Address::socket) here; how programs tell each other their names is theirs. The example
 //! `fi_pingpong` is a whole program of that kind: a peer for libfabric's own `fi_pingpong`.
 //!
+//! What a program of libfabric 1.17 or older (Debian 12) calls the provider `tcp` with endpoints of that type is another
+//! protocol, `tcp;ofi_rxm`: it is understood as well, see [below](#the-other-dialect).
+//!
 //! Two things to know. A libfabric program makes progress only while it looks at its queues: it accepts nobody and takes nothing
 //! in between. And it reads no further than the first message that it has no receive for, but for a few short tagged ones;
 //! what is behind that waits.
+//!
+//! # The other dialect
+//!
+//! An endpoint answers whoever asks for a connection in its own dialect, on the same port: the native one (`FI_PROTO_XNET`), or
+//! RXM (`FI_PROTO_RXM`, the provider `tcp;ofi_rxm` of any libfabric). It asks in the native one itself, and once more in RXM
+//! if it is told that it was not understood; what a peer speaks is remembered with its address. Peers of both kinds live
+//! side by side. Nothing has to be said for that.
+//!
+//! Who knows that its peers speak RXM asks them in it at once, and saves the first question: with the hint
+//! [`provider("tcp;ofi_rxm")`](crate::Hints::provider), which is answered by infos of the protocol
+//! [`Protocol::Rxm`](crate::Protocol::Rxm), or with [`BindOptions::protocol`](crate::BindOptions::protocol). Such an endpoint finds
+//! native peers too, by a second question. The first one may leave a libfabric peer of the native kind with a
+//! connection that nobody uses, so it is not the way to begin with strangers.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{EpType, Hints, Protocol, discover};
+//! let found = discover(&Hints::new().provider("tcp;ofi_rxm").ep_type(EpType::Rdm)).await?;
+//! assert!(found.iter().all(|info| info.ep.protocol == Some(Protocol::Rxm)));
+//! // Without a wish the native dialect comes first.
+//! let found = discover(&Hints::new().provider("tcp").ep_type(EpType::Rdm)).await?;
+//! assert_eq!(found[0].ep.protocol, Some(Protocol::Tcp));
+//! # Ok(()) }
+//! ```
+//!
+//! What is otherwise towards a peer that speaks RXM:
+//!
+//! * A message of more than 16 KiB stays in its sender's buffer until the peer reads it from there. Its send ends when the
+//!   peer says that it has all of it, so it waits for the peer's progress; this side reads ahead, into the endpoint's
+//!   budget, and a libfabric peer only once a receive is there.
+//! * `FI_DELIVERY_COMPLETE` is refused, by the send: nothing in this dialect asks for it. So are atomic operations.
+//! * Infos of this protocol offer messages and nothing else. What the peer asks of registered memory is done all the same; what it
+//!   must not do ends the connection.
+//! * A message nobody has asked for, and for which the budget has no room, holds up the messages behind it and nothing
+//!   else: up to 8 MiB more are kept for each connection, so that the answers behind them are heard.
 //!
 //! # Connections
 //!
@@ -188,7 +226,7 @@
 //!
 //! # What is not there
 //!
-//! Connected endpoints (`FI_EP_MSG`), libfabric's layered protocol (`tcp;ofi_rxm`, which Debian 12's
-//! `fi_pingpong -p tcp -e rdm` speaks), its rendezvous, which is agreed off when a connection begins, and its atomics, which are
-//! a layer of its own above this wire. [`discover`](crate::discover()) refuses a hint for the first by name; the others are not
-//! offered.
+//! Connected endpoints (`FI_EP_MSG`); the rendezvous of the native dialect, which is agreed off when a connection begins; the
+//! atomic operations of libfabric's layers, RXM among them, which are another protocol than this library's; and RXM's
+//! rendezvous by writing, which libfabric has where both sides were told to. [`discover`](crate::discover()) refuses a hint for
+//! the first by name; the others are not offered.

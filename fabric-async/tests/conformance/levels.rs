@@ -2,8 +2,8 @@
 
 use bytes::BytesMut;
 use fabric_async::{
-    Access, AtomicOp, Canceled, Completion, Error, FiAddr, Gather, Hints, OpFlags, Operation, Scarce,
-    SendRequest, discover,
+    Access, AtomicOp, Canceled, Completion, Error, FiAddr, Gather, OpFlags, Operation, Scarce, SendRequest,
+    discover,
 };
 use futures_util::StreamExt;
 
@@ -18,7 +18,7 @@ const LENGTHS: [usize; 8] = [0, 1, 40, 48, 60, 8192, 100_000, 1 << 20];
 /// Whether the provider has such levels at all.
 pub(crate) async fn has_levels(setup: &Setup) -> bool {
     let flags = LEVELS[0] | LEVELS[1];
-    let hints = Hints::new().provider(setup.provider).caps(setup.caps).progress(setup.progress);
+    let hints = setup.hints().caps(setup.caps);
     match discover(&hints.tx_op_flags(flags)).await {
         Ok(found) => {
             assert!(found.iter().all(|info| info.tx.op_flags == flags), "what was asked is what is had");
@@ -503,7 +503,7 @@ pub(crate) async fn what_is_not_offered_is_refused(setup: Setup) {
 }
 
 async fn offers(setup: &Setup, level: OpFlags) -> bool {
-    let hints = Hints::new().provider(setup.provider).caps(setup.caps).progress(setup.progress);
+    let hints = setup.hints().caps(setup.caps);
     discover(&hints.tx_op_flags(level)).await.is_ok()
 }
 

@@ -552,3 +552,21 @@ combinations! {
         auto_multi_thread: Setup::new("sim").auto().multi_thread(),
     }
 }
+
+/// The other dialect. Over a ring under automatic progress only: a long send waits for its receiver, and nobody listens there
+/// under manual progress where nobody waits.
+mod rxm {
+    fn setup() -> crate::setup::Setup {
+        crate::setup::Setup::new("tcp").rxm()
+    }
+
+    mod manual {
+        scenarios!(crate::rxm::setup());
+    }
+    mod auto {
+        scenarios!(crate::rxm::setup().auto().multi_thread());
+    }
+    mod ring {
+        scenarios!(crate::rxm::setup().socket_io(fabric_async::SocketIo::IoUring).auto().multi_thread());
+    }
+}

@@ -1,7 +1,7 @@
 //! Writes and reads of several places in a peer's memory, as one operation.
 
 use fabric_async::{
-    Access, Caps, Completion, CounterBind, Error, Fabric, FiAddr, Gather, Hints, MrMode, OpKind, RemoteSlice,
+    Access, Caps, Completion, CounterBind, Error, Fabric, FiAddr, Gather, MrMode, OpKind, RemoteSlice,
     Scatter, discover,
 };
 use futures_util::StreamExt;
@@ -178,7 +178,7 @@ pub(crate) async fn what_cannot_be_is_refused(setup: Setup) {
     let got = a.ep.read_from(to_b, &places[..limit]).await.unwrap();
     assert_eq!((got[0], got[1], got.len()), (0, 1, limit));
     // Who asks for fewer has fewer.
-    let hints = Hints::new().provider(setup.provider).caps(setup.caps).progress(setup.progress);
+    let hints = setup.hints().caps(setup.caps);
     let info = discover(&hints.clone().rma_iov_limit(2)).await.unwrap().swap_remove(0);
     assert_eq!(info.tx.rma_iov_limit, 2);
     let few = a.domain.endpoint(&info).unwrap().bind_av(&a.av).unwrap().enable().await.unwrap();
@@ -292,7 +292,7 @@ pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
     if !have_several(&a) {
         return;
     }
-    let hints = Hints::new().provider(setup.provider).caps(setup.caps).progress(setup.progress);
+    let hints = setup.hints().caps(setup.caps);
     let info = discover(&hints.mr_mode(MrMode::BASIC)).await.unwrap().swap_remove(0);
     let fabric = Fabric::open(&info).unwrap();
     let domain = fabric.domain_builder(&info).wait_policy(setup.policy).open().unwrap();

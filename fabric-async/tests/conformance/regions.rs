@@ -1,8 +1,6 @@
 //! What can be agreed on about regions: how their places are called, and who counts what is done there.
 
-use fabric_async::{
-    Access, Caps, CounterBind, Error, Fabric, Hints, MrMode, RemoteAddr, RemoteSlice, discover,
-};
+use fabric_async::{Access, Caps, CounterBind, Error, Fabric, MrMode, RemoteAddr, RemoteSlice, discover};
 
 use crate::payload::{assert_bytes, pattern};
 use crate::setup::Setup;
@@ -12,7 +10,7 @@ const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// Where the domain has agreed to it, places are called by their addresses, whoever executes; elsewhere by offsets.
 pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
-    let hints = Hints::new().provider(setup.provider).caps(setup.caps).progress(setup.progress);
+    let hints = setup.hints().caps(setup.caps);
     let info = discover(&hints.mr_mode(MrMode::BASIC)).await.unwrap().swap_remove(0);
     assert!(info.domain.mr_mode.contains(MrMode::VIRT_ADDR));
     let fabric = Fabric::open(&info).unwrap();

@@ -30,6 +30,8 @@ pub(crate) struct Setup {
     pub(crate) single_copy_from: Option<usize>,
     /// How sockets are waited for.
     pub(crate) socket_io: SocketIo,
+    /// What is asked for where that is more than the provider.
+    chain: Option<&'static str>,
     workers: Option<usize>,
 }
 
@@ -108,6 +110,7 @@ impl Setup {
             ep_type: None,
             single_copy_from: None,
             socket_io: SocketIo::default(),
+            chain: None,
             workers: None,
         }
     }
@@ -136,6 +139,11 @@ impl Setup {
         Self { socket_io: SocketIo::IoUring, ..self }
     }
 
+    /// Endpoints that connect in RXM.
+    pub(crate) fn rxm(self) -> Self {
+        Self { chain: Some("tcp;ofi_rxm"), ..self }
+    }
+
     pub(crate) fn multi_thread(self) -> Self {
         Self { workers: Some(2), ..self }
     }
@@ -153,8 +161,13 @@ impl Setup {
         built.expect("a runtime")
     }
 
+    /// What every scenario asks for.
+    pub(crate) fn hints(&self) -> Hints {
+        Hints::new().provider(self.chain.unwrap_or(self.provider)).progress(self.progress)
+    }
+
     async fn discover(&self, caps: Caps) -> fabric_async::Result<Info> {
-        let mut hints = Hints::new().provider(self.provider).caps(caps).progress(self.progress);
+        let mut hints = self.hints().caps(caps);
         if let Some(ep_type) = self.ep_type {
             hints = hints.ep_type(ep_type);
         }
@@ -205,7 +218,7 @@ impl Setup {
 
     /// The offer for endpoints that share their receives; nothing when there is none.
     pub(crate) async fn sharing(&self) -> Option<Info> {
-        let hints = Hints::new().provider(self.provider).caps(self.caps).progress(self.progress);
+        let hints = self.hints().caps(self.caps);
         match discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT)).await {
             Ok(mut found) => Some(found.swap_remove(0)),
             Err(Error::NoMatch(refused)) => {

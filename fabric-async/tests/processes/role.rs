@@ -4,7 +4,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
+use fabric_async::{Access, AtomicOp, Endpoint, Error, Protocol, RemoteRegion};
 
 use crate::lending::{FRAME, SHORT_FRAME};
 use crate::onesided::{AREA, WIDE};
@@ -102,7 +102,8 @@ pub(crate) fn play() {
         "tcp lonely" => run(crate::tcp::lonely(&name)),
         "tcp echo" => run(crate::tcp::echo(&name)),
         "tcp target" => run(crate::tcp::target(&name)),
-        "tcp chatter" => run(crate::tcp::chatter(&name)),
+        "tcp chatter" => run(crate::tcp::chatter(&name, Protocol::Tcp)),
+        "tcp chatter in rxm" => run(crate::tcp::chatter(&name, Protocol::Rxm)),
         "udp echo" => run(crate::udp::echo(&name)),
         "udp member" => run(crate::udp::member(&name)),
         "udp flood" => crate::udp::flood(&name),

@@ -1,6 +1,7 @@
 //! Over TCP: peers that die and come back, and peers that speak to the socket themselves.
 
 mod answers;
+mod dialects;
 mod hostile;
 mod namespaces;
 mod networks;
@@ -12,7 +13,7 @@ pub(crate) use onesided::target;
 
 use std::time::Duration;
 
-use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, Progress};
+use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, Progress, Protocol};
 
 pub(crate) use namespaces::{lonely, mirror};
 
@@ -66,8 +67,8 @@ pub(crate) async fn echo(names: &str) {
 }
 
 /// Sends messages of all sizes, for ever.
-pub(crate) async fn chatter(name: &str) {
-    let ep = Endpoint::bind("tcp://").await.expect("bind");
+pub(crate) async fn chatter(name: &str, protocol: Protocol) {
+    let ep = Endpoint::options().protocol(protocol).bind("tcp://").await.expect("bind");
     let peer = ep.lookup(name).await.expect("the survivor is there");
     for round in 0usize.. {
         let len = [8, 100, 4096, 60_000, 3_000_000][round % 5];

@@ -1,0 +1,239 @@
+//! Peers that speak RXM, and peers that speak the native dialect.
+
+use std::time::Duration;
+
+use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, Progress, Protocol};
+use fabric_core::tcp::rxm::{Acceptance, Rejection, Request};
+use fabric_core::tcp::{Control, ControlKind, Dialect, Question};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{bound, is_gone, next_end, next_rejection, still_works};
+use crate::role::Peer;
+use crate::run;
+
+const LONG: usize = 3_000_000;
+
+async fn in_rxm() -> Endpoint {
+    Endpoint::options().protocol(Protocol::Rxm).bind("tcp://").await.unwrap()
+}
+
+/// Reads a control message.
+async fn hear(socket: &mut TcpStream) -> Control {
+    let mut bytes = Vec::new();
+    loop {
+        if let Some((control, _)) = Control::decode(&bytes).unwrap() {
+            return control;
+        }
+        bytes.push(socket.read_u8().await.unwrap());
+    }
+}
+
+async fn say(socket: &mut TcpStream, kind: ControlKind, private: &[u8]) {
+    socket.write_all(&Control::new(kind, private).unwrap().encode()).await.unwrap();
+}
+
+/// A packet within its frame, with everything at will.
+fn packet(connection: u64, kind: u8, len: u64, body: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![3, 0, 0, 0, 0, 0, 16, 0];
+    bytes.extend((16 + 64 + body.len() as u64).to_le_bytes());
+    let prefix = bytes.len();
+    bytes.resize(prefix + 64, 0);
+    (bytes[prefix], bytes[prefix + 1], bytes[prefix + 32]) = (4, kind, 2);
+    bytes[prefix + 8..prefix + 16].copy_from_slice(&connection.to_ne_bytes());
+    bytes[prefix + 40..prefix + 48].copy_from_slice(&len.to_ne_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// Asks an endpoint for a connection in RXM; what packets there must quote.
+async fn accepted(ep: &Endpoint) -> (TcpStream, u64) {
+    let mut socket = TcpStream::connect(ep.name().socket().unwrap()).await.unwrap();
+    let request = Request { port: 9, instance: 7, connection: 3 };
+    say(&mut socket, ControlKind::Request, &request.encode()).await;
+    let answer = hear(&mut socket).await;
+    assert_eq!(answer.kind, ControlKind::Accept);
+    let Acceptance { connection, .. } = Acceptance::decode(answer.private()).unwrap();
+    (socket, u64::from(connection))
+}
+
+#[test]
+fn peers_of_both_dialects_live_side_by_side() {
+    for progress in [Progress::Manual, Progress::Auto] {
+        run(async {
+            let server = Endpoint::options().progress(progress).bind("tcp://").await.unwrap();
+            let native = Endpoint::bind("tcp://").await.unwrap();
+            let rxm = Endpoint::options().progress(progress).protocol(Protocol::Rxm);
+            let rxm = rxm.bind("tcp://").await.unwrap();
+            for (number, client) in [&native, &rxm, &native, &rxm].into_iter().enumerate() {
+                let peer = client.lookup(server.name()).await.unwrap();
+                for len in [0, 100, 16 << 10, (16 << 10) + 1, LONG] {
+                    let message = vec![number as u8; len];
+                    let (sent, got) =
+                        tokio::join!(client.send(peer, message.clone()).tag(5), server.recv().tag(5));
+                    sent.unwrap();
+                    let got = got.unwrap();
+                    assert!(got[..] == message);
+                    let back = server.send(got.source().unwrap(), message.clone()).data(9);
+                    let (sent, got) = tokio::join!(back, client.recv());
+                    sent.unwrap();
+                    let got = got.unwrap();
+                    assert!(got[..] == message && got.transfer.data == Some(9));
+                }
+            }
+            assert_eq!(server.stats().peers, 2);
+        });
+    }
+}
+
+/// Each dials the other before it hears of it, in one dialect or in two: one connection is left, and nothing is lost.
+#[test]
+fn two_that_dial_each_other_at_once_agree() {
+    for is_mixed in [false, true] {
+        run(async {
+            for round in 0..50 {
+                let (a, b) = (in_rxm().await, if is_mixed { bound().await.0 } else { in_rxm().await });
+                let (a, b) = if round % 2 == 0 { (a, b) } else { (b, a) };
+                let to_b = a.address_vector().insert(b.name()).unwrap();
+                let to_a = b.address_vector().insert(a.name()).unwrap();
+                let message = |number: u8| vec![number; 1 + round * 1000];
+                let ab: Vec<_> =
+                    (0..5).map(|number| a.send(to_b, message(number)).start().unwrap()).collect();
+                let ba: Vec<_> =
+                    (0..5).map(|number| b.send(to_a, message(number)).start().unwrap()).collect();
+                for number in 0..5 {
+                    for ep in [&a, &b] {
+                        assert!(ep.recv().await.unwrap()[..] == message(number), "round {round}");
+                    }
+                }
+                for sent in ab.into_iter().chain(ba) {
+                    sent.await.unwrap();
+                }
+                assert_eq!((a.stats().peers, b.stats().peers), (1, 1), "round {round}");
+            }
+        });
+    }
+}
+
+/// Killed while they send long messages, and while some are sent to them.
+#[test]
+fn kills_are_noticed_and_disturb_nobody() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        for kill in 0..20u64 {
+            let mut victim = Peer::start("tcp chatter in rxm", &ep.name().to_string());
+            let source = ep.recv().tag(1).await.unwrap().source().unwrap();
+            // It receives nothing: what it is offered it reads ahead, as far as its budget goes.
+            let offered = ep.send(source, vec![9; 30 << 20]).start().unwrap();
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(kill * 300));
+                victim.0.kill().unwrap();
+                victim.0.wait().unwrap();
+            });
+            let error = loop {
+                match ep.recv().tag(1).from(source).await {
+                    Ok(message) => assert!(message.iter().all(|byte| *byte == message[0])),
+                    Err(failed) => break failed.error,
+                }
+            };
+            assert!(is_gone(&error), "{error}");
+            let failed = offered.await.unwrap_err();
+            assert!(is_gone(&failed.error) && failed.buf.len() == 30 << 20, "{}", failed.error);
+            killer.join().unwrap();
+            next_end(&mut events).await;
+        }
+        still_works(&ep).await;
+    });
+}
+
+/// Who does not understand the native question is asked again, and is not asked that way a second time.
+#[test]
+fn who_speaks_rxm_only_is_found_out_once() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let name = format!("tcp://{}", listener.local_addr().unwrap());
+        let peer = ep.address_vector().insert(&name[..]).unwrap();
+        let mut asked = Vec::new();
+        for round in 0..2 {
+            let answering = async {
+                loop {
+                    let (mut socket, _) = listener.accept().await.unwrap();
+                    let question = Question::read(hear(&mut socket).await.private()).unwrap();
+                    asked.push(question.dialect());
+                    let Question::Rxm(request) = question else {
+                        say(&mut socket, ControlKind::Refuse, &Rejection::Refused.encode()).await;
+                        continue;
+                    };
+                    say(
+                        &mut socket,
+                        ControlKind::Accept,
+                        &Acceptance { instance: 5, connection: 77 }.encode(),
+                    )
+                    .await;
+                    let mut packet = [0; 16 + 64 + 5];
+                    socket.read_exact(&mut packet).await.unwrap();
+                    assert_eq!(packet[16 + 8..16 + 16], 77u64.to_ne_bytes());
+                    assert_eq!(
+                        (request.port, &packet[80..]),
+                        (ep.name().socket().unwrap().port(), &b"hello"[..])
+                    );
+                    return;
+                }
+            };
+            let (sent, ()) = tokio::join!(ep.send(peer, "hello"), answering);
+            sent.unwrap_or_else(|failed| panic!("round {round}: {}", failed.error));
+            next_end(&mut events).await;
+        }
+        assert_eq!(asked, [Dialect::Native, Dialect::Rxm, Dialect::Rxm]);
+        still_works(&ep).await;
+    });
+}
+
+async fn next_reason(events: &mut EventQueue) -> &'static str {
+    loop {
+        if let EventKind::PeerDown { reason: DownReason::Protocol(what), .. } = events.next().await.kind {
+            return what;
+        }
+    }
+}
+
+#[test]
+fn who_breaks_the_rules_loses_its_connection_and_nothing_else() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let mut strange = TcpStream::connect(ep.name().socket().unwrap()).await.unwrap();
+        let mut request = Request { port: 9, instance: 7, connection: 3 }.encode();
+        request[8] = 1;
+        say(&mut strange, ControlKind::Request, &request).await;
+        assert_eq!(hear(&mut strange).await.private(), Rejection::Refused.encode());
+        let error = next_rejection(&mut events).await;
+        assert!(matches!(&error, Error::Protocol { what, .. } if what.contains("limit")), "{error}");
+        let (good, connection) = accepted(&ep).await;
+        drop(good);
+        next_end(&mut events).await;
+        let cases = [
+            ("quotes", packet(connection, 0, 3, b"abc")),
+            ("as long as it says", packet(0, 0, 4, b"abc")),
+            ("has not begun", {
+                let mut bytes = packet(0, 1, 9, b"abc");
+                bytes[16 + 24] = 2;
+                bytes
+            }),
+            ("not offered", packet(0, 3, 0, b"")),
+            ("places", packet(0, 2, 3, &[0; 104])),
+            ("an answer to no question", vec![3, 3, 0, 0, 0, 0, 16, 0, 16, 0, 0, 0, 0, 0, 0, 0]),
+        ];
+        for (why, mut bytes) in cases {
+            let (mut socket, connection) = accepted(&ep).await;
+            if why != "quotes" && bytes[1] == 0 {
+                bytes[16 + 8..16 + 16].copy_from_slice(&connection.to_ne_bytes());
+            }
+            socket.write_all(&bytes).await.unwrap();
+            let what = next_reason(&mut events).await;
+            assert!(what.contains(why), "{what} for {why}");
+            let _ = socket.read_to_end(&mut Vec::new()).await;
+        }
+        still_works(&ep).await;
+    });
+}
