@@ -1,9 +1,10 @@
-//! A peer for libfabric's own `fi_pingpong`, on either side, over the native wire of its tcp provider.
+//! A peer for libfabric's own `fi_pingpong`, on either side, over the native wire of its tcp provider, or over RXM.
 //!
 //! ```text
 //! cargo run --release --example fi_pingpong -- -c                    # serves; the client, on this or another machine:
 //! fi_pingpong -p net -e rdm -c SERVER                                # libfabric 1.16 and 1.17 (Debian 12)
-//! fi_pingpong -p tcp -e rdm -c SERVER                                # libfabric 1.18 and later
+//! fi_pingpong -p tcp -e rdm -c SERVER                                # libfabric 1.18 and later: the native wire
+//!                                                                    # until 1.17: RXM, which is understood as well
 //!
 //! fi_pingpong -p net -e rdm -c -m tagged                             # serves; the client:
 //! cargo run --release --example fi_pingpong -- -c -m tagged SERVER
@@ -72,11 +73,11 @@ async fn run(options: &Options) -> Result<()> {
     // A peer is known by the address it calls from, so it has to be the one that the route to the other has.
     let (ep, theirs) = if control.is_client() {
         let theirs = control.hear_name().await?;
-        let ep = bind(control::address_towards(theirs)?).await?;
+        let ep = bind(control::address_towards(theirs)?, options).await?;
         control.tell_name(address_of(&ep)?).await?;
         (ep, theirs)
     } else {
-        let ep = bind(control.local_ip()?).await?;
+        let ep = bind(control.local_ip()?, options).await?;
         control.tell_name(address_of(&ep)?).await?;
         (ep, control.hear_name().await?)
     };
@@ -96,8 +97,9 @@ async fn run(options: &Options) -> Result<()> {
     talk.end().await
 }
 
-async fn bind(ip: std::net::IpAddr) -> Result<Endpoint> {
-    Ok(Endpoint::bind(format!("tcp://{}", SocketAddr::new(ip, 0))).await?)
+async fn bind(ip: std::net::IpAddr, options: &Options) -> Result<Endpoint> {
+    let endpoint = Endpoint::options().protocol(options.protocol);
+    Ok(endpoint.bind(format!("tcp://{}", SocketAddr::new(ip, 0))).await?)
 }
 
 fn address_of(ep: &Endpoint) -> Result<SocketAddr> {

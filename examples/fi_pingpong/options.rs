@@ -3,6 +3,8 @@
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
+use fabric_async::Protocol;
+
 use crate::data;
 
 /// The port on which the two programs agree on what comes next.
@@ -18,7 +20,7 @@ A ping-pong with libfabric's fi_pingpong, or with itself.
 Options:
  -B PORT   port of the control connection here (server: 47592, client: any)
  -P PORT   port of the control connection there (client: 47592)
- -p NAME   provider: tcp or net, which is the same here (tcp)
+ -p NAME   provider: tcp or net, which is the same here, or 'tcp;ofi_rxm' (tcp)
  -e TYPE   endpoint type: rdm (rdm)
  -m MODE   msg or tagged (msg)
  -I COUNT  messages there and back of each size (10)
@@ -39,6 +41,8 @@ pub(crate) struct Options {
     pub(crate) server: Option<String>,
     pub(crate) source_port: Option<u16>,
     pub(crate) destination_port: u16,
+    /// Which protocol to begin with.
+    pub(crate) protocol: Protocol,
     pub(crate) is_tagged: bool,
     pub(crate) iterations: usize,
     pub(crate) sizes: Vec<usize>,
@@ -52,6 +56,7 @@ impl Default for Options {
             server: None,
             source_port: None,
             destination_port: PORT,
+            protocol: Protocol::Tcp,
             is_tagged: false,
             iterations: 10,
             sizes: data::USUAL.to_vec(),
@@ -97,8 +102,10 @@ impl Options {
         match (letter, value) {
             ('B', _) => self.source_port = Some(number(letter, value)?),
             ('P', _) => self.destination_port = number(letter, value)?,
-            ('p', "tcp" | "net") | ('e', "rdm") => {}
-            ('p', _) => return Err(format!("provider {value}: here are tcp and net")),
+            ('p', "tcp" | "net") => self.protocol = Protocol::Tcp,
+            ('p', "tcp;ofi_rxm") => self.protocol = Protocol::Rxm,
+            ('p', _) => return Err(format!("provider {value}: here are tcp, net and tcp;ofi_rxm")),
+            ('e', "rdm") => {}
             ('e', _) => return Err(format!("endpoint type {value}: here is rdm")),
             ('m', "msg") => self.is_tagged = false,
             ('m', "tagged") => self.is_tagged = true,

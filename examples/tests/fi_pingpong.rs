@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 #[derive(Clone, Copy, Debug)]
 enum Program {
     Ours,
-    /// libfabric's, with the provider that speaks the native wire.
+    /// libfabric's, with this provider.
     Theirs(&'static str),
 }
 
@@ -54,6 +54,23 @@ fn theirs() -> Option<Program> {
             None
         }
     }
+}
+
+/// libfabric's program where RXM is spoken: over the tcp provider, whose long messages are read from where they lie, and
+/// over the other one, whose longer messages come in segments.
+fn theirs_in_rxm() -> Vec<Program> {
+    if theirs().is_none() {
+        return Vec::new();
+    }
+    let is_there = |provider: &&str| {
+        let asked = Command::new("fi_info").args(["-p", provider, "-t", "FI_EP_RDM"]).output();
+        let is_there = asked.is_ok_and(|output| output.status.success());
+        if !is_there {
+            eprintln!("skipped: this libfabric has no {provider}");
+        }
+        is_there
+    };
+    ["tcp;ofi_rxm", "net;ofi_rxm"].into_iter().filter(is_there).map(Program::Theirs).collect()
 }
 
 /// A program that is ended with the test.
@@ -127,7 +144,13 @@ fn play(server: Program, client: Program, (host, [theirs, ours]): (&str, [&[&str
 
 /// Everything goes well in a game, and all rounds are told of.
 fn goes_well(server: Program, client: Program, host: &str, options: &[&str], rounds: usize) {
-    for output in play(server, client, (host, [options, options])) {
+    goes_well_each(server, client, (host, [options, options]), rounds);
+}
+
+/// Likewise, with options of their own.
+fn goes_well_each(server: Program, client: Program, at: (&str, [&[&str]; 2]), rounds: usize) {
+    let (_, [options, _]) = at;
+    for output in play(server, client, at) {
         let (told, wrong) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         let title = format!("{server:?} serves {client:?} {options:?}: {told}{wrong}");
@@ -158,6 +181,42 @@ fn many_messages_go_there_and_back_in_both_roles() {
 }
 
 #[test]
+fn every_size_goes_there_and_back_in_rxm_whoever_knows_of_it() {
+    for theirs in theirs_in_rxm() {
+        for mode in ["msg", "tagged"] {
+            let options = ["-c", "-S", "all", "-I", "2", "-m", mode];
+            // Who asks in the native dialect finds out.
+            let told = [&["-p", "tcp;ofi_rxm"][..], &options].concat();
+            for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
+                goes_well_each(server, client, ("127.0.0.1", [&options, &options]), 46);
+                goes_well_each(server, client, ("127.0.0.1", [&options, &told]), 46);
+            }
+        }
+    }
+}
+
+#[test]
+fn many_messages_go_there_and_back_in_rxm() {
+    for theirs in theirs_in_rxm() {
+        for (mode, size) in [("msg", "100"), ("tagged", "100"), ("msg", "20000")] {
+            for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
+                goes_well(server, client, "127.0.0.1", &["-c", "-S", size, "-I", "1000", "-m", mode], 1);
+            }
+        }
+    }
+}
+
+/// Who asks in RXM and is not understood asks in the native dialect.
+#[test]
+fn who_begins_in_rxm_finds_the_native_dialect() {
+    let Some(theirs) = theirs() else { return };
+    let told = ["-p", "tcp;ofi_rxm", "-c", "-m", "tagged"];
+    for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
+        goes_well_each(server, client, ("127.0.0.1", [&["-c", "-m", "tagged"], &told]), 6);
+    }
+}
+
+#[test]
 fn over_ipv6_too() {
     let Some(theirs) = theirs() else { return };
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
@@ -166,11 +225,19 @@ fn over_ipv6_too() {
     for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
         goes_well(server, client, "::1", &["-6", "-c"], 6);
     }
+    for theirs in theirs_in_rxm() {
+        for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
+            goes_well(server, client, "::1", &["-6", "-c"], 6);
+        }
+    }
 }
 
 #[test]
 fn with_itself_too() {
-    goes_well(Program::Ours, Program::Ours, "127.0.0.1", &["-c", "-S", "all", "-m", "tagged"], 46);
+    let options = ["-c", "-S", "all", "-m", "tagged"];
+    goes_well(Program::Ours, Program::Ours, "127.0.0.1", &options, 46);
+    let told = [&["-p", "tcp;ofi_rxm"][..], &options].concat();
+    goes_well(Program::Ours, Program::Ours, "127.0.0.1", &told, 46);
 }
 
 /// What is checked is what the other has sent: who fills messages with something else is told so.
