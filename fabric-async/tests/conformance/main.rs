@@ -543,6 +543,12 @@ combinations! {
         ring_park_manual: Setup::new("tcp").io_uring().park(),
         ring_park_auto: Setup::new("tcp").io_uring().park().auto().multi_thread(),
     }
+    // The other dialect. Over a ring under automatic progress only: a long send waits for its receiver, and nobody listens there
+    // under manual progress where nobody waits.
+    rxm {
+        manual_current_thread: Setup::new("tcp").rxm(),
+        ring_auto_multi_thread: Setup::new("tcp").rxm().io_uring().auto().multi_thread(),
+    }
     udp {
         manual_multi_thread: Setup::new("udp").multi_thread(),
         auto_current_thread: Setup::new("udp").auto(),
@@ -550,23 +556,5 @@ combinations! {
     sim {
         manual_current_thread: Setup::new("sim"),
         auto_multi_thread: Setup::new("sim").auto().multi_thread(),
-    }
-}
-
-/// The other dialect. Over a ring under automatic progress only: a long send waits for its receiver, and nobody listens there
-/// under manual progress where nobody waits.
-mod rxm {
-    fn setup() -> crate::setup::Setup {
-        crate::setup::Setup::new("tcp").rxm()
-    }
-
-    mod manual {
-        scenarios!(crate::rxm::setup());
-    }
-    mod auto {
-        scenarios!(crate::rxm::setup().auto().multi_thread());
-    }
-    mod ring {
-        scenarios!(crate::rxm::setup().socket_io(fabric_async::SocketIo::IoUring).auto().multi_thread());
     }
 }
