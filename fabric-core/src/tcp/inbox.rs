@@ -20,6 +20,8 @@ const MOST_OPERANDS: u64 = 2 * MAX_ATOMIC as u64;
 #[derive(Debug)]
 pub struct Inbox {
     order: Order,
+    /// Messages may have tags.
+    has_tags: bool,
     /// The frame whose bytes come next.
     landing: Option<Landing>,
     /// Why what comes next is held, unless it is a message.
@@ -65,7 +67,13 @@ impl Inbox {
     /// Of a connection whose peer writes integers like this.
     #[must_use]
     pub fn new(order: Order) -> Self {
-        Self { order, landing: None, stuck: None, asked: Asked::default(), replies: Replies::new() }
+        let (asked, replies) = (Asked::default(), Replies::new());
+        Self { order, has_tags: true, landing: None, stuck: None, asked, replies }
+    }
+
+    /// Takes tagged messages for a breach of the rules from now on: nobody could receive one.
+    pub fn refuse_tags(&mut self) {
+        self.has_tags = false;
     }
 
     /// What it needs to know to serve the memory of this side: the endpoint, and whether that wants to hear of everything
@@ -124,7 +132,10 @@ impl Inbox {
             let Some((frame, header)) = Frame::decode(rest, self.order)? else { return Ok(taken) };
             let tag = match frame.kind {
                 FrameKind::Message => None,
-                FrameKind::Tagged(tag) => Some(tag),
+                FrameKind::Tagged(tag) if self.has_tags => Some(tag),
+                FrameKind::Tagged(_) => {
+                    return Err(Broken("a tagged message, which this endpoint does not take"));
+                }
                 _ => {
                     if self.one_sided(&frame, (rest, header), source, &mut taken, host)? {
                         continue;
