@@ -30,7 +30,8 @@ pub(crate) struct Asked {
     /// When it has waited for too long.
     pub(crate) until: Instant,
     socket: Socket,
-    hello: Hello,
+    /// What it is asked with.
+    private: Vec<u8>,
     has_asked: bool,
     bytes: Vec<u8>,
 }
@@ -56,15 +57,12 @@ pub(crate) enum Greeting {
 pub(crate) enum Answer {
     Accepted {
         order: Order,
-        instance: Option<u32>,
-        /// It understands what only this library says.
-        is_kin: bool,
+        private: Vec<u8>,
         /// What came behind the answer.
         rest: Vec<u8>,
     },
     Refused {
-        /// It gave the question back: another connection stands in the way.
-        is_rival: bool,
+        private: Vec<u8>,
     },
 }
 
@@ -81,8 +79,19 @@ impl Caller {
         self.socket
     }
 
-    /// What it asks with, once that is there. An error when it is to go, with what is worth telling.
+    /// What it asks an endpoint with that connects on demand, once that is there. An error when it is to go, with what is
+    /// worth telling.
     pub(crate) fn go_on(&mut self) -> Result<Option<Question>, Option<Error>> {
+        let Some((control, rest)) = self.request()? else { return Ok(None) };
+        let Some(hello) = Hello::decode(control.private()).filter(|hello| hello.port != 0) else {
+            say(&self.socket, ControlKind::Refuse, control.private());
+            return Err(self.strange("a request of another kind of endpoint"));
+        };
+        Ok(Some((control.order, hello, rest)))
+    }
+
+    /// Its request, and what came behind it, once that is there.
+    pub(crate) fn request(&mut self) -> Result<Option<(Control, Vec<u8>)>, Option<Error>> {
         let is_over = match read(&self.socket, &mut self.bytes) {
             Received::Nothing => return Ok(None),
             Received::Bytes(_) => false,
@@ -90,12 +99,7 @@ impl Caller {
         };
         match Control::decode(&self.bytes) {
             Ok(Some((control, len))) if control.kind == ControlKind::Request => {
-                let Some(hello) = Hello::decode(control.private()).filter(|hello| hello.port != 0) else {
-                    let refusal = Control::new(ControlKind::Refuse, control.private());
-                    refusal.map(|refusal| self.socket.send(&[IoSlice::new(&refusal.encode())]));
-                    return Err(self.strange("a request of another kind of endpoint"));
-                };
-                Ok(Some((control.order, hello, self.bytes.split_off(len))))
+                Ok(Some((control, self.bytes.split_off(len))))
             }
             Ok(Some(_)) => Err(self.strange("an answer to no question")),
             Err(broken) => Err(self.strange(broken.0)),
@@ -112,17 +116,22 @@ impl Caller {
 
     /// Answers; false when the peer does not hear it.
     pub(crate) fn say(&self, kind: ControlKind, hello: Hello) -> bool {
-        say(&self.socket, kind, hello)
+        say(&self.socket, kind, &hello.encode())
     }
 }
 
 impl Asked {
-    pub(crate) fn new(peer: usize, socket: Socket, hello: Hello, until: Instant) -> Self {
-        Self { peer, until, socket, hello, has_asked: false, bytes: Vec::new() }
+    pub(crate) fn new(peer: usize, socket: Socket, private: Vec<u8>, until: Instant) -> Self {
+        Self { peer, until, socket, private, has_asked: false, bytes: Vec::new() }
     }
 
     pub(crate) fn into_socket(self) -> Socket {
         self.socket
+    }
+
+    /// What the peer has been asked with.
+    pub(crate) fn private(&self) -> &[u8] {
+        &self.private
     }
 
     /// Goes on after the socket was ready.
@@ -133,7 +142,7 @@ impl Asked {
                 Ok(false) => return Greeting::Later,
                 Err(errno) => return Greeting::Failed(errno),
             }
-            if !say(&self.socket, ControlKind::Request, self.hello) {
+            if !say(&self.socket, ControlKind::Request, &self.private) {
                 return Greeting::Gone;
             }
             self.has_asked = true;
@@ -155,15 +164,11 @@ impl Asked {
         };
         match control.kind {
             ControlKind::Request => Greeting::Broken("a question instead of an answer"),
-            ControlKind::Refuse => {
-                Greeting::Answer(Answer::Refused { is_rival: control.private() == self.hello.encode() })
-            }
+            ControlKind::Refuse => Greeting::Answer(Answer::Refused { private: control.private().to_vec() }),
             ControlKind::Accept => {
-                let hello = Hello::decode(control.private());
-                let instance = hello.map(|hello| hello.instance);
-                let is_kin = hello.is_some_and(Hello::answers_kin);
                 let rest = self.bytes.split_off(len);
-                Greeting::Answer(Answer::Accepted { order: control.order, instance, is_kin, rest })
+                let (order, private) = (control.order, control.private().to_vec());
+                Greeting::Answer(Answer::Accepted { order, private, rest })
             }
         }
     }
@@ -181,8 +186,8 @@ fn read(socket: &Socket, bytes: &mut Vec<u8>) -> Received {
 }
 
 /// Says something in one piece: a few hundred bytes always find room on a connection that has said nothing yet.
-fn say(socket: &Socket, kind: ControlKind, hello: Hello) -> bool {
-    let Some(control) = Control::new(kind, &hello.encode()) else { return false };
+pub(crate) fn say(socket: &Socket, kind: ControlKind, private: &[u8]) -> bool {
+    let Some(control) = Control::new(kind, private) else { return false };
     let bytes = control.encode();
     socket.send(&[IoSlice::new(&bytes)]) == Sent::Bytes(bytes.len())
 }

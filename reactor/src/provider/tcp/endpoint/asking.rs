@@ -13,18 +13,27 @@ use super::{Endpoint, PATIENCE, Stage, Token};
 
 /// The first pause after a refusal; it grows.
 const PAUSE: Duration = Duration::from_millis(2);
+/// Longer than anybody waits.
+const FOR_EVER: Duration = Duration::from_secs(1 << 32);
 
 impl Endpoint {
     /// Asks a peer for a connection.
     pub(super) fn dial(&mut self, at: usize) -> Result<()> {
+        self.peers[at].again = None;
+        let hello = Hello::new(self.at.port(), self.instance);
+        self.call(at, hello.encode().to_vec(), PATIENCE)
+    }
+
+    /// Begins to connect with a peer, and asks it with this.
+    pub(super) fn call(&mut self, at: usize, private: Vec<u8>, patience: Duration) -> Result<()> {
         let peer = &mut self.peers[at];
-        peer.again = None;
         let mut socket = Socket::dial(self.at, peer.at).map_err(|errno| unreachable(&peer.name, errno))?;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
         socket.watch(&self.wait, token, Interest::Write)?;
-        let hello = Hello::new(self.at.port(), self.instance);
-        peer.link =
-            Some(self.stages.insert(Stage::Asked(Asked::new(at, socket, hello, Instant::now() + PATIENCE))));
+        let now = Instant::now();
+        let until = now.checked_add(patience).unwrap_or(now + FOR_EVER);
+        let asked = Asked::new(at, socket, private, until);
+        peer.link = Some(self.stages.insert(Stage::Asked(asked)));
         self.set_clock();
         Ok(())
     }
@@ -47,18 +56,22 @@ impl Endpoint {
                 let error = Error::PeerGone(self.peers[peer].name.clone());
                 self.asked_over(host, at, &error);
             }
-            Greeting::Answer(Answer::Refused { is_rival: true }) => {
+            // It gives the question back.
+            Greeting::Answer(Answer::Refused { private }) if private == asked.private() => {
                 // It asks as well, or has a connection of which this side does not know any more.
                 self.stages.remove(at);
                 self.peers[peer].link = None;
                 self.pause(host, peer);
             }
-            Greeting::Answer(Answer::Refused { is_rival: false }) => {
+            Greeting::Answer(Answer::Refused { .. }) => {
                 let error =
                     Error::Refused { peer: self.peers[peer].name.clone(), reason: Refusal::Resources };
                 self.asked_over(host, at, &error);
             }
-            Greeting::Answer(Answer::Accepted { order, instance, is_kin, rest }) => {
+            Greeting::Answer(Answer::Accepted { order, private, rest }) => {
+                let hello = Hello::decode(&private);
+                let instance = hello.map(|hello| hello.instance);
+                let is_kin = hello.is_some_and(Hello::answers_kin);
                 let Stage::Asked(asked) = self.stages.remove(at) else { return };
                 let order = Order::NATIVE.with(order);
                 let again = self.link_up(host, (peer, instance), asked.into_socket(), order, rest);
@@ -101,7 +114,7 @@ impl Endpoint {
 }
 
 /// Why there is no connection.
-fn unreachable(peer: &Address, errno: rustix::io::Errno) -> Error {
+pub(super) fn unreachable(peer: &Address, errno: rustix::io::Errno) -> Error {
     match errno {
         // It was there, or its name was, and nobody took the call any more.
         rustix::io::Errno::CONNREFUSED | rustix::io::Errno::CONNRESET => Error::NoSuchPeer(peer.clone()),
