@@ -56,6 +56,9 @@
 //! that was closed: both are [`Closed`](crate::DownReason::Closed). A machine that goes without a word is noticed after half
 //! a minute of silence, or, if something is on its way to it, when the network gives up.
 //!
+//! Endpoints that are connected with one peer are another type, with a chapter of their own:
+//! [`connections`](super::connections). They speak the same wire, and what follows holds for them too.
+//!
 //! # Sent
 //!
 //! A send that has ended well says this: the buffer is free, and the message is with this machine's network, or is about
@@ -163,7 +166,6 @@
 //!
 //! # What is not there
 //!
-//! Connected endpoints (`FI_EP_MSG`), libfabric's layered protocol (`tcp;ofi_rxm`, which Debian 12's
-//! `fi_pingpong -p tcp -e rdm` speaks), its rendezvous, which is agreed off when a connection begins, and its atomics, which are
-//! a layer of its own above this wire. [`discover`](crate::discover()) refuses a hint for the first by name; the others are not
+//! Libfabric's layered protocol (`tcp;ofi_rxm`, which Debian 12's `fi_pingpong -p tcp -e rdm` speaks), its rendezvous, which is
+//! agreed off when a connection begins, and its atomics, which are a layer of its own above this wire. None of them is
 //! offered.
