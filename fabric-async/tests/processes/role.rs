@@ -93,6 +93,8 @@ pub(crate) fn play() {
         "tcp echo" => run(crate::tcp::echo(&name)),
         "tcp target" => run(crate::tcp::target(&name)),
         "tcp chatter" => run(crate::tcp::chatter(&name)),
+        "tcp caller" => run(crate::tcp::connected::caller(&name)),
+        "tcp door" => run(crate::tcp::connected::door(&name)),
         "udp echo" => run(crate::udp::echo(&name)),
         "udp member" => run(crate::udp::member(&name)),
         "udp flood" => crate::udp::flood(&name),
