@@ -19,8 +19,8 @@ Options:
  -B PORT   port of the control connection here (server: 47592, client: any)
  -P PORT   port of the control connection there (client: 47592)
  -p NAME   provider: tcp or net, which is the same here (tcp)
- -e TYPE   endpoint type: rdm (rdm)
- -m MODE   msg or tagged (msg)
+ -e TYPE   endpoint type: rdm or msg, which is connected (rdm)
+ -m MODE   msg or tagged (msg); connected endpoints have no tags
  -I COUNT  messages there and back of each size (10)
  -S SIZE   bytes of a message, or all (64, 256, 1k, 4k, 64k, 1m)
  -c        check what is in the messages
@@ -39,6 +39,7 @@ pub(crate) struct Options {
     pub(crate) server: Option<String>,
     pub(crate) source_port: Option<u16>,
     pub(crate) destination_port: u16,
+    pub(crate) is_connected: bool,
     pub(crate) is_tagged: bool,
     pub(crate) iterations: usize,
     pub(crate) sizes: Vec<usize>,
@@ -52,6 +53,7 @@ impl Default for Options {
             server: None,
             source_port: None,
             destination_port: PORT,
+            is_connected: false,
             is_tagged: false,
             iterations: 10,
             sizes: data::USUAL.to_vec(),
@@ -90,6 +92,9 @@ impl Options {
                 }
             }
         }
+        if options.is_connected && options.is_tagged {
+            return Err("-m tagged: endpoints of type msg have no tags".into());
+        }
         Ok(Asked::Run(options))
     }
 
@@ -97,9 +102,11 @@ impl Options {
         match (letter, value) {
             ('B', _) => self.source_port = Some(number(letter, value)?),
             ('P', _) => self.destination_port = number(letter, value)?,
-            ('p', "tcp" | "net") | ('e', "rdm") => {}
+            ('p', "tcp" | "net") => {}
+            ('e', "rdm") => self.is_connected = false,
+            ('e', "msg") => self.is_connected = true,
             ('p', _) => return Err(format!("provider {value}: here are tcp and net")),
-            ('e', _) => return Err(format!("endpoint type {value}: here is rdm")),
+            ('e', _) => return Err(format!("endpoint type {value}: here are rdm and msg")),
             ('m', "msg") => self.is_tagged = false,
             ('m', "tagged") => self.is_tagged = true,
             ('m', _) => return Err(format!("-m {value}: there are msg and tagged")),
