@@ -2,7 +2,7 @@
  * A peer that is libfabric: does what it is told on its standard input, line by line, and says what has come of it.
  * Between the lines it makes progress, which libfabric's tcp provider only does while somebody asks it to.
  *
- *     peer PROVIDER ADDRESS PORT
+ *     peer PROVIDER ADDRESS PORT [msg]
  *
  * says "at PORT", and then knows
  *
@@ -17,7 +17,13 @@
  *     read CONTEXT PLACES..               a place is KEY:AT:LENGTH                            "posted"
  *     entry                               waits for a completion         "done CONTEXT FLAGS LENGTH DATA" or "failed CONTEXT ERROR"
  *
- * and says "error CALL NUMBER" when a call fails.
+ * and says "error CALL NUMBER" when a call fails. With "msg" endpoints are connected: a passive one listens at the port, and
+ * instead of "to" there are
+ *
+ *     connect ADDRESS PORT [DATA]         asks whoever listens there                          "asked"
+ *     event                               waits for one: "request DATA", "connected DATA", "shutdown" or "refused ERROR DATA"
+ *     accept [DATA], reject [DATA]        the request that came last                          "accepted", "rejected"
+ *     shutdown                                                                                "shut"
  */
 #include <errno.h>
 #include <poll.h>
@@ -44,6 +50,9 @@ static struct fid_domain *domain;
 static struct fid_ep *ep;
 static struct fid_av *av;
 static struct fid_cq *cq;
+static struct fid_eq *eq;
+static struct fid_pep *pep;
+static struct fi_info *request;
 static fi_addr_t to = FI_ADDR_UNSPEC;
 static char *memory, *in, *out;
 static struct fi_context contexts[CONTEXTS];
@@ -69,6 +78,35 @@ static const char *compare(const char *with, size_t length, int seed)
 		if (with[at] != (char)(at * 7 + seed))
 			return "other";
 	return "same";
+}
+
+/* An endpoint to be connected. */
+static void open_ep(struct fi_info *from)
+{
+	must("fi_endpoint", fi_endpoint(domain, from, &ep, NULL));
+	must("fi_ep_bind", fi_ep_bind(ep, &eq->fid, 0));
+	must("fi_ep_bind", fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+	must("fi_enable", fi_enable(ep));
+}
+
+static void open_door(const char *provider, const char *address, const char *port)
+{
+	struct fi_eq_attr eq_attr = { .size = 64, .wait_obj = FI_WAIT_UNSPEC };
+	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_TAGGED, .size = 1024, .wait_obj = FI_WAIT_NONE };
+
+	hints = fi_allocinfo();
+	hints->ep_attr->type = FI_EP_MSG;
+	hints->caps = FI_MSG | FI_RMA;
+	hints->domain_attr->mr_mode = 0;
+	hints->fabric_attr->prov_name = strdup(provider);
+	must("fi_getinfo", fi_getinfo(FI_VERSION(1, 16), address, port, FI_SOURCE, hints, &info));
+	must("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));
+	must("fi_eq_open", fi_eq_open(fabric, &eq_attr, &eq, NULL));
+	must("fi_domain", fi_domain(fabric, info, &domain, NULL));
+	must("fi_cq_open", fi_cq_open(domain, &cq_attr, &cq, NULL));
+	must("fi_passive_ep", fi_passive_ep(fabric, info, &pep, NULL));
+	must("fi_pep_bind", fi_pep_bind(pep, &eq->fid, 0));
+	must("fi_listen", fi_listen(pep));
 }
 
 static void open_all(const char *provider, const char *address, const char *port)
@@ -161,6 +199,67 @@ static void do_to(void)
 	must("fi_av_insert", fi_av_insert(av, found->dest_addr, 1, &to, 0, NULL) == 1 ? 0 : -FI_EINVAL);
 	fi_freeinfo(found);
 	say("to");
+}
+
+static void do_connect(void)
+{
+	char *address = strtok(NULL, " \n"), *port = strtok(NULL, " \n"), *data = strtok(NULL, " \n");
+	struct fi_info *found;
+
+	must("fi_getinfo", fi_getinfo(FI_VERSION(1, 16), address, port, 0, hints, &found));
+	open_ep(found);
+	must("fi_connect", fi_connect(ep, found->dest_addr, data, data ? strlen(data) : 0));
+	fi_freeinfo(found);
+	puts("asked");
+}
+
+/* One look at the event queue: whether there was something, which is said. */
+static int event(void)
+{
+	struct {
+		struct fi_eq_cm_entry entry;
+		char data[512];
+	} got = { 0 };
+	char data[512] = "";
+	struct fi_eq_err_entry failed = { .err_data = data, .err_data_size = sizeof data - 1 };
+	uint32_t kind;
+	ssize_t size = fi_eq_read(eq, &kind, &got, sizeof got, 0);
+
+	if (size == -FI_EAGAIN || size == 0)
+		return 0;
+	if (size == -FI_EAVAIL) {
+		must("fi_eq_readerr", fi_eq_readerr(eq, &failed, 0));
+		printf("refused %d %.*s\n", failed.err, (int)failed.err_data_size, (char *)failed.err_data);
+		return 1;
+	}
+	must("fi_eq_read", size);
+	int length = (int)(size - (ssize_t)sizeof got.entry);
+	if (length < 0)
+		length = 0;
+	if (kind == FI_CONNREQ) {
+		request = got.entry.info;
+		printf("request %.*s\n", length, got.data);
+	} else if (kind == FI_CONNECTED) {
+		printf("connected %.*s\n", length, got.data);
+	} else {
+		puts(kind == FI_SHUTDOWN ? "shutdown" : "something");
+	}
+	return 1;
+}
+
+static void do_answer(int accepts)
+{
+	char *data = strtok(NULL, " \n");
+	size_t length = data ? strlen(data) : 0;
+
+	if (accepts) {
+		open_ep(request);
+		must("fi_accept", fi_accept(ep, data, length));
+	} else {
+		must("fi_reject", fi_reject(pep, request->handle, data, length));
+	}
+	fi_freeinfo(request);
+	puts(accepts ? "accepted" : "rejected");
 }
 
 static void do_region(void)
@@ -270,6 +369,16 @@ static void obey(char *line)
 		do_write();
 	} else if (!strcmp(word, "read")) {
 		do_read();
+	} else if (!strcmp(word, "connect")) {
+		do_connect();
+	} else if (!strcmp(word, "accept") || !strcmp(word, "reject")) {
+		do_answer(word[0] == 'a');
+	} else if (!strcmp(word, "shutdown")) {
+		must("fi_shutdown", fi_shutdown(ep, 0));
+		say("shut");
+	} else if (!strcmp(word, "event")) {
+		while (!event())
+			entry(0);
 	} else if (!strcmp(word, "entry")) {
 		while (!entry(1))
 			poll(NULL, 0, 0);
@@ -285,13 +394,16 @@ int main(int count, char **words)
 	unsigned char name[64];
 	size_t size = sizeof name;
 
-	if (count != 4)
+	if (count != 4 && count != 5)
 		return 2;
 	memory = calloc(1, ROOM);
 	in = calloc(1, ROOM);
 	out = calloc(1, ROOM);
-	open_all(words[1], words[2], words[3]);
-	must("fi_getname", fi_getname(&ep->fid, name, &size));
+	if (count == 5)
+		open_door(words[1], words[2], words[3]);
+	else
+		open_all(words[1], words[2], words[3]);
+	must("fi_getname", fi_getname(pep ? &pep->fid : &ep->fid, name, &size));
 	printf("at %u\n", name[2] << 8 | name[3]);
 	fflush(stdout);
 	for (;;) {

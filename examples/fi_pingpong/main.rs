@@ -8,17 +8,21 @@
 //!
 //! fi_pingpong -p net -e rdm -c -m tagged                             # serves; the client:
 //! cargo run --release --example fi_pingpong -- -c -m tagged SERVER
+//!
+//! cargo run --release --example fi_pingpong -- -c -e msg             # connected endpoints; the client:
+//! fi_pingpong -p tcp -e msg -c SERVER                                # any libfabric
 //! ```
 //!
-//! Options are those of `fi_pingpong`; `-h` lists them. Both sides have to be given the same `-I`, `-S`, `-m` and `-c`.
+//! Options are those of `fi_pingpong`; `-h` lists them. Both sides have to be given the same `-e`, `-I`, `-S`, `-m` and `-c`.
 //!
 //! # What is said
 //!
 //! Two connections: an ordinary one, on which the two programs agree on what comes next (`control.rs`), and the fabric's.
 //! The server waits for the former on port 47592. First each tells the other the name of its endpoint, the server before
-//! the client. Then, for each size, the client asks whether the server is ready and is told so; a message goes to the
-//! server and one comes back, as often as was agreed; and the client says how many there were. At the end each sends
-//! the other the word `fin` over the fabric. libfabric's program asks for an acknowledgement of that, and stays until it
+//! the client; of connected endpoints only the server does, and the client connects. Then, for each size, the client asks
+//! whether the server is ready and is told so; a message goes to the server and one comes back, as often as was agreed; and
+//! the client says how many there were. At the end each sends the other the word `fin` over the fabric. libfabric's program
+//! asks for an acknowledgement of that, and stays until it
 //! has come; the provider sees to it. Messages carry the tag 1234 or none.
 
 mod control;
@@ -29,7 +33,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use fabric_async::{Endpoint, FiAddr, Operation};
+use fabric_async::{Address, Endpoint, FiAddr, Operation, PassiveEndpoint};
 
 use control::Control;
 use data::Pattern;
@@ -70,18 +74,8 @@ async fn run(options: &Options) -> Result<()> {
         Some(server) => Control::call(server, options).await?,
         None => Control::answer(options).await?,
     };
-    // A peer is known by the address it calls from, so it has to be the one that the route to the other has.
-    let (ep, theirs) = if control.is_client() {
-        let theirs = control.hear_name().await?;
-        let ep = bind(control::address_towards(theirs)?, options).await?;
-        control.tell_name(address_of(&ep)?).await?;
-        (ep, theirs)
-    } else {
-        let ep = bind(control.local_ip()?, options).await?;
-        control.tell_name(address_of(&ep)?).await?;
-        (ep, control.hear_name().await?)
-    };
-    let peer = ep.address_vector().insert(format!("tcp://{theirs}"))?;
+    let (ep, peer) =
+        if options.is_connected { connect(&mut control).await? } else { meet(&mut control, options).await? };
     let room = options.sizes.iter().copied().max().unwrap_or(0).max(FIN.len());
     let mut talk = Talk::begin(ep, peer, options, room)?;
     println!(
@@ -97,19 +91,53 @@ async fn run(options: &Options) -> Result<()> {
     talk.end().await
 }
 
+/// Endpoints that know each other by name.
+async fn meet(control: &mut Control, options: &Options) -> Result<(Endpoint, FiAddr)> {
+    // A peer is known by the address it calls from, so it has to be the one that the route to the other has.
+    let (ep, theirs) = if control.is_client() {
+        let theirs = control.hear_name().await?;
+        let ep = bind(control::address_towards(theirs)?, options).await?;
+        control.tell_name(address_of(ep.name())?).await?;
+        (ep, theirs)
+    } else {
+        let ep = bind(control.local_ip()?, options).await?;
+        control.tell_name(address_of(ep.name())?).await?;
+        (ep, control.hear_name().await?)
+    };
+    let peer = ep.address_vector().insert(format!("tcp://{theirs}"))?;
+    Ok((ep, peer))
+}
+
+/// Endpoints that are connected with each other.
+async fn connect(control: &mut Control) -> Result<(Endpoint, FiAddr)> {
+    let ep = if control.is_client() {
+        Endpoint::connect(format!("tcp://{}", control.hear_name().await?)).await?
+    } else {
+        let mut door =
+            PassiveEndpoint::bind(format!("tcp://{}", SocketAddr::new(control.local_ip()?, 0))).await?;
+        control.tell_name(address_of(door.name())?).await?;
+        let request = door.next().await.ok_or("nobody calls any more")?;
+        request.accept("").await?
+    };
+    let peer = ep.peer()?;
+    Ok((ep, peer))
+}
+
 async fn bind(ip: std::net::IpAddr, options: &Options) -> Result<Endpoint> {
     let endpoint = Endpoint::options().protocol(options.protocol);
     Ok(endpoint.bind(format!("tcp://{}", SocketAddr::new(ip, 0))).await?)
 }
 
-fn address_of(ep: &Endpoint) -> Result<SocketAddr> {
-    ep.name().socket().ok_or_else(|| "an endpoint over tcp has the address of a socket".into())
+fn address_of(name: &Address) -> Result<SocketAddr> {
+    name.socket().ok_or_else(|| "an endpoint over tcp has the address of a socket".into())
 }
 
 /// The messages of the two programs.
 struct Talk {
     ep: Endpoint,
     peer: FiAddr,
+    /// From whom messages are received, where that has to be said.
+    from: Option<FiAddr>,
     is_tagged: bool,
     /// What is to be sent, and to be received, where that is checked.
     patterns: Option<(Pattern, Pattern)>,
@@ -121,9 +149,11 @@ struct Talk {
 
 impl Talk {
     fn begin(ep: Endpoint, peer: FiAddr, options: &Options, room: usize) -> Result<Self> {
-        let next = receive(&ep, peer, options.is_tagged, vec![0; room])?;
+        // One that is connected has nobody else to receive from.
+        let from = (!options.is_connected).then_some(peer);
+        let next = receive(&ep, from, options.is_tagged, vec![0; room])?;
         let patterns = options.is_checked.then(Default::default);
-        Ok(Self { ep, peer, is_tagged: options.is_tagged, patterns, out: vec![0; room], next })
+        Ok(Self { ep, peer, from, is_tagged: options.is_tagged, patterns, out: vec![0; room], next })
     }
 
     /// So many messages there and back. Returns how long it took.
@@ -167,7 +197,7 @@ impl Talk {
         if let Some((_, received)) = &mut self.patterns {
             received.check(&got)?;
         }
-        self.next = receive(&self.ep, self.peer, self.is_tagged, got.into_buf())?;
+        self.next = receive(&self.ep, self.from, self.is_tagged, got.into_buf())?;
         Ok(())
     }
 
@@ -180,8 +210,9 @@ impl Talk {
 }
 
 /// Posts the receive for the next message.
-fn receive(ep: &Endpoint, peer: FiAddr, is_tagged: bool, buf: Vec<u8>) -> Result<Operation<Vec<u8>>> {
-    let receive = ep.recv_into(buf).from(peer);
+fn receive(ep: &Endpoint, from: Option<FiAddr>, is_tagged: bool, buf: Vec<u8>) -> Result<Operation<Vec<u8>>> {
+    let receive = ep.recv_into(buf);
+    let receive = if let Some(peer) = from { receive.from(peer) } else { receive };
     let receive = if is_tagged { receive.tag(TAG) } else { receive };
     Ok(receive.start()?)
 }

@@ -20,9 +20,9 @@ A ping-pong with libfabric's fi_pingpong, or with itself.
 Options:
  -B PORT   port of the control connection here (server: 47592, client: any)
  -P PORT   port of the control connection there (client: 47592)
- -p NAME   provider: tcp or net, which is the same here, or 'tcp;ofi_rxm' (tcp)
- -e TYPE   endpoint type: rdm (rdm)
- -m MODE   msg or tagged (msg)
+  -p NAME   provider: tcp or net, which is the same here, or 'tcp;ofi_rxm' (tcp)
+  -e TYPE   endpoint type: rdm or msg, which is connected (rdm)
+  -m MODE   msg or tagged (msg); connected endpoints have no tags
  -I COUNT  messages there and back of each size (10)
  -S SIZE   bytes of a message, or all (64, 256, 1k, 4k, 64k, 1m)
  -c        check what is in the messages
@@ -43,6 +43,7 @@ pub(crate) struct Options {
     pub(crate) destination_port: u16,
     /// Which protocol to begin with.
     pub(crate) protocol: Protocol,
+    pub(crate) is_connected: bool,
     pub(crate) is_tagged: bool,
     pub(crate) iterations: usize,
     pub(crate) sizes: Vec<usize>,
@@ -57,6 +58,7 @@ impl Default for Options {
             source_port: None,
             destination_port: PORT,
             protocol: Protocol::Tcp,
+            is_connected: false,
             is_tagged: false,
             iterations: 10,
             sizes: data::USUAL.to_vec(),
@@ -95,6 +97,9 @@ impl Options {
                 }
             }
         }
+        if options.is_connected && options.is_tagged {
+            return Err("-m tagged: endpoints of type msg have no tags".into());
+        }
         Ok(Asked::Run(options))
     }
 
@@ -105,8 +110,9 @@ impl Options {
             ('p', "tcp" | "net") => self.protocol = Protocol::Tcp,
             ('p', "tcp;ofi_rxm") => self.protocol = Protocol::Rxm,
             ('p', _) => return Err(format!("provider {value}: here are tcp, net and tcp;ofi_rxm")),
-            ('e', "rdm") => {}
-            ('e', _) => return Err(format!("endpoint type {value}: here is rdm")),
+            ('e', "rdm") => self.is_connected = false,
+            ('e', "msg") => self.is_connected = true,
+            ('e', _) => return Err(format!("endpoint type {value}: here are rdm and msg")),
             ('m', "msg") => self.is_tagged = false,
             ('m', "tagged") => self.is_tagged = true,
             ('m', _) => return Err(format!("-m {value}: there are msg and tagged")),

@@ -16,12 +16,15 @@ enum Program {
     Ours,
     /// libfabric's, with this provider.
     Theirs(&'static str),
+    /// The same with endpoints that are connected.
+    OursConnected,
+    TheirsConnected,
 }
 
 impl Program {
     fn command(self) -> Command {
         match self {
-            Self::Ours => {
+            Self::Ours | Self::OursConnected => {
                 // Beside the directory of this test: Cargo builds examples before it runs tests.
                 let mut path = std::env::current_exe().expect("a path");
                 path.pop();
@@ -29,7 +32,12 @@ impl Program {
                 path.push("examples/fi_pingpong");
                 assert!(path.exists(), "{path:?} is missing: cargo build -p fabric-examples --examples");
                 let mut command = Command::new(path);
-                command.args(["-e", "rdm"]);
+                command.args(["-e", if matches!(self, Self::Ours) { "rdm" } else { "msg" }]);
+                command
+            }
+            Self::TheirsConnected => {
+                let mut command = Command::new("fi_pingpong");
+                command.args(["-p", "tcp", "-e", "msg"]);
                 command
             }
             Self::Theirs(provider) => {
@@ -71,6 +79,16 @@ fn theirs_in_rxm() -> Vec<Program> {
         is_there
     };
     ["tcp;ofi_rxm", "net;ofi_rxm"].into_iter().filter(is_there).map(Program::Theirs).collect()
+}
+
+/// Both programs with endpoints that are connected, or nothing, and why.
+fn connected() -> Option<(Program, Program)> {
+    let has = Command::new("fi_info").args(["-p", "tcp", "-t", "FI_EP_MSG"]).output();
+    if theirs().is_some() && has.is_ok_and(|output| output.status.success()) {
+        return Some((Program::TheirsConnected, Program::OursConnected));
+    }
+    eprintln!("skipped: libfabric has no connected endpoints over tcp here");
+    None
 }
 
 /// A program that is ended with the test.
@@ -127,7 +145,9 @@ fn is_listening(port: u16) -> bool {
 /// A whole game; what the server and the client ended with.
 fn play(server: Program, client: Program, (host, [theirs, ours]): (&str, [&[&str]; 2])) -> [Output; 2] {
     let port = free_port().to_string();
-    let options = |program: Program| if matches!(program, Program::Ours) { ours } else { theirs };
+    let options = |program: Program| {
+        if matches!(program, Program::Ours | Program::OursConnected) { ours } else { theirs }
+    };
     let mut serving = Player::start(server, &[options(server), &["-B", &port]].concat());
     let deadline = Instant::now() + LIMIT;
     while !is_listening(port.parse().expect("a port")) && !serving.is_over() {
@@ -233,6 +253,19 @@ fn over_ipv6_too() {
 }
 
 #[test]
+fn connected_endpoints_play_in_both_roles() {
+    let Some((theirs, ours)) = connected() else { return };
+    for (server, client) in [(theirs, ours), (ours, theirs)] {
+        goes_well(server, client, "127.0.0.1", &["-c", "-S", "all", "-I", "3"], 46);
+        goes_well(server, client, "127.0.0.1", &["-c", "-S", "100", "-I", "2000"], 1);
+        if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+            goes_well(server, client, "::1", &["-6", "-c"], 6);
+        }
+    }
+    goes_well(ours, ours, "127.0.0.1", &["-c", "-S", "all"], 46);
+}
+
+#[test]
 fn with_itself_too() {
     let options = ["-c", "-S", "all", "-m", "tagged"];
     goes_well(Program::Ours, Program::Ours, "127.0.0.1", &options, 46);
@@ -255,7 +288,8 @@ fn wrong_bytes_are_noticed_on_both_sides() {
 #[test]
 fn what_is_not_there_is_refused_by_name() {
     for (options, part) in [
-        (&["-e", "msg"][..], "endpoint type msg"),
+        (&["-e", "dgram"][..], "endpoint type dgram"),
+        (&["-e", "msg", "-m", "tagged"], "-m tagged"),
         (&["-p", "verbs"], "provider verbs"),
         (&["-z"], "-z"),
         (&["-I", "0"], "-I 0"),

@@ -26,6 +26,8 @@ pub(crate) struct AvInner {
     pub(crate) node: Arc<Node>,
     pub(crate) id: AvId,
     pub(crate) domain: Arc<DomainInner>,
+    /// It holds the one peer of a connected endpoint, and stays as it is.
+    is_fixed: bool,
 }
 
 /// What names an endpoint: an [`Address`], or text like `shm://echo`. Calls that can wait also take the name of a host, as
@@ -102,12 +104,29 @@ impl<T: ToAddress + ?Sized> ToAddress for &T {
     }
 }
 
+impl AvInner {
+    /// One with this peer in it, for an endpoint that is connected with it. It is part of the endpoint, and not counted.
+    pub(crate) fn of(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
+        let node = Node::new(Class::AddressVector, Some(domain.node.clone()));
+        let (id, number) = domain.core.open_av_of(peer);
+        (Arc::new(Self { node, id, domain: domain.clone(), is_fixed: true }), number)
+    }
+
+    fn check_changeable(&self) -> Result<()> {
+        self.node.check_open()?;
+        if self.is_fixed {
+            return Err(Error::NotSupported("addresses of a connected endpoint, which has one peer"));
+        }
+        Ok(())
+    }
+}
+
 impl<M: ThreadModel> AddressVector<M> {
     pub(crate) fn open(domain: &Domain<M>, welcoming: bool) -> Result<Self> {
         domain.inner.node.check_open()?;
         let node = Node::new(Class::AddressVector, Some(domain.inner.node.clone()));
         let id = domain.inner.core.open_av(welcoming);
-        let inner = AvInner { node, id, domain: domain.inner.clone() };
+        let inner = AvInner { node, id, domain: domain.inner.clone(), is_fixed: false };
         inner.node.publish()?;
         Ok(Self { inner: Arc::new(inner), model: PhantomData })
     }
@@ -121,10 +140,10 @@ impl<M: ThreadModel> AddressVector<M> {
     ///
     /// # Errors
     /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider; [`Error::Invalid`] for
-    /// an address without a name; [`Error::Closed`].
+    /// an address without a name; [`Error::NotSupported`] where it is that of a connected endpoint; [`Error::Closed`].
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
-        self.inner.node.check_open()?;
+        self.inner.check_changeable()?;
         let address = self.inner.domain.address(peer)?;
         let provider = self.inner.domain.fabric.inner.provider.name();
         if address.scheme().provider() != provider {
@@ -144,6 +163,9 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::StaleAddress`], [`Error::Closed`].
     #[doc(alias = "fi_av_remove")]
     pub fn remove(&self, peer: FiAddr) -> Result<Address> {
+        if self.inner.is_fixed {
+            self.inner.check_changeable()?;
+        }
         self.inner.domain.core.remove_address(self.inner.id, peer)
     }
 
@@ -169,7 +191,11 @@ impl<M: ThreadModel> AddressVector<M> {
     /// [`Error::Busy`] while endpoints are bound to it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        if let Err(error) = self.inner.node.close() {
+        let closed = match self.inner.is_fixed {
+            true => self.inner.check_changeable(),
+            false => self.inner.node.close(),
+        };
+        if let Err(error) = closed {
             return Err(CloseError { error, handle: self });
         }
         self.inner.domain.core.close_av(self.inner.id);

@@ -17,6 +17,8 @@ use fabric_reactor::provider;
 /// fabric is the network (`192.0.2.0/24`), the domain the interface (`eth0`), and `src_addr` the address of this machine
 /// there, which endpoints without an address of their own get. [`Hints::fabric_name`], [`Hints::domain_name`] and
 /// [`Hints::source`] choose one; [`Hints::dest`] leaves out those of the other family of addresses, and looks at no routes.
+/// All of it comes once more behind that, for [connected endpoints](crate::manual::connections), which [`Hints::ep_type`]
+/// chooses.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

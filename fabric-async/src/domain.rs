@@ -160,9 +160,14 @@ impl<'a> DomainBuilder<'a> {
     /// process instead); [`Error::Os`], with the call `io_uring_setup` where [`SocketIo::IoUring`] was asked for and the kernel
     /// refuses it.
     pub fn open(self) -> Result<Domain> {
+        Ok(Domain { inner: self.open_as(Class::Domain)?, model: PhantomData })
+    }
+
+    /// The same as an object of this class: passive endpoints make progress as domains do.
+    pub(crate) fn open_as(self, class: Class) -> Result<Arc<DomainInner>> {
         self.fabric.check(self.info)?;
         let provider = self.fabric.inner.provider;
-        let node = Node::new(Class::Domain, Some(self.fabric.inner.node.clone()));
+        let node = Node::new(class, Some(self.fabric.inner.node.clone()));
         let name = format!("{}-{}", provider.name(), node.id());
         let core = reactor::Domain::open(provider, self.info, self.policy, &name)?;
         if let Some(len) = self.single_copy_from {
@@ -182,7 +187,7 @@ impl<'a> DomainBuilder<'a> {
             context: self.context,
             eq: OnceLock::new(),
         };
-        Ok(Domain { inner: Arc::new(inner), model: PhantomData })
+        Ok(Arc::new(inner))
     }
 }
 

@@ -37,7 +37,7 @@
 //! # Where to read on
 //!
 //! [`manual`] has the chapters: progress, waiting, sending, cancellation, memory, one-sided operations, ordering,
-//! backpressure, serving, tcp, udp, errors, coming from libfabric, defaults.
+//! backpressure, serving, connections, tcp, udp, errors, coming from libfabric, defaults.
 
 mod av;
 mod close;
@@ -54,6 +54,7 @@ pub mod manual;
 mod model;
 mod mr;
 mod op;
+mod passive;
 mod registered;
 mod resolve;
 mod window;
@@ -64,7 +65,7 @@ pub use counter::Counter;
 pub use cq::CompletionQueue;
 pub use discover::discover;
 pub use domain::{Domain, DomainBuilder};
-pub use endpoint::{BindOptions, Endpoint, EndpointBuilder, SharedReceive, SharedReceiveBuilder};
+pub use endpoint::{BindOptions, Connect, Endpoint, EndpointBuilder, SharedReceive, SharedReceiveBuilder};
 pub use eq::EventQueue;
 pub use fabric::Fabric;
 pub use group::Group;
@@ -75,6 +76,7 @@ pub use op::{
     Fetch, LendOperation, LendRequest, Message, MessageSlice, MultiRecv, MultiRecvRequest, Operation, Permit,
     PostedMultiRecv, Probe, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
 };
+pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{Look, RegisteredBuffer};
 pub use resolve::resolve;
 pub use window::RemoteWindow;
@@ -90,7 +92,7 @@ pub use fabric_core::info::{
     AddrFormat, AvType, DomainAttr, EpAttr, EpType, FabricAttr, Hints, Info, Mismatch, NoMatch, Progress,
     Protocol, ResourceMgmt, RxAttr, SHARED_CONTEXT, Threading, TrafficClass, TxAttr, Version,
 };
-pub use fabric_core::provider::SocketIo;
+pub use fabric_core::provider::{MAX_PRIVATE_DATA, SocketIo};
 pub use fabric_core::stats::{DomainStats, EndpointStats, Moved};
 pub use fabric_core::tree::{Children, Class};
 pub use fabric_core::{Address, Error, FiAddr, Refusal, Result, Scarce, Scheme, SocketOptions};

@@ -75,6 +75,17 @@ pub enum Error {
         /// Its reason.
         reason: Refusal,
     },
+    /// The program at the other end does not want to be connected, and says so with these bytes. `FI_ECONNREFUSED`.
+    #[error("{peer} rejected the connection, with {} bytes of private data", data.len())]
+    Rejected {
+        /// Who.
+        peer: Address,
+        /// Its private data, up to 256 bytes.
+        data: Vec<u8>,
+    },
+    /// Nobody has answered in time. `FI_ETIMEDOUT`.
+    #[error("no answer from {0} in time")]
+    TimedOut(Address),
     /// The peer belongs to another user. `FI_EACCES`.
     #[error("{peer} belongs to user {theirs}, this process to user {ours}")]
     OtherUser {
@@ -255,7 +266,8 @@ impl Error {
             Self::Truncated { .. } => 265,
             Self::CountedError { .. } => 259,
             Self::TooLong { .. } => 90,
-            Self::NoSuchPeer(_) | Self::Refused { .. } => 111,
+            Self::NoSuchPeer(_) | Self::Refused { .. } | Self::Rejected { .. } => 111,
+            Self::TimedOut(_) => 110,
             Self::PeerGone(_) => 104,
             Self::OtherUser { .. } => 13,
             Self::Protocol { .. } => 71,

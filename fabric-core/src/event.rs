@@ -45,6 +45,35 @@ pub enum EventKind {
         /// How it ended.
         reason: DownReason,
     },
+    /// Somebody wants to be connected with this passive endpoint (`FI_CONNREQ`). The request itself is taken from there.
+    #[doc(alias = "FI_CONNREQ")]
+    ConnectionRequest {
+        /// Where it calls from.
+        peer: Address,
+        /// Its private data.
+        data: Vec<u8>,
+    },
+    /// This endpoint is connected with its peer (`FI_CONNECTED`).
+    #[doc(alias = "FI_CONNECTED")]
+    Connected {
+        /// With whom.
+        peer: Address,
+        /// The private data of the peer: what it has asked, or answered, with.
+        data: Vec<u8>,
+    },
+    /// This endpoint has not been connected, whoever waits for it.
+    ConnectFailed {
+        /// Why. [`Error::Rejected`] has the private data of the peer.
+        error: Error,
+    },
+    /// The connection of this endpoint has ended (`FI_SHUTDOWN`). What has come before is still received.
+    #[doc(alias = "FI_SHUTDOWN")]
+    Shutdown {
+        /// With whom it was.
+        peer: Address,
+        /// How it ended.
+        reason: DownReason,
+    },
     /// An attempt to connect was refused.
     Rejected {
         /// Why.

@@ -23,6 +23,10 @@ use crate::rx::{Receiving, RxContext};
 use crate::sockets::SocketOptions;
 use crate::stats::ProviderStats;
 
+mod meeting;
+
+pub use meeting::{Joined, MAX_PRIVATE_DATA, Meeting, Request, RequestHandle, Way};
+
 /// The name of an operation: position and generation of its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OpKey {
@@ -224,6 +228,47 @@ pub trait ProviderDomain: Send {
         at: Option<&Address>,
         receiving: Receiving<'_>,
     ) -> Result<Address>;
+
+    /// Opens a passive endpoint, at the given address or at a fresh one, and returns the address. It tells of those who want to
+    /// be connected with [`Host::requested`].
+    ///
+    /// # Errors
+    /// [`Error::AddressInUse`], or what the operating system refuses.
+    fn listen(&mut self, ep: EpId, info: &Info, at: Option<&Address>) -> Result<Address> {
+        let _ = (ep, info, at);
+        Err(Error::NotSupported("passive endpoints"))
+    }
+
+    /// The request that has waited longest at a passive endpoint.
+    fn take_request(&mut self, host: &mut dyn Host, ep: EpId) -> Option<Request> {
+        let _ = (host, ep);
+        None
+    }
+
+    /// Opens an endpoint that is connected with one peer. What has become of it is told with [`Host::joined`], possibly before this returns.
+    ///
+    /// # Errors
+    /// What is known to be impossible now; nothing is left behind, and a request has been refused.
+    fn open_connected(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        info: &Info,
+        meeting: Meeting<'_>,
+        receiving: Receiving<'_>,
+    ) -> Result<()> {
+        let _ = (host, ep, info, meeting, receiving);
+        Err(Error::NotSupported("connected endpoints"))
+    }
+
+    /// Ends the connection of an endpoint: what has been sent still leaves, what has not ends as cancelled.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when it is not of that kind.
+    fn shutdown(&mut self, host: &mut dyn Host, ep: EpId) -> Result<()> {
+        let _ = (host, ep);
+        Err(Error::NotSupported("ending the connection of an endpoint that has none of its own"))
+    }
 
     /// Closes an endpoint. Operations that are still posted on it complete as cancelled.
     fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId);
@@ -532,6 +577,16 @@ pub trait Host {
     /// A connection has ended that had this number when it was made. A number that was given on the spot is taken back
     /// with the last of them, once none of the peer's messages waits.
     fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>);
+
+    /// Somebody waits at a passive endpoint, to be taken from there with [`ProviderDomain::take_request`].
+    fn requested(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
+        let _ = (ep, peer, data);
+    }
+
+    /// An endpoint that was to be connected with this peer is, or will never be. Told once.
+    fn joined(&mut self, ep: EpId, peer: &Address, joined: Result<Joined>) {
+        let _ = (ep, peer, joined);
+    }
 
     /// A key for a peer that has connected to an endpoint which shares its receives: nobody else in the domain has it.
     fn shared_peer(&mut self, ep: EpId) -> PeerKey {

@@ -32,11 +32,14 @@ pub enum Class {
     Counter,
     /// A shared receive context.
     SharedReceive,
+    /// A passive endpoint.
+    #[doc(alias = "fid_pep")]
+    PassiveEndpoint,
 }
 
 impl Class {
     /// Every class, in the order of declaration.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Fabric,
         Self::Domain,
         Self::Endpoint,
@@ -46,6 +49,7 @@ impl Class {
         Self::MemoryRegion,
         Self::Counter,
         Self::SharedReceive,
+        Self::PassiveEndpoint,
     ];
 }
 
@@ -61,6 +65,7 @@ impl fmt::Display for Class {
             Self::MemoryRegion => "memory region",
             Self::Counter => "counter",
             Self::SharedReceive => "shared receive context",
+            Self::PassiveEndpoint => "passive endpoint",
         })
     }
 }

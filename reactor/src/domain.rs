@@ -214,6 +214,7 @@ impl Domain {
     /// Closes an endpoint, or a shared context. Operations on it end as cancelled; their buffers come back with that.
     pub fn close_endpoint(&self, id: EpId) {
         let mut locked = self.engine.lock();
+        locked.hub.leave_door(id);
         let state = &mut *locked;
         let Ok(ep) = state.hub.ep(id) else { return };
         let (av, object) = (ep.bound.av, ep.bound.object);

@@ -5,7 +5,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::mr::Region;
-use fabric_core::provider::{Deed, EpId, Host, OpKey, Remote, Split, Spread};
+use fabric_core::provider::{Deed, EpId, Host, Joined, OpKey, Remote, Split, Spread};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -231,6 +231,14 @@ impl Host for Hub {
         if let Some(number) = number {
             self.leave(ep, number);
         }
+    }
+
+    fn requested(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
+        self.knocked(ep, peer, data);
+    }
+
+    fn joined(&mut self, ep: EpId, peer: &Address, joined: Result<Joined>) {
+        self.has_joined(ep, peer, joined);
     }
 
     fn shared_peer(&mut self, ep: EpId) -> PeerKey {

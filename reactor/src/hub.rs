@@ -16,6 +16,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
 
+use crate::connecting::Door;
 use crate::later::Later;
 use crate::multi::Multi;
 use crate::ops::{Ended, Op, OpTable, Phase};
@@ -120,6 +121,8 @@ pub(crate) struct Ep {
     pub(crate) stats: EndpointStats,
     /// By which operations get past all this.
     pub(crate) express: Option<Arc<dyn Express>>,
+    /// How far it has come with its peer, or who waits at its door.
+    pub(crate) door: Option<Box<Door>>,
 }
 
 impl Ep {
@@ -133,8 +136,8 @@ impl Ep {
 
 impl std::fmt::Debug for Ep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { bound, transmit, posted_recvs, stats, express: _ } = self;
-        write!(f, "Ep({bound:?}, {transmit:?}, {posted_recvs} receives, {stats:?})")
+        let Self { bound, transmit, posted_recvs, stats, express: _, door } = self;
+        write!(f, "Ep({bound:?}, {transmit:?}, {posted_recvs} receives, {stats:?}, {door:?})")
     }
 }
 
@@ -223,8 +226,8 @@ impl Hub {
     }
 
     pub(crate) fn new_ep(bound: Bindings) -> Ep {
-        let transmit = Transmit::new(bound.tx_size);
-        Ep { transmit, posted_recvs: 0, stats: EndpointStats::default(), express: None, bound }
+        let (transmit, stats) = (Transmit::new(bound.tx_size), EndpointStats::default());
+        Ep { transmit, posted_recvs: 0, stats, express: None, door: None, bound }
     }
 
     /// Whether a number is one of the endpoint's vector.
@@ -447,6 +450,9 @@ impl Hub {
         }
         for cell in self.counters.iter_mut() {
             cell.wake_all(&mut self.later);
+        }
+        for door in self.eps.iter_mut().filter_map(|ep| ep.door.as_mut()) {
+            door.take_waker().into_iter().for_each(|waker| self.later.wake(waker));
         }
         for waker in self.eqs.iter().filter_map(|eq| eq.take_waker()) {
             self.later.wake(waker);

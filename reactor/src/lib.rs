@@ -6,6 +6,7 @@
 //! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
 //! | `post`, `multi`, `claim`, `onesided`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
 //! | `vectors` | address vectors and their guests |
+//! | `connecting` | passive endpoints, and endpoints that are connected with one peer |
 //! | `shared` | receive contexts that several endpoints share |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
 //! | `uring` | operations that the kernel carries on with while nobody looks |
@@ -13,6 +14,7 @@
 
 mod batch;
 mod claim;
+mod connecting;
 pub mod domain;
 mod driver;
 mod engine;

@@ -57,6 +57,18 @@ fn tell_of(endpoint: u64, kind: &EventKind) {
         EventKind::PeerDown { peer, reason, .. } => {
             tracing::info!(target: "fabric::connection", endpoint, %peer, ?reason, "peer gone");
         }
+        EventKind::ConnectionRequest { peer, .. } => {
+            tracing::debug!(target: "fabric::connection", endpoint, %peer, "connection requested");
+        }
+        EventKind::Connected { peer, .. } => {
+            tracing::debug!(target: "fabric::connection", endpoint, %peer, "connected");
+        }
+        EventKind::ConnectFailed { error } => {
+            tracing::info!(target: "fabric::connection", endpoint, %error, "not connected");
+        }
+        EventKind::Shutdown { peer, reason } => {
+            tracing::debug!(target: "fabric::connection", endpoint, %peer, ?reason, "connection ended");
+        }
         EventKind::Rejected { error } => {
             tracing::warn!(target: "fabric::connection", endpoint, %error, "caller refused");
         }

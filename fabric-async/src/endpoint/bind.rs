@@ -1,14 +1,17 @@
 //! The front door: an endpoint with everything around it, in one call.
 
 use fabric_core::flags::{Caps, CqBind};
-use fabric_core::info::{EpType, Hints, Progress, Protocol};
+use fabric_core::info::{EpType, Hints, Info, Progress, Protocol};
 use fabric_core::provider::SocketIo;
 use fabric_core::{Address, Result, Scheme, SocketOptions};
 use fabric_reactor::WaitPolicy;
 
-use super::{Endpoint, Own};
+use super::{Endpoint, EndpointBuilder, Own};
 use crate::av::ToAddress;
+use crate::cq::CompletionQueue;
 use crate::discover::search;
+use crate::domain::Domain;
+use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::resolve;
 
@@ -28,7 +31,7 @@ const EVENTS: usize = 256;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct BindOptions {
-    policy: WaitPolicy,
+    pub(crate) policy: WaitPolicy,
     progress: Progress,
     single_copy_from: Option<usize>,
     socket_io: SocketIo,
@@ -167,14 +170,8 @@ impl BindOptions {
                 search(&hints.clone().ep_type(EpType::Dgram).caps(datagrams)).map_err(|_| refused)
             })?
             .swap_remove(0);
-        let fabric = Fabric::open(&info)?;
-        let mut domain = fabric.domain_builder(&info).wait_policy(self.policy).socket_io(self.socket_io);
-        domain = domain.socket_options(self.socket_options.clone());
-        if let Some(len) = self.single_copy_from {
-            domain = domain.single_copy_from(len);
-        }
-        let domain = domain.open()?;
-        let (completions, events) = (domain.completion_queue(COMPLETIONS)?, fabric.event_queue(EVENTS)?);
+        let domain = self.domain(&info)?;
+        let (completions, events) = queues(&domain)?;
         domain.bind_eq(&events)?;
         domain
             .endpoint(&info)?
@@ -184,4 +181,31 @@ impl BindOptions {
             .own(Own { completions: Some(completions), events: Some(events) })
             .enable_now()
     }
+
+    /// A domain for connected endpoints, where this address leads.
+    pub(crate) fn connected_domain(&self, at: &Address) -> Result<Domain> {
+        let hints = Hints::new().provider(at.scheme().provider()).progress(self.progress);
+        self.domain(&search(&hints.ep_type(EpType::Msg))?.swap_remove(0))
+    }
+
+    fn domain(&self, info: &Info) -> Result<Domain> {
+        let fabric = Fabric::open(info)?;
+        let mut domain = fabric.domain_builder(info).wait_policy(self.policy).socket_io(self.socket_io);
+        domain = domain.socket_options(self.socket_options.clone());
+        if let Some(len) = self.single_copy_from {
+            domain = domain.single_copy_from(len);
+        }
+        domain.open()
+    }
+}
+
+fn queues(domain: &Domain) -> Result<(CompletionQueue, EventQueue)> {
+    Ok((domain.completion_queue(COMPLETIONS)?, domain.fabric().event_queue(EVENTS)?))
+}
+
+/// An endpoint of this domain with queues of its own, to be connected.
+pub(crate) fn equipped(domain: &Domain, info: &Info) -> Result<EndpointBuilder> {
+    let (completions, events) = queues(domain)?;
+    let ep = domain.endpoint(info)?.bind_cq(&completions, CqBind::TRANSMIT | CqBind::RECV)?;
+    Ok(ep.bind_eq(&events)?.own(Own { completions: Some(completions), events: Some(events) }))
 }

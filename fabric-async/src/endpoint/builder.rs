@@ -4,11 +4,13 @@ use std::sync::{Arc, Mutex};
 
 use fabric_core::completion::CompletionLevel;
 use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
-use fabric_core::info::{Info, SHARED_CONTEXT};
+use fabric_core::info::{EpType, Info, SHARED_CONTEXT};
+use fabric_core::provider::EpId;
 use fabric_core::tree::{Class, Hold, Node};
 use fabric_core::{Address, Error, Result};
-use fabric_reactor::{Bindings, Counters, CqId};
+use fabric_reactor::{AvId, Bindings, Counters, CqId};
 
+use super::connected::Connection;
 use super::shared::check_shares;
 use super::{Endpoint, EndpointInner, Own, SharedReceive};
 use crate::av::{AddressVector, AvInner, ToAddress};
@@ -34,9 +36,9 @@ const MAX_SIZE: usize = 1 << 16;
 /// ```
 #[must_use = "an endpoint does nothing before it is enabled"]
 pub struct EndpointBuilder<M: ThreadModel = Shared> {
-    domain: Domain<M>,
-    info: Info,
-    at: Option<Address>,
+    pub(super) domain: Domain<M>,
+    pub(super) info: Info,
+    pub(super) at: Option<Address>,
     context: u64,
     av: Option<Arc<AvInner>>,
     shared: Option<Arc<EndpointInner>>,
@@ -116,9 +118,13 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Sends to the numbers of this address vector. Needed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`]; [`Error::Closed`].
+    /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for an endpoint that is connected with one peer;
+    /// [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
+        if self.info.ep.ep_type == EpType::Msg {
+            return Err(Error::NotSupported("address vectors of connected endpoints, which have one peer"));
+        }
         self.hold(&av.inner.node)?;
         set("address vector", &mut self.av, av.inner.clone())?;
         Ok(self)
@@ -197,7 +203,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// # Errors
     /// [`Error::Unbound`] without an address vector, or without a shared receive context where the info asks for one;
     /// [`Error::AddressInUse`], [`Error::WrongScheme`]; [`Error::Invalid`] when a size of the info is out of bounds, or the
-    /// address vector is not that of the shared receive context; [`Error::Closed`]; [`Error::Os`].
+    /// address vector is not that of the shared receive context, or the type is `FI_EP_MSG`, which begins with
+    /// [`connect`](Self::connect) or [`accept`](Self::accept); [`Error::Closed`]; [`Error::Os`].
     ///
     /// # Cancel safety
     /// Nothing is held across an await.
@@ -212,9 +219,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     }
 
     pub(crate) fn enable_now(self) -> Result<Endpoint<M>> {
-        let av = self.av.ok_or(Error::Unbound(Class::AddressVector))?;
-        check_size("transmit size", self.info.tx.size)?;
-        check_size("receive size", self.info.rx.size)?;
+        if self.info.ep.ep_type == EpType::Msg {
+            let why = "one of type FI_EP_MSG begins with `connect` or `accept`".into();
+            return Err(Error::Invalid { what: "endpoint to be enabled", why });
+        }
+        let av = self.av.clone().ok_or(Error::Unbound(Class::AddressVector))?;
         match &self.shared {
             None if self.info.ep.rx_ctx_cnt == SHARED_CONTEXT => {
                 return Err(Error::Unbound(Class::SharedReceive));
@@ -225,30 +234,50 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             }
             _ => {}
         }
-        let domain = self.domain.inner;
+        let (node, bound) = self.bindings(av.id)?;
+        let opened = self.domain.inner.core.open_endpoint(&self.info, self.at.as_ref(), bound);
+        self.opened(node, opened?, av, None)
+    }
+
+    /// What the endpoint is called in the object tree, and what it is bound to.
+    pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<Node>, Bindings)> {
+        check_size("transmit size", self.info.tx.size)?;
+        check_size("receive size", self.info.rx.size)?;
+        let domain = &self.domain.inner;
         domain.node.check_open()?;
         let node = Node::new(Class::Endpoint, Some(domain.node.clone()));
         let bound = Bindings {
             object: node.id(),
             context: self.context,
-            av: av.id,
+            av,
             tx_cq: self.tx_cq,
             rx_cq: self.rx_cq,
             counters: self.counters,
             shared: self.shared.as_ref().map(|shared| shared.id),
-            eq: self.eq.map(|eq| eq.ring.clone()),
+            eq: self.eq.as_ref().map(|eq| eq.ring.clone()),
             tx_size: self.info.tx.size,
             rx_size: self.info.rx.size,
             max_msg_size: self.info.ep.max_msg_size,
             inject_size: self.info.tx.inject_size,
         };
-        let (id, name) = domain.core.open_endpoint(&self.info, self.at.as_ref(), bound)?;
-        let express = domain.core.express(id);
+        Ok((node, bound))
+    }
+
+    /// The endpoint that has been opened.
+    pub(super) fn opened(
+        self,
+        node: Arc<Node>,
+        (id, name): (EpId, Address),
+        av: Arc<AvInner>,
+        connection: Option<Connection>,
+    ) -> Result<Endpoint<M>> {
+        let express = self.domain.inner.core.express(id);
         let inner = EndpointInner {
             node,
             id,
-            domain,
+            domain: self.domain.inner,
             name: Some(name),
+            connection,
             caps: if self.shared.is_some() { self.info.caps - Caps::RECV } else { self.info.caps },
             quiet_tx: self.quiet.contains(CqBind::TRANSMIT)
                 && !self.info.tx.op_flags.contains(OpFlags::COMPLETION),

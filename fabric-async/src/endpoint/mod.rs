@@ -3,11 +3,14 @@
 mod batch;
 mod bind;
 mod builder;
+mod connected;
 mod onesided;
 mod shared;
 
 pub use bind::BindOptions;
+pub(crate) use bind::equipped;
 pub use builder::EndpointBuilder;
+pub use connected::Connect;
 pub use shared::{SharedReceive, SharedReceiveBuilder};
 
 use std::fmt;
@@ -25,6 +28,8 @@ use fabric_core::stats::EndpointStats;
 use fabric_core::tree::{Hold, Node};
 use fabric_core::{Address, Error, FiAddr, Result};
 use fabric_reactor::{Credit, Posted, Route};
+
+use connected::Connection;
 
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::close::CloseError;
@@ -51,6 +56,8 @@ pub(crate) struct EndpointInner {
     pub(crate) domain: Arc<DomainInner>,
     /// None of a shared receive context, which is the receive side of others.
     name: Option<Address>,
+    /// Whom it is connected with, if it is of that kind.
+    connection: Option<Connection>,
     pub(crate) info: Info,
     /// What it may be asked to do.
     caps: Caps,

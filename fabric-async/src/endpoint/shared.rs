@@ -296,6 +296,7 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
             av,
             shared: None,
             holds: Mutex::new(self.holds),
+            connection: None,
             own: Mutex::new(Own::default()),
         };
         inner.node.publish()?;

@@ -22,6 +22,12 @@
 //! | `fi_domain_bind` | [`Domain::bind_eq`] |
 //! | `fi_endpoint`, `fi_ep_bind`, `fi_enable` | [`Domain::endpoint`], `bind_…` and `enable` of [`EndpointBuilder`] |
 //! | `fi_setname`, `fi_getname` | [`EndpointBuilder::name`], [`Endpoint::name`] |
+//! | `fi_passive_ep`, `fi_pep_bind`, `fi_listen` | [`Fabric::passive_endpoint`](crate::Fabric::passive_endpoint), `bind_eq` and `listen` of [`PassiveEndpointBuilder`](crate::PassiveEndpointBuilder); [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) |
+//! | `fi_connect`, `fi_accept` | [`connect`](crate::EndpointBuilder::connect) and [`accept`](crate::EndpointBuilder::accept) instead of `enable`; [`Endpoint::connect`](crate::Endpoint::connect), [`ConnectionRequest::accept`](crate::ConnectionRequest::accept) |
+//! | `fi_reject` | [`ConnectionRequest::reject`](crate::ConnectionRequest::reject), or drop |
+//! | `fi_shutdown`, `fi_getpeer` | [`Endpoint::shutdown`](crate::Endpoint::shutdown), [`Endpoint::peer_name`](crate::Endpoint::peer_name) |
+//! | `FI_CONNREQ`, `FI_CONNECTED`, `FI_SHUTDOWN` | [`ConnectionRequest`](crate::EventKind::ConnectionRequest), [`Connected`](crate::EventKind::Connected), [`Shutdown`](crate::EventKind::Shutdown); an error entry of a connection is [`ConnectFailed`](crate::EventKind::ConnectFailed) |
+//! | `FI_OPT_CM_DATA_SIZE` | [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) |
 //! | `fi_cq_open` | [`Domain::completion_queue`] |
 //! | `fi_eq_open` | [`Fabric::event_queue`] |
 //! | `fi_av_open` | [`Domain::address_vector`] |
@@ -84,6 +90,8 @@
 //!   number carries a generation, so that of a removed peer is an error, never somebody else.
 //! * The five levels of threading are accepted in hints. There is one model of handles yet,
 //!   [`Shared`](crate::Shared): every handle is `Send + Sync`, whatever was asked for.
+//! * A connected endpoint begins with its connection: there is none before, so nothing is posted before, and what arrives before
+//!   the first receive is buffered. Private data beyond the limit is refused, not cut.
 //! * `fi_av_insert` sends nothing; whether the peer exists shows with the first operation, or with
 //!   [`Endpoint::lookup`]. A number that was new is taken back when `lookup` fails.
 //! * An [`Info`](crate::Info) may be changed before objects are opened from it, to less. Opening a domain
@@ -92,7 +100,8 @@
 //! # What is not there yet
 //!
 //! Providers: `shm`, `tcp`, `udp`, and `sim` for tests inside one process. Endpoints:
-//! [`EpType::Rdm`](crate::EpType::Rdm), and over `udp` [`EpType::Dgram`](crate::EpType::Dgram).
+//! [`EpType::Rdm`](crate::EpType::Rdm), over `udp` [`EpType::Dgram`](crate::EpType::Dgram), and over `tcp` also
+//! [`EpType::Msg`](crate::EpType::Msg).
 //! A hint for something else is refused, and the refusal says by which attribute:
 //!
 //! ```
@@ -100,7 +109,7 @@
 //! use fabric_async::{Caps, EpType, Error, Hints, discover};
 //! for (hints, attribute) in [
 //!     (Hints::new().caps(Caps::MSG | Caps::TRIGGER), "caps"),
-//!     (Hints::new().ep_type(EpType::Msg), "ep_type"),
+//!     (Hints::new().provider("shm").ep_type(EpType::Msg), "ep_type"),
 //!     (Hints::new().provider("shm").tx_size(5000), "tx_size"),
 //! ] {
 //!     let refused = discover(&hints).await.unwrap_err();
@@ -118,7 +127,8 @@
 //! | `verbs` and other providers | [`Error::UnknownProvider`]; `verbs://` as an address is [`Error::BadAddress`] |
 //! | one-sided operations over `udp` | `caps` refused |
 //! | atomic operations on memory of a libfabric peer over `tcp` | offered for peers of this library; otherwise [`Error::NotSupported`](crate::Error::NotSupported) |
-//! | passive and connected endpoints | `ep_type` refused |
+//! | passive and connected endpoints, but over `tcp` | `ep_type` refused |
+//! | tags, atomic operations, and shared receive contexts, of connected endpoints | `caps`, `ep_rx_ctx_cnt` refused |
 //! | collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared transmit contexts, scalable endpoints | `ep_tx_ctx_cnt` above 1, `ep_rx_ctx_cnt` above 1 and not `SHARED_CONTEXT`, refused |
 //! | persistent memory | `caps` refused, or there is no hint |

@@ -14,6 +14,7 @@
 //! | [`sending`] | How are many messages sent at once, and who hears of what? |
 //! | [`backpressure`] | What happens when the receiver is slower than the sender? |
 //! | [`serving`] | How do a server and its clients find each other, and what if one is gone? |
+//! | [`connections`] | How does an endpoint have one peer, and how does that begin and end? |
 //! | [`tcp`] | What is different with peers on other machines? |
 //! | [`udp`] | What is different with datagrams, and with groups? |
 //! | [`errors`] | Where do failures go, and what are their numbers in libfabric? |
@@ -25,6 +26,7 @@
 
 pub mod backpressure;
 pub mod cancellation;
+pub mod connections;
 pub mod defaults;
 pub mod errors;
 pub mod libfabric;

@@ -96,6 +96,9 @@
 //! that was closed: both are [`Closed`](crate::DownReason::Closed). A machine that goes without a word is noticed after half
 //! a minute of silence, or what [`SocketOptions::silence`](crate::SocketOptions::silence) says, or, if something is on its way to it, when the network gives up.
 //!
+//! Endpoints that are connected with one peer are another type, with a chapter of their own:
+//! [`connections`](super::connections). They speak the same wire, and what follows holds for them too.
+//!
 //! # Sent
 //!
 //! A send that has ended well says this: the buffer is free, and the message is with this machine's network, or is about
@@ -226,7 +229,6 @@
 //!
 //! # What is not there
 //!
-//! Connected endpoints (`FI_EP_MSG`); the rendezvous of the native dialect, which is agreed off when a connection begins; the
+//! The rendezvous of the native dialect, which is agreed off when a connection begins; the
 //! atomic operations of libfabric's layers, RXM among them, which are another protocol than this library's; and RXM's
-//! rendezvous by writing, which libfabric has where both sides were told to. [`discover`](crate::discover()) refuses a hint for
-//! the first by name; the others are not offered.
+//! rendezvous by writing, which libfabric has where both sides were told to. None of them is offered.

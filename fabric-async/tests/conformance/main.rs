@@ -10,6 +10,7 @@
 //! | `setup` | what a scenario runs on, and how it is run |
 //! | `station` | an endpoint with everything around it |
 //! | `hall` | several endpoints that share their receives |
+//! | `meeting` | two endpoints that are connected with each other |
 //! | `payload` | contents that show where they come from, and small helpers |
 //! | the others | scenarios |
 
@@ -19,6 +20,8 @@ mod backpressure;
 mod batches;
 mod cancellation;
 mod completions;
+mod connected;
+mod connecting;
 mod copies;
 mod counters;
 mod credits;
@@ -32,6 +35,7 @@ mod lending;
 mod levels;
 mod loopback;
 mod matching;
+mod meeting;
 mod messages;
 mod multi;
 mod objects;
@@ -62,6 +66,10 @@ const MSG: Caps = Caps::MSG;
 const ANY: Needs = Needs::any_type(MSG);
 const DATAGRAMS: Needs = Needs::datagrams(SOURCE);
 const GROUPS: Needs = Needs::datagrams(SOURCE.union(Caps::MULTICAST));
+const CONNECTED: Needs = Needs::connected(MSG);
+const CONNECTED_MULTI: Needs = Needs::connected(MSG.union(Caps::MULTI_RECV));
+const CONNECTED_RMA: Needs = Needs::connected(MSG.union(Caps::RMA));
+const CONNECTED_EVENT: Needs = Needs::connected(MSG.union(Caps::RMA).union(Caps::RMA_EVENT));
 const TAGGED: Caps = Caps::TAGGED;
 const BOTH: Caps = Caps::MSG.union(Caps::TAGGED);
 const MULTI: Caps = BOTH.union(Caps::MULTI_RECV).union(Caps::TAGGED_MULTI_RECV);
@@ -129,6 +137,41 @@ macro_rules! scenarios {
                 the_front_door_leads_here: DATAGRAMS,
                 addresses_of_sockets_are_understood: DATAGRAMS,
                 ended_endpoints_take_what_is_posted_with_them: DATAGRAMS,
+            }
+            connecting {
+                both_sides_have_the_others_data: CONNECTED,
+                a_rejection_tells_why: CONNECTED,
+                private_data_has_a_limit: CONNECTED,
+                dropping_an_attempt_gives_it_up: CONNECTED,
+                many_connect_with_one: CONNECTED,
+                nobody_and_silence: CONNECTED,
+                the_silent_make_room: CONNECTED,
+                requests_may_come_in_pieces: CONNECTED,
+                bad_requests_are_turned_away: CONNECTED,
+                answers_may_come_in_pieces: CONNECTED,
+                bad_answers_end_the_attempt: CONNECTED,
+                requests_are_of_no_domain: CONNECTED,
+            }
+            connected {
+                every_length_goes_both_ways: CONNECTED,
+                every_kind_of_buffer_and_call: CONNECTED,
+                queues_and_counters_hear_of_all: CONNECTED,
+                either_side_may_end_it: CONNECTED,
+                ending_in_the_middle_of_a_message: CONNECTED,
+                what_has_come_outlives_the_connection: CONNECTED,
+                what_was_held_back_outlives_the_connection: CONNECTED,
+                everything_that_waits_ends_with_the_connection: CONNECTED_MULTI,
+                several_messages_into_one_buffer: CONNECTED_MULTI,
+                dropped_receives_lose_nothing: CONNECTED,
+                closing_hands_over_what_was_sent: CONNECTED,
+                memory_is_written_and_read: CONNECTED_RMA,
+                writes_are_heard_of_and_counted: CONNECTED_EVENT,
+                what_is_out_of_reach_ends_the_connection: CONNECTED_RMA,
+                delivery_is_confirmed: CONNECTED,
+                what_breaks_the_rules_ends_the_connection: CONNECTED,
+                what_makes_no_sense_is_refused: CONNECTED,
+                the_front_door_leads_here: CONNECTED,
+                the_object_tree_knows_them: CONNECTED,
             }
             groups {
                 everybody_in_a_group_hears_what_is_sent_to_it: GROUPS,

@@ -48,6 +48,11 @@ impl Needs {
         Self { caps, ep_type: Some(EpType::Dgram) }
     }
 
+    /// Endpoints that are connected with one peer each.
+    pub(crate) const fn connected(caps: Caps) -> Self {
+        Self { caps, ep_type: Some(EpType::Msg) }
+    }
+
     /// Endpoints of any type: the messages are few and short, so that datagrams inside this machine all arrive, in order.
     pub(crate) const fn any_type(caps: Caps) -> Self {
         Self { caps, ep_type: None }

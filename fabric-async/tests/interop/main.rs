@@ -6,8 +6,10 @@
 //! | `program` | the program: built once, started, told what to do |
 //! | `memory` | reads and writes, both ways |
 //! | `messages` | data, acknowledgements, truncation |
+//! | `connected` | connected endpoints: requests, answers, refusals, memory, the end |
 //! | `connections` | peers that are killed and come back, and that dial at once |
 
+mod connected;
 mod connections;
 mod memory;
 mod messages;

@@ -15,6 +15,15 @@ pub(crate) struct Program {
 impl Program {
     /// Starts one at this port, or at any; nothing where it cannot be built.
     pub(crate) fn start(port: u16) -> Option<Self> {
+        Self::start_with(port, None)
+    }
+
+    /// One with endpoints that are connected, which listens at any port.
+    pub(crate) fn start_connected() -> Option<Self> {
+        Self::start_with(0, Some("msg"))
+    }
+
+    fn start_with(port: u16, kind: Option<&str>) -> Option<Self> {
         static BUILT: OnceLock<Result<(PathBuf, &'static str), String>> = OnceLock::new();
         let (path, provider) = match BUILT.get_or_init(build) {
             Ok(built) => built,
@@ -24,7 +33,9 @@ impl Program {
             }
         };
         let mut child = Command::new(path)
-            .args([*provider, "127.0.0.1", &port.to_string()])
+            // Connected endpoints are spoken of by `tcp` in all versions.
+            .args([if kind.is_some() { "tcp" } else { provider }, "127.0.0.1", &port.to_string()])
+            .args(kind)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -104,6 +104,8 @@ pub(crate) fn play() {
         "tcp target" => run(crate::tcp::target(&name)),
         "tcp chatter" => run(crate::tcp::chatter(&name, Protocol::Tcp)),
         "tcp chatter in rxm" => run(crate::tcp::chatter(&name, Protocol::Rxm)),
+        "tcp caller" => run(crate::tcp::connected::caller(&name)),
+        "tcp door" => run(crate::tcp::connected::door(&name)),
         "udp echo" => run(crate::udp::echo(&name)),
         "udp member" => run(crate::udp::member(&name)),
         "udp flood" => crate::udp::flood(&name),

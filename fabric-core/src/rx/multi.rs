@@ -4,6 +4,8 @@
 //! further one, it is *held*: what arrives for it stays with its sender, and what is put back for it waits. Whoever is
 //! posted behind it gets nothing of that; when it leaves the queue, they do.
 
+use crate::completion::Outcome;
+use crate::error::Error;
 use crate::matching::{Envelope, PostKey, RecvSpec, WaitKey};
 use crate::provider::{Host, OpKey, Split};
 
@@ -170,6 +172,26 @@ impl RxContext {
     pub(super) fn retire(&mut self, op: OpKey) -> bool {
         let multi = self.multis.iter_mut().find(|multi| multi.op == op);
         multi.is_some_and(|multi| std::mem::replace(&mut multi.state, State::Gone) != State::Gone)
+    }
+
+    /// Nothing more will come: receives for which nothing waits fail, and probes. What waits stays where it is.
+    pub fn fail_posted(&mut self, host: &mut dyn Host, error: &Error) {
+        if self.matcher.waiting_len() > 0 && !self.multis.is_empty() {
+            // A receive of several messages has not taken yet what falls to it.
+            return;
+        }
+        self.fail_probes(host, |_| Some(error.clone()));
+        for op in self.matcher.take_posted() {
+            self.posted[op.index as usize] = None;
+            self.retire(op);
+            host.complete(op, Outcome::failed(error.clone()));
+        }
+    }
+
+    /// Whether passes have something to do here: copying, or receives that take several messages.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.is_copying() || !self.multis.is_empty()
     }
 
     /// After a receive has left the queue for which messages waited: others may take them.

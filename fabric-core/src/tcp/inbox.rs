@@ -26,6 +26,8 @@ const MOST_OPERANDS: u64 = 2 * MAX_ATOMIC as u64;
 #[derive(Debug)]
 pub struct Inbox {
     order: Order,
+    /// Messages may have tags.
+    has_tags: bool,
     /// The frame whose bytes come next.
     landing: Option<Landing>,
     /// Why what comes next is held, unless it is a message.
@@ -91,7 +93,8 @@ impl Inbox {
     #[must_use]
     pub fn new(order: Order) -> Self {
         let (asked, replies) = (Asked::default(), Replies::new());
-        Self { order, landing: None, stuck: None, asked, replies, rxm: None, aside: Aside::default() }
+        let aside = Aside::default();
+        Self { order, has_tags: true, landing: None, stuck: None, asked, replies, rxm: None, aside }
     }
 
     /// The same, of a connection on which RXM is spoken.
@@ -111,6 +114,11 @@ impl Inbox {
         let row = self.rxm.as_mut()?.ask()?;
         self.asked.expect_piece(row.len as usize);
         Some(row)
+    }
+
+    /// Takes tagged messages for a breach of the rules from now on: nobody could receive one.
+    pub fn refuse_tags(&mut self) {
+        self.has_tags = false;
     }
 
     /// What it needs to know to serve the memory of this side: the endpoint, and whether that wants to hear of everything
@@ -174,6 +182,9 @@ impl Inbox {
             let Some((frame, header)) = Frame::decode_in(rest, self.order, is_rxm)? else { return Ok(taken) };
             let found = Found { frame: &frame, header, bytes: rest };
             let goes_on = match frame.kind {
+                FrameKind::Tagged(_) if !self.has_tags => {
+                    return Err(Broken("a tagged message, which this endpoint does not take"));
+                }
                 FrameKind::Message | FrameKind::Tagged(_) if is_rxm => {
                     self.take_or_keep(&found, who, rx, host, &mut taken)?
                 }

@@ -1,6 +1,7 @@
 //! Over TCP: peers that die and come back, and peers that speak to the socket themselves.
 
 mod answers;
+pub(crate) mod connected;
 mod dialects;
 mod hostile;
 mod namespaces;

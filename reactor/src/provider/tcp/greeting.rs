@@ -30,7 +30,7 @@ pub(crate) struct Asked {
     /// When it has waited for too long.
     pub(crate) until: Instant,
     socket: Socket,
-    question: Question,
+    asks: Asks,
     has_asked: bool,
     bytes: Vec<u8>,
 }
@@ -38,18 +38,42 @@ pub(crate) struct Asked {
 /// In which order somebody writes who asks, with what, and what came behind it.
 pub(crate) type Asking = (Order, Question, Vec<u8>);
 
+/// What a peer is asked with.
+pub(crate) enum Asks {
+    /// By an endpoint that connects on demand.
+    Question(Question),
+    /// By one that has no other peer: what the program says.
+    Data(Vec<u8>),
+}
+
 /// How far it has come.
 #[derive(Debug)]
 pub(crate) enum Greeting {
     Later,
-    /// What the peer says, in which order it writes, and what came behind it.
-    Answer(Reply, Order, Vec<u8>),
+    /// What the peer says to a question, in which order it writes, and what came behind it.
+    Reply(Reply, Order, Vec<u8>),
+    /// What it says to a program.
+    Answer(Answer),
     /// Nobody was reached.
     Failed(Errno),
     /// It hung up.
     Gone,
     /// What it says makes no sense.
     Broken(&'static str),
+}
+
+/// What a peer that was asked has said.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Accepted {
+        order: Order,
+        private: Vec<u8>,
+        /// What came behind the answer.
+        rest: Vec<u8>,
+    },
+    Refused {
+        private: Vec<u8>,
+    },
 }
 
 impl Caller {
@@ -65,8 +89,21 @@ impl Caller {
         self.socket
     }
 
-    /// What it asks with, once that is there. An error when it is to go, with what is worth telling.
+    /// What it asks an endpoint with that connects on demand, once that is there. An error when it is to go, with what is
+    /// worth telling.
     pub(crate) fn go_on(&mut self) -> Result<Option<Asking>, Option<Error>> {
+        let Some((control, rest)) = self.request()? else { return Ok(None) };
+        match Question::read(control.private()) {
+            Ok(question) => Ok(Some((control.order, question, rest))),
+            Err(Broken(what)) => {
+                self.say(ControlKind::Refuse, &Question::refuse_unread(control.private()));
+                Err(self.strange(what))
+            }
+        }
+    }
+
+    /// Its request, and what came behind it, once that is there.
+    pub(crate) fn request(&mut self) -> Result<Option<(Control, Vec<u8>)>, Option<Error>> {
         let is_over = match read(&self.socket, &mut self.bytes) {
             Received::Nothing => return Ok(None),
             Received::Bytes(_) => false,
@@ -74,14 +111,7 @@ impl Caller {
         };
         match Control::decode(&self.bytes) {
             Ok(Some((control, len))) if control.kind == ControlKind::Request => {
-                let question = match Question::read(control.private()) {
-                    Ok(question) => question,
-                    Err(Broken(what)) => {
-                        self.say(ControlKind::Refuse, &Question::refuse_unread(control.private()));
-                        return Err(self.strange(what));
-                    }
-                };
-                Ok(Some((control.order, question, self.bytes.split_off(len))))
+                Ok(Some((control, self.bytes.split_off(len))))
             }
             Ok(Some(_)) => Err(self.strange("an answer to no question")),
             Err(broken) => Err(self.strange(broken.0)),
@@ -103,13 +133,16 @@ impl Caller {
 }
 
 impl Asked {
-    pub(crate) fn new(peer: usize, socket: Socket, question: Question, until: Instant) -> Self {
-        Self { peer, until, socket, question, has_asked: false, bytes: Vec::new() }
+    pub(crate) fn new(peer: usize, socket: Socket, asks: Asks, until: Instant) -> Self {
+        Self { peer, until, socket, asks, has_asked: false, bytes: Vec::new() }
     }
 
     /// The dialect it is asked in.
     pub(crate) fn dialect(&self) -> Dialect {
-        self.question.dialect()
+        match &self.asks {
+            Asks::Question(question) => question.dialect(),
+            Asks::Data(_) => Dialect::Native,
+        }
     }
 
     pub(crate) fn into_socket(self) -> Socket {
@@ -124,7 +157,11 @@ impl Asked {
                 Ok(false) => return Greeting::Later,
                 Err(errno) => return Greeting::Failed(errno),
             }
-            if !say(&self.socket, ControlKind::Request, &self.question.private()) {
+            let said = match &self.asks {
+                Asks::Question(question) => say(&self.socket, ControlKind::Request, &question.private()),
+                Asks::Data(private) => say(&self.socket, ControlKind::Request, private),
+            };
+            if !said {
                 return Greeting::Gone;
             }
             self.has_asked = true;
@@ -144,9 +181,26 @@ impl Asked {
             Ok(None) => return Greeting::Later,
             Err(broken) => return Greeting::Broken(broken.0),
         };
-        match self.question.answered(&control) {
-            Ok(reply) => Greeting::Answer(reply, control.order, self.bytes.split_off(len)),
+        let question = match &self.asks {
+            Asks::Question(question) => question,
+            Asks::Data(_) => return self.answer(&control, len),
+        };
+        match question.answered(&control) {
+            Ok(reply) => Greeting::Reply(reply, control.order, self.bytes.split_off(len)),
             Err(broken) => Greeting::Broken(broken.0),
+        }
+    }
+
+    /// What a peer says to a program.
+    fn answer(&mut self, control: &Control, len: usize) -> Greeting {
+        match control.kind {
+            ControlKind::Request => Greeting::Broken("a question instead of an answer"),
+            ControlKind::Refuse => Greeting::Answer(Answer::Refused { private: control.private().to_vec() }),
+            ControlKind::Accept => {
+                let rest = self.bytes.split_off(len);
+                let (order, private) = (control.order, control.private().to_vec());
+                Greeting::Answer(Answer::Accepted { order, private, rest })
+            }
         }
     }
 }
@@ -163,7 +217,7 @@ fn read(socket: &Socket, bytes: &mut Vec<u8>) -> Received {
 }
 
 /// Says something in one piece: a few hundred bytes always find room on a connection that has said nothing yet.
-fn say(socket: &Socket, kind: ControlKind, private: &[u8]) -> bool {
+pub(crate) fn say(socket: &Socket, kind: ControlKind, private: &[u8]) -> bool {
     let Some(control) = Control::new(kind, private) else { return false };
     let bytes = control.encode();
     socket.send(&[IoSlice::new(&bytes)]) == Sent::Bytes(bytes.len())

@@ -127,6 +127,11 @@ impl Link {
         }
     }
 
+    /// Tagged messages break the rules.
+    pub(crate) fn refuse_tags(&mut self) {
+        self.inbox.refuse_tags();
+    }
+
     pub(crate) fn ended(&self) -> Option<DownReason> {
         self.ended
     }

@@ -30,7 +30,7 @@ use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::{LocalMemory, Memory};
 use fabric_core::provider::{
-    EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, SocketIo, WaitSet,
+    EpId, Host, Meeting, OpKey, Provider, ProviderDomain, Request, SendNow, SendSpec, SocketIo, WaitSet,
 };
 use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
@@ -55,7 +55,8 @@ impl Provider for TcpProvider {
     }
 
     /// Twice the same for any network, under manual and under automatic progress: who states no wish gets the first.
-    /// Behind them the same for each network this machine is in, and behind all these the same as endpoints that ask in RXM.
+    /// Behind them the same for each network this machine is in, behind those all of it for connected endpoints, and last all
+    /// of the first kind for endpoints that ask in RXM.
     fn offers(&self) -> Vec<Info> {
         let any = offer();
         let of = |network: Network| {
@@ -67,8 +68,9 @@ impl Provider for TcpProvider {
         };
         let offers = std::iter::once(any.clone()).chain(networks::all().into_iter().map(of));
         let native: Vec<_> = offers.flat_map(|info| [info.clone(), automatic(info)]).collect();
+        let connected: Vec<_> = native.iter().cloned().map(connected).collect();
         let rxm: Vec<_> = native.iter().cloned().map(layered).collect();
-        native.into_iter().chain(rxm).collect()
+        [native, connected, rxm].concat()
     }
 
     fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn Memory>> {
@@ -78,8 +80,8 @@ impl Provider for TcpProvider {
     fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
         let progress = info.domain.data_progress;
         let io = Io::new(wait.clone(), progress);
-        let options = SocketOptions::default();
-        Ok(Box::new(TcpDomain { wait, endpoints: Vec::new(), io, options, origin: Origin::here() }))
+        let (endpoints, attended, options) = (Vec::new(), Vec::new(), SocketOptions::default());
+        Ok(Box::new(TcpDomain { wait, endpoints, attended, io, options, origin: Origin::here() }))
     }
 }
 
@@ -162,15 +164,40 @@ fn layered(mut info: Info) -> Info {
     info
 }
 
+/// The same for endpoints that are connected with one peer. There are no tags on their wire, nobody to choose from, no
+/// addresses to number, and no place where peers of this library would say that they are, and what atomic operations need.
+fn connected(mut info: Info) -> Info {
+    info.caps -= Caps::TAGGED | Caps::TAGGED_MULTI_RECV | Caps::DIRECTED_RECV | Caps::SOURCE | Caps::ATOMIC;
+    info.domain.av_type = None;
+    info.domain.max_ep_srx_ctx = 0;
+    info.ep.ep_type = EpType::Msg;
+    info.ep.mem_tag_format = 0;
+    info
+}
+
 fn automatic(mut info: Info) -> Info {
     (info.domain.control_progress, info.domain.data_progress) = (Progress::Auto, Progress::Auto);
     info
 }
 
+/// Where an endpoint is to listen. Without an address of its own: at any port in the network that was chosen, or else inside
+/// this machine.
+fn place(info: &Info, at: Option<&Address>) -> Result<SocketAddr> {
+    if let Some(at) = at.filter(|at| at.scheme() != Scheme::Tcp) {
+        return Err(Error::WrongScheme { provider: "tcp", address: at.clone() });
+    }
+    let chosen = info.src_addr.as_ref().and_then(Address::socket);
+    let any = SocketAddr::new(chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()), 0);
+    Ok(at.and_then(Address::socket).unwrap_or(any))
+}
+
 /// The data path of a domain: its endpoints.
 struct TcpDomain {
     wait: Arc<dyn WaitSet>,
+    /// In the order of their numbers, which grow.
     endpoints: Vec<Endpoint>,
+    /// Numbers of those that passes look at: connections with one peer each may be many, and mostly quiet.
+    attended: Vec<EpId>,
     io: Io,
     options: SocketOptions,
     /// Nothing is moved in a forked child: the connections are its parent's.
@@ -182,8 +209,49 @@ impl TcpDomain {
         if !self.origin.is_here() {
             return Err(Error::Closed(Class::Endpoint));
         }
-        let mut endpoints = self.endpoints.iter_mut();
-        endpoints.find(|endpoint| endpoint.id() == ep).ok_or(Error::Closed(Class::Endpoint))
+        let at = self.position(ep).ok_or(Error::Closed(Class::Endpoint))?;
+        let endpoint = &mut self.endpoints[at];
+        if !endpoint.is_attended {
+            endpoint.is_attended = true;
+            self.attended.push(ep);
+        }
+        Ok(endpoint)
+    }
+
+    /// Where the endpoint is: mostly there is but one.
+    #[inline]
+    fn position(&self, ep: EpId) -> Option<usize> {
+        match &self.endpoints[..] {
+            [one] => (one.id() == ep).then_some(0),
+            many => many.binary_search_by_key(&ep, Endpoint::id).ok(),
+        }
+    }
+
+    /// A new endpoint, which has the highest number.
+    fn add(&mut self, mut opened: Endpoint) {
+        opened.is_attended = true;
+        self.attended.push(opened.id());
+        self.endpoints.push(opened);
+    }
+
+    /// Does something with each endpoint that passes look at. Those that are quiet afterwards are not looked at any more, until
+    /// something happens.
+    fn each_attended(&mut self, mut act: impl FnMut(&mut Endpoint)) {
+        let mut index = 0;
+        while let Some(&ep) = self.attended.get(index) {
+            let Some(at) = self.position(ep) else {
+                self.attended.swap_remove(index);
+                continue;
+            };
+            let endpoint = &mut self.endpoints[at];
+            act(endpoint);
+            if endpoint.is_quiet() {
+                endpoint.is_attended = false;
+                self.attended.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
     }
 }
 
@@ -194,9 +262,8 @@ impl TcpDomain {
         while let Some(completion) = self.io.next() {
             any = true;
             let (ep, token) = Token::unpack(completion.owner);
-            let mut endpoints = self.endpoints.iter_mut();
-            if let Some(endpoint) = endpoints.find(|endpoint| endpoint.id() == ep)
-                && let Token::Socket(at) = token
+            if let Token::Socket(at) = token
+                && let Ok(endpoint) = self.ep(ep)
             {
                 endpoint.completed(at as usize, completion);
             }
@@ -224,28 +291,52 @@ impl ProviderDomain for TcpDomain {
         at: Option<&Address>,
         receiving: Receiving<'_>,
     ) -> Result<Address> {
-        if let Some(at) = at.filter(|at| at.scheme() != Scheme::Tcp) {
-            return Err(Error::WrongScheme { provider: "tcp", address: at.clone() });
-        }
-        // Without an address of its own: any port in the network that was chosen, or else inside this machine.
-        let chosen = info.src_addr.as_ref().and_then(Address::socket);
-        let any = SocketAddr::new(chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()), 0);
-        let at = at.and_then(Address::socket).unwrap_or(any);
-        let tuning = Tuning::of(&self.options, info)?;
+        let place = (place(info, at)?, Tuning::of(&self.options, info)?);
         let dialect = if info.ep.protocol == Some(Protocol::Rxm) { Dialect::Rxm } else { Dialect::Native };
-        let ring = self.io.ring()?;
-        let mut opened = Endpoint::open(ep, (at, tuning), self.wait.clone(), receiving, ring, dialect)?;
+        let mut opened = Endpoint::open(ep, place, self.wait.clone(), receiving, self.io.ring()?, dialect)?;
         if info.caps.contains(Caps::RMA_EVENT) {
             opened.heed();
         }
         let name = opened.name().clone();
-        self.endpoints.push(opened);
+        self.add(opened);
         Ok(name)
     }
 
+    fn listen(&mut self, ep: EpId, info: &Info, at: Option<&Address>) -> Result<Address> {
+        let opened =
+            Endpoint::passive(ep, (place(info, at)?, Tuning::of(&self.options, info)?), self.wait.clone())?;
+        let name = opened.name().clone();
+        self.add(opened);
+        Ok(name)
+    }
+
+    fn take_request(&mut self, host: &mut dyn Host, ep: EpId) -> Option<Request> {
+        self.ep(ep).ok()?.take_request(host)
+    }
+
+    fn open_connected(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        info: &Info,
+        meeting: Meeting<'_>,
+        receiving: Receiving<'_>,
+    ) -> Result<()> {
+        let parts = (self.wait.clone(), receiving, self.io.ring()?);
+        let heeds = info.caps.contains(Caps::RMA_EVENT);
+        let tuning = Tuning::of(&self.options, info)?;
+        let opened = Endpoint::single(host, (ep, heeds, tuning), meeting, parts)?;
+        self.add(opened);
+        Ok(())
+    }
+
+    fn shutdown(&mut self, host: &mut dyn Host, ep: EpId) -> Result<()> {
+        self.ep(ep)?.shutdown(host)
+    }
+
     fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
-        if let Some(at) = self.endpoints.iter().position(|endpoint| endpoint.id() == ep) {
-            self.endpoints.swap_remove(at).close(host);
+        if let Some(at) = self.position(ep) {
+            self.endpoints.remove(at).close(host);
         }
     }
 
@@ -350,16 +441,15 @@ impl ProviderDomain for TcpDomain {
     }
 
     fn holds(&self, ep: EpId, source: FiAddr) -> bool {
-        self.endpoints.iter().any(|endpoint| endpoint.id() == ep && endpoint.holds(source))
+        self.position(ep).is_some_and(|at| self.endpoints[at].holds(source))
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
         if !self.origin.is_here() {
             return false;
         }
-        let completed = self.reap();
-        let moved =
-            self.endpoints.iter_mut().fold(completed, |moved, endpoint| moved | endpoint.progress(host));
+        let mut moved = self.reap();
+        self.each_attended(|endpoint| moved |= endpoint.progress(host));
         self.io.submit();
         moved
     }
@@ -380,15 +470,19 @@ impl ProviderDomain for TcpDomain {
     }
 
     fn arm(&mut self) -> bool {
-        !self.origin.is_here() || self.endpoints.iter_mut().all(Endpoint::arm) && self.io.sleeps()
+        if !self.origin.is_here() {
+            return true;
+        }
+        let mut is_armed = true;
+        self.each_attended(|endpoint| is_armed = is_armed && endpoint.arm());
+        is_armed && self.io.sleeps()
     }
 
     /// Sockets tell of news whether anybody polls or not, and connections that listen go on until somebody looks for long.
     fn disarm(&mut self) {}
 
     fn stats(&self, ep: EpId) -> ProviderStats {
-        let mut endpoints = self.endpoints.iter();
-        endpoints.find(|endpoint| endpoint.id() == ep).map_or_else(ProviderStats::default, Endpoint::stats)
+        self.position(ep).map_or_else(ProviderStats::default, |at| self.endpoints[at].stats())
     }
 
     fn describe(&self) -> String {

@@ -133,6 +133,11 @@ impl Socket {
         Ok(Self { fd: Arc::new(fd), origin: Origin::here(), watched: None })
     }
 
+    /// Its address on this side.
+    pub(crate) fn name(&self) -> Result<SocketAddr> {
+        net::name(&self.fd)
+    }
+
     pub(crate) fn shared(&self) -> &Arc<OwnedFd> {
         &self.fd
     }

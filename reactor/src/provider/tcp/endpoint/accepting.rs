@@ -10,26 +10,33 @@ use fabric_core::tcp::{ControlKind, Order, Rivals, Verdict, arbitrate};
 
 use super::super::farewell;
 use super::super::greeting::Caller;
-use super::{Endpoint, PATIENCE, Stage, Token};
+use super::{Endpoint, PATIENCE, Role, Stage, Token};
 
 /// Connections an endpoint accepts in one go.
 const ACCEPTS_PER_LOOK: usize = 64;
 /// Connections that may wait to say who they are. The one that has waited longest makes room for another.
 const STRANGERS: usize = 64;
+/// Likewise at an endpoint that takes requests: all its peers may call at the same time.
+const PASSIVE_STRANGERS: usize = 256;
 /// When to look again after there was no descriptor left.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 
 impl Endpoint {
     pub(super) fn accept(&mut self, host: &mut dyn Host) {
         for _ in 0..ACCEPTS_PER_LOOK {
-            match self.listener.accept(self.at, &self.tuning) {
+            let Some(listener) = &self.listener else { return };
+            if self.role.is_full() {
+                listener.unwatch(&*self.wait);
+                return self.role.rest(true);
+            }
+            match listener.accept(self.at, &self.tuning) {
                 Ok(Some((socket, from))) => {
                     self.called(host, Caller::new(socket, from, Instant::now() + PATIENCE))
                 }
                 Ok(None) => return,
                 Err(errno) => {
                     // Who waits there keeps the listener ready.
-                    self.listener.unwatch(&*self.wait);
+                    listener.unwatch(&*self.wait);
                     self.accept_again = Some(Instant::now() + NO_DESCRIPTOR);
                     self.set_clock();
                     let error = Error::os("accept4", errno.raw_os_error());
@@ -41,7 +48,8 @@ impl Endpoint {
 
     /// There may be descriptors again.
     pub(super) fn accept_on(&mut self, host: &mut dyn Host) {
-        self.accept_again = match self.listener.watch(&*self.wait, Token::Listener.pack(self.id)) {
+        let Some(listener) = &self.listener else { return };
+        self.accept_again = match listener.watch(&*self.wait, Token::Listener.pack(self.id)) {
             Ok(()) => None,
             Err(_) => Some(Instant::now() + NO_DESCRIPTOR),
         };
@@ -59,7 +67,8 @@ impl Endpoint {
         let at = self.stages.insert(Stage::Caller(caller));
         self.callers.push_back(at);
         self.caller_ready(host, at);
-        if self.callers.len() > STRANGERS {
+        let most = if matches!(self.role, Role::Passive(_)) { PASSIVE_STRANGERS } else { STRANGERS };
+        if self.callers.len() > most {
             self.caller_over(host, self.callers[0], None);
         }
         if self.callers.len() == 1 {
@@ -77,6 +86,9 @@ impl Endpoint {
     }
 
     pub(super) fn caller_ready(&mut self, host: &mut dyn Host, at: usize) {
+        if matches!(self.role, Role::Passive(_)) {
+            return self.caller_asks(host, at);
+        }
         let Some(Stage::Caller(caller)) = self.stages.get_mut(at) else { return };
         let (order, question, rest) = match caller.go_on() {
             Ok(None) => return,

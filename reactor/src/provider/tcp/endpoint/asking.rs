@@ -7,25 +7,35 @@ use fabric_core::provider::{Host, Interest};
 use fabric_core::tcp::{Dialect, Order, Question, Reply};
 use fabric_core::{Address, Error, Refusal, Result};
 
-use super::super::greeting::{Asked, Greeting};
+use super::super::greeting::{Asked, Asks, Greeting};
 use super::super::socket::Socket;
 use super::{Endpoint, PATIENCE, Stage, Token};
 
 /// The first pause after a refusal; it grows.
 const PAUSE: Duration = Duration::from_millis(2);
+/// Longer than anybody waits.
+const FOR_EVER: Duration = Duration::from_secs(1 << 32);
 
 impl Endpoint {
     /// Asks a peer for a connection.
     pub(super) fn dial(&mut self, at: usize) -> Result<()> {
         let peer = &mut self.peers[at];
         peer.again = None;
+        self.next_connection = self.next_connection.wrapping_add(1);
+        let question = Question::new(peer.dialect, self.at.port(), self.instance, self.next_connection);
+        self.call(at, Asks::Question(question), PATIENCE)
+    }
+
+    /// Begins to connect with a peer, and asks it with this.
+    pub(super) fn call(&mut self, at: usize, asks: Asks, patience: Duration) -> Result<()> {
+        let peer = &mut self.peers[at];
         let mut socket =
             Socket::dial(self.at, peer.at, &self.tuning).map_err(|errno| unreachable(&peer.name, errno))?;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
         socket.watch(&self.wait, token, Interest::Write)?;
-        self.next_connection = self.next_connection.wrapping_add(1);
-        let question = Question::new(peer.dialect, self.at.port(), self.instance, self.next_connection);
-        let asked = Asked::new(at, socket, question, Instant::now() + PATIENCE);
+        let now = Instant::now();
+        let until = now.checked_add(patience).unwrap_or(now + FOR_EVER);
+        let asked = Asked::new(at, socket, asks, until);
         peer.link = Some(self.stages.insert(Stage::Asked(asked)));
         self.set_clock();
         Ok(())
@@ -49,23 +59,23 @@ impl Endpoint {
                 let error = Error::PeerGone(self.peers[peer].name.clone());
                 self.asked_over(host, at, &error);
             }
-            Greeting::Answer(Reply::Rival, ..) => {
+            Greeting::Reply(Reply::Rival, ..) => {
                 // It asks as well, or has a connection of which this side does not know any more.
                 self.stages.remove(at);
                 self.peers[peer].link = None;
                 self.pause(host, peer);
             }
-            Greeting::Answer(Reply::Ask(dialect), ..) => {
+            Greeting::Reply(Reply::Ask(dialect), ..) => {
                 self.stages.remove(at);
                 self.peers[peer].link = None;
                 self.turn(host, peer, dialect);
             }
-            Greeting::Answer(Reply::Refused, ..) => {
+            Greeting::Reply(Reply::Refused, ..) | Greeting::Answer(_) => {
                 let error =
                     Error::Refused { peer: self.peers[peer].name.clone(), reason: Refusal::Resources };
                 self.asked_over(host, at, &error);
             }
-            Greeting::Answer(Reply::Accepted(agreed, instance), order, rest) => {
+            Greeting::Reply(Reply::Accepted(agreed, instance), order, rest) => {
                 let Stage::Asked(asked) = self.stages.remove(at) else { return };
                 let order = Order::NATIVE.with(order);
                 let spoken = (agreed, order);
@@ -123,7 +133,7 @@ impl Endpoint {
 }
 
 /// Why there is no connection.
-fn unreachable(peer: &Address, errno: rustix::io::Errno) -> Error {
+pub(super) fn unreachable(peer: &Address, errno: rustix::io::Errno) -> Error {
     match errno {
         // It was there, or its name was, and nobody took the call any more.
         rustix::io::Errno::CONNREFUSED | rustix::io::Errno::CONNRESET => Error::NoSuchPeer(peer.clone()),

@@ -5,7 +5,7 @@ use std::time::Instant;
 use fabric_core::Error;
 use fabric_core::provider::Host;
 
-use super::{Endpoint, PATIENCE, Peer, Stage};
+use super::{Endpoint, PATIENCE, Peer, Role, Stage};
 
 impl Endpoint {
     /// Wakes when something is due.
@@ -13,7 +13,8 @@ impl Endpoint {
         let stages = self.stages.iter().filter_map(|(_, stage)| stage.until());
         let again = self.peers.iter().filter_map(|(_, peer)| peer.again.map(|(at, _)| at));
         let next = stages.chain(again).chain(self.accept_again).min();
-        self.clock.set(next.map(|next| next.saturating_duration_since(Instant::now())));
+        let Some(clock) = &self.clock else { return };
+        clock.set(next.map(|next| next.saturating_duration_since(Instant::now())));
     }
 
     pub(super) fn tick(&mut self, host: &mut dyn Host) {
@@ -32,6 +33,7 @@ impl Endpoint {
         let late: Vec<_> = self.stages.iter().filter(|(_, stage)| is_late(stage)).map(|(at, _)| at).collect();
         for at in late {
             match self.stages.get(at) {
+                Some(Stage::Asked(_)) if matches!(self.role, Role::Single(_)) => self.not_answered(host, at),
                 Some(Stage::Asked(asked)) => {
                     let error = Error::NoSuchPeer(self.peers[asked.peer].name.clone());
                     self.asked_over(host, at, &error);

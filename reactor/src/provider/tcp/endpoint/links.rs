@@ -9,7 +9,7 @@ use fabric_core::tcp::{Agreed, Order};
 use super::super::farewell;
 use super::super::link::Link;
 use super::super::socket::Socket;
-use super::{Endpoint, Stage, Token};
+use super::{Endpoint, Role, Stage, Token};
 
 impl Endpoint {
     pub(super) fn link_up(
@@ -29,9 +29,14 @@ impl Endpoint {
         link.serve(self.id, self.heeds);
         link.rewatch();
         let name = self.peers[peer].name.clone();
-        link.number = host.peer_connected(self.id, &name);
-        link.source = link.number;
-        host.event(self.id, EventKind::PeerConnected { peer: name, source: link.source });
+        if matches!(self.role, Role::Single(_)) {
+            link.source = self.peers[peer].addr;
+            link.refuse_tags();
+        } else {
+            link.number = host.peer_connected(self.id, &name);
+            link.source = link.number;
+            host.event(self.id, EventKind::PeerConnected { peer: name, source: link.source });
+        }
         (self.peers[peer].again, self.peers[peer].has_turned) = (None, false);
         let at = self.stages.insert(Stage::Up(Box::new(link)));
         self.heat(at);
@@ -52,7 +57,14 @@ impl Endpoint {
         self.rx.with(|rx| link.give_up(rx, host, &gone));
         self.rx.departed(link.key, name.clone());
         let source = link.source.or_else(|| host.number_of(self.id, &name));
-        host.event(self.id, EventKind::PeerDown { peer: name.clone(), source, reason });
+        let is_single = matches!(self.role, Role::Single(_));
+        host.event(
+            self.id,
+            match name.clone() {
+                peer if is_single => EventKind::Shutdown { peer, reason },
+                peer => EventKind::PeerDown { peer, source, reason },
+            },
+        );
         if self.peers[peer].link == Some(at) {
             self.peers[peer].link = None;
             self.fail_sends(host, peer, &gone);
@@ -66,6 +78,7 @@ impl Endpoint {
         let (socket, rest) = link.into_socket();
         farewell::close(socket, &rest);
         self.forget(peer);
+        self.is_over(host, gone);
     }
 
     /// The peer hears nothing any more, but something may have come from it that nobody has asked for yet.

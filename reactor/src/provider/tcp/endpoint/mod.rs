@@ -1,4 +1,5 @@
-//! An endpoint over TCP: where peers connect, one connection with each of them, and a receive context.
+//! An endpoint over TCP: where peers connect, one connection with each of them, and a receive context. One that only takes
+//! requests has no peers, and one that is connected has one, and nowhere to connect to.
 //!
 //! | file | subject |
 //! |---|---|
@@ -6,14 +7,17 @@
 //! | `sending`, `receiving` | what is sent, to whom; what is received |
 //! | `asking`, `accepting` | connections that this side asks for, and those that peers ask for |
 //! | `links` | how connections come and go |
+//! | `passive`, `single` | endpoints that take requests; endpoints that are connected with one peer |
 //! | `clock` | what has its time |
 
 mod accepting;
 mod asking;
 mod clock;
 mod links;
+mod passive;
 mod receiving;
 mod sending;
+mod single;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -34,6 +38,9 @@ use super::link::{Link, Sending};
 use super::socket::{Listener, Timer};
 use crate::provider::net::Tuning;
 use crate::uring::{Completion, SharedRing};
+
+use passive::Requests;
+use single::Single;
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
 const UNEXPECTED_BYTES: usize = 16 << 20;
@@ -101,6 +108,16 @@ struct Peer {
     has_turned: bool,
 }
 
+/// What an endpoint is there for.
+enum Role {
+    /// It talks with whom it likes: connects with those it sends to, and accepts those who call.
+    Many,
+    /// It takes requests.
+    Passive(Requests),
+    /// It is connected with one peer.
+    Single(Single),
+}
+
 /// One endpoint.
 pub(crate) struct Endpoint {
     id: EpId,
@@ -109,7 +126,8 @@ pub(crate) struct Endpoint {
     tuning: Tuning,
     /// Another number for each endpoint; never 0.
     instance: u32,
-    listener: Listener,
+    role: Role,
+    listener: Option<Listener>,
     wait: Arc<dyn WaitSet>,
     rx: ReceiveSide,
     stages: Slab<Stage>,
@@ -129,7 +147,10 @@ pub(crate) struct Endpoint {
     /// What peers are asked in first.
     dialect: Dialect,
     scratch: Box<[u8]>,
-    clock: Timer,
+    /// None where nothing has its time.
+    clock: Option<Timer>,
+    /// Passes look at it.
+    pub(super) is_attended: bool,
     /// Where connections listen and are sent on, unless epoll does that.
     ring: Option<SharedRing>,
     /// It wants to hear of everything that peers do to memory of its domain.
@@ -145,21 +166,29 @@ impl Endpoint {
         ring: Option<SharedRing>,
         dialect: Dialect,
     ) -> Result<Self> {
-        let (listener, at) = Listener::open(at, &tuning)?;
-        // From the beginning: there may be no descriptor for it when it is needed.
-        let clock = Timer::new()?;
-        listener.watch(&*wait, Token::Listener.pack(id))?;
-        if let Err(error) = clock.watch(&*wait, Token::Clock.pack(id)) {
-            listener.unwatch(&*wait);
-            return Err(error);
-        }
+        let role = Role::Many;
+        let mut opened = Self::new(id, (at, tuning), role, (wait, receiving, ring))?;
+        opened.dialect = dialect;
+        opened.scratch = vec![0; SCRATCH].into();
+        opened.open_door(at)?;
+        Ok(opened)
+    }
+
+    /// One that is nowhere to be reached yet.
+    fn new(
+        id: EpId,
+        (at, tuning): (SocketAddr, Tuning),
+        role: Role,
+        (wait, receiving, ring): (Arc<dyn WaitSet>, Receiving<'_>, Option<SharedRing>),
+    ) -> Result<Self> {
         Ok(Self {
             id,
             name: Address::of_socket(Scheme::Tcp, at)?,
             at,
             tuning,
             instance: (RandomState::new().hash_one(id.0) as u32 >> 1).max(1),
-            listener,
+            role,
+            listener: None,
             wait,
             rx: receiving.side(id, UNEXPECTED_BYTES),
             stages: Slab::new(),
@@ -171,9 +200,10 @@ impl Endpoint {
             accept_again: None,
             next_key: 0,
             next_connection: 0,
-            dialect,
-            scratch: vec![0; SCRATCH].into(),
-            clock,
+            dialect: Dialect::Native,
+            scratch: Box::default(),
+            clock: None,
+            is_attended: false,
             ring,
             heeds: false,
         })
@@ -182,6 +212,29 @@ impl Endpoint {
     /// It wants to hear of everything that peers do to memory of its domain.
     pub(crate) fn heed(&mut self) {
         self.heeds = true;
+    }
+
+    /// Listens, and says where.
+    fn open_door(&mut self, at: SocketAddr) -> Result<()> {
+        let (listener, at) = Listener::open(at, &self.tuning)?;
+        (self.at, self.name) = (at, Address::of_socket(Scheme::Tcp, at)?);
+        listener.watch(&*self.wait, Token::Listener.pack(self.id))?;
+        self.listener = Some(listener);
+        self.open_clock()
+    }
+
+    /// From the beginning: there may be no descriptor for it when it is needed.
+    fn open_clock(&mut self) -> Result<()> {
+        let clock = Timer::new()?;
+        clock.watch(&*self.wait, Token::Clock.pack(self.id))?;
+        self.clock = Some(clock);
+        Ok(())
+    }
+
+    fn close_clock(&mut self) {
+        if let Some(clock) = self.clock.take() {
+            clock.unwatch(&*self.wait);
+        }
     }
 
     pub(crate) fn id(&self) -> EpId {
@@ -200,6 +253,7 @@ impl Endpoint {
 
     pub(crate) fn progress(&mut self, host: &mut dyn Host) -> bool {
         let mut moved = self.rx.own.serve(host);
+        self.end_receives(host);
         moved |= self.rx.own.is_copying() && self.rx.own.copy_on(host);
         let mut index = 0;
         while let Some(&at) = self.hot.get(index) {
@@ -243,6 +297,11 @@ impl Endpoint {
         moved
     }
 
+    /// Whether passes need not look at it until something happens: those with one peer or none may be many.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.hot.is_empty() && !matches!(self.role, Role::Many) && !self.rx.own.is_busy()
+    }
+
     pub(crate) fn ready(&mut self, host: &mut dyn Host, token: Token) {
         match token {
             Token::Listener => self.accept(host),
@@ -260,6 +319,7 @@ impl Endpoint {
                 self.heat(at);
                 self.progress(host);
             }
+            Some(Stage::Asked(_)) if matches!(self.role, Role::Single(_)) => self.answered(host, at),
             Some(Stage::Asked(_)) => self.asked_ready(host, at),
             Some(Stage::Caller(_)) => self.caller_ready(host, at),
             None => {}
@@ -325,6 +385,9 @@ impl Endpoint {
     }
 
     pub(crate) fn describe(&self) -> String {
+        if let Role::Passive(requests) = &self.role {
+            return format!("{} ({} requests)", self.name, requests.len());
+        }
         let (messages, bytes) = self.rx.own.unexpected();
         let links = self.links().count();
         format!("{} ({links} connections, {messages} unexpected messages of {bytes} bytes)", self.name)
@@ -333,8 +396,10 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.listener.unwatch(&*self.wait);
-        self.clock.unwatch(&*self.wait);
+        if let Some(listener) = self.listener.take() {
+            listener.unwatch(&*self.wait);
+        }
+        self.close_clock();
         for stage in self.stages.drain() {
             if let Stage::Up(link) = stage {
                 let (socket, rest) = link.into_socket();

@@ -28,6 +28,7 @@ impl Endpoint {
         if self.rx.own.is_copying() {
             host.unsettled();
         }
+        self.end_receives(host);
         for at in 0..self.hot.len() {
             if let Some(Stage::Up(link)) = self.hot.get(at).and_then(|at| self.stages.get_mut(*at))
                 && link.is_held()

@@ -10,7 +10,7 @@ use fabric_core::provider::{Host, OpKey, SendNow, SendSpec};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
 use super::super::link::Sending;
-use super::{Endpoint, PATIENCE, Peer, Stage};
+use super::{Endpoint, PATIENCE, Peer, Role, Stage};
 
 impl Endpoint {
     pub(crate) fn send_now(
@@ -78,6 +78,9 @@ impl Endpoint {
                 at
             }
         };
+        if self.peers[at].link.is_none() && matches!(self.role, Role::Single(_)) {
+            return Err(self.over());
+        }
         self.peers[at].sends.push_back(Sending { op, spec: *spec, sent: None });
         if self.peers[at].link.is_none() && self.peers[at].again.is_none() {
             self.peers[at].until = Some(Instant::now() + PATIENCE);

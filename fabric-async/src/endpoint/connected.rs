@@ -1,0 +1,281 @@
+//! Endpoints that are connected with one peer.
+
+use std::future::{Future, IntoFuture, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric_core::info::EpType;
+use fabric_core::provider::{EpId, Joined, Meeting, Way};
+use fabric_core::tree::Node;
+use fabric_core::{Address, Error, FiAddr, Result};
+
+use super::bind::equipped;
+use super::{BindOptions, Endpoint, EndpointBuilder};
+use crate::av::{AvInner, ToAddress};
+use crate::domain::DomainInner;
+use crate::model::{Shared, ThreadModel};
+use crate::passive::ConnectionRequest;
+
+/// How long an answer is waited for, unless said otherwise.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whom an endpoint is connected with.
+pub(super) struct Connection {
+    peer: FiAddr,
+    name: Address,
+    data: Vec<u8>,
+}
+
+/// An endpoint that is to be connected (`fi_connect`): begins when it is awaited.
+///
+/// # Cancel safety
+/// Dropping the future gives the attempt up, and closes the endpoint: the peer may see a connection that ends at once.
+#[doc(alias = "fi_connect")]
+#[must_use = "nothing happens before it is awaited"]
+pub struct Connect<M: ThreadModel = Shared> {
+    builder: Result<EndpointBuilder<M>>,
+    to: Result<Address>,
+    data: Vec<u8>,
+    patience: Duration,
+}
+
+impl<M: ThreadModel> Connect<M> {
+    pub(super) fn new(builder: Result<EndpointBuilder<M>>, to: Result<Address>) -> Self {
+        Self { builder, to, data: Vec::new(), patience: PATIENCE }
+    }
+
+    /// What the peer is told with the request: up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
+        self.data = data.into();
+        self
+    }
+
+    /// How long an answer is waited for; ten seconds unless said otherwise. Then it is [`Error::TimedOut`].
+    pub fn timeout(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+}
+
+/// # Errors
+/// [`Error::NoSuchPeer`] when nobody listens there; [`Error::Rejected`] with the private data of a program that does not want
+/// to; [`Error::TimedOut`]; [`Error::Protocol`] when what answers is not one of these; [`Error::PeerGone`] when it hangs up
+/// instead of answering; [`Error::TooLong`] above the limit of private data; [`Error::BadAddress`], [`Error::WrongScheme`];
+/// [`Error::Invalid`] when the info is of another type of endpoint; [`Error::Closed`], [`Error::Os`].
+impl<M: ThreadModel> IntoFuture for Connect<M> {
+    type Output = Result<Endpoint<M>>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let (builder, to) = (self.builder?, self.to?);
+            let from = builder.at.clone();
+            let way = Way::Connect { from: from.as_ref(), patience: self.patience };
+            let attempt = builder.meet(&to, &self.data, way)?;
+            let joined = poll_fn(|cx| attempt.open.domain.core.poll_joined(attempt.open.id, cx)).await?;
+            let data = joined.data.clone();
+            attempt.joined(joined, to, data)
+        })
+    }
+}
+
+/// An endpoint that is not connected yet.
+struct Attempt<M: ThreadModel> {
+    builder: EndpointBuilder<M>,
+    node: Arc<Node>,
+    av: Arc<AvInner>,
+    peer: FiAddr,
+    open: Open,
+}
+
+/// It is closed with this.
+struct Open {
+    domain: Arc<DomainInner>,
+    id: EpId,
+    is_kept: bool,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.domain.core.close_endpoint(self.id);
+        }
+    }
+}
+
+impl<M: ThreadModel> Attempt<M> {
+    fn joined(mut self, joined: Joined, name: Address, data: Vec<u8>) -> Result<Endpoint<M>> {
+        self.open.is_kept = true;
+        let connection = Connection { peer: self.peer, name, data };
+        self.builder.opened(self.node, (self.open.id, joined.name), self.av, Some(connection))
+    }
+}
+
+impl<M: ThreadModel> EndpointBuilder<M> {
+    /// Connects with whoever listens at this address (`fi_connect`), from an info of type [`EpType::Msg`]. The endpoint is there
+    /// when the peer has accepted; its event queue says so too, as [`Connected`](crate::EventKind::Connected) or
+    /// [`ConnectFailed`](crate::EventKind::ConnectFailed).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{CqBind, EpType, EventKind, Fabric, Hints, discover};
+    /// use futures_util::StreamExt;
+    ///
+    /// let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg)).await?.swap_remove(0);
+    /// let fabric = Fabric::open(&info)?;
+    /// let (domain, mut eq) = (fabric.domain(&info)?, fabric.event_queue(64)?);
+    /// domain.bind_eq(&eq)?;
+    /// let cq = domain.completion_queue(256)?;
+    ///
+    /// let mut door = fabric.passive_endpoint(&info)?.bind_eq(&eq)?.listen()?;
+    /// let calling = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?.connect(door.name());
+    /// let answering = async {
+    ///     let request = door.next().await.expect("a passive endpoint that is open");
+    ///     let ep = domain.endpoint(request.info())?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?;
+    ///     ep.accept(request, b"welcome").await
+    /// };
+    /// let (client, server) = tokio::try_join!(calling, answering)?;
+    /// assert_eq!(client.private_data(), b"welcome");
+    /// server.send(server.peer()?, "hello").await?;
+    /// assert_eq!(&client.recv().await?[..], b"hello");
+    /// assert!(matches!(eq.next().await.kind, EventKind::ConnectionRequest { .. }));
+    /// assert!(matches!(eq.next().await.kind, EventKind::Connected { .. }));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Connect`], when it is awaited.
+    #[doc(alias = "fi_connect")]
+    pub fn connect(self, to: impl ToAddress) -> Connect<M> {
+        let to = self.domain.inner.address(to);
+        Connect::new(Ok(self), to)
+    }
+
+    /// Accepts a request (`fi_accept`), from an info of type [`EpType::Msg`], which may be [that of the
+    /// request](ConnectionRequest::info). The peer is told this, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`] when it has not waited; [`Error::TooLong`]; [`Error::Invalid`] when the request, or the info, is of
+    /// another kind; [`Error::Closed`], [`Error::Os`]. The request has been refused then.
+    ///
+    /// # Cancel safety
+    /// Nothing is held across an await.
+    #[doc(alias = "fi_accept")]
+    pub async fn accept(self, request: ConnectionRequest, data: impl AsRef<[u8]>) -> Result<Endpoint<M>> {
+        let request = request.into_inner();
+        let attempt = self.meet(&request.peer, data.as_ref(), Way::Accept(request.handle))?;
+        let joined = attempt.open.domain.core.joined(attempt.open.id);
+        let joined = joined.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
+        attempt.joined(joined, request.peer, request.data)
+    }
+
+    fn meet(self, peer: &Address, data: &[u8], way: Way<'_>) -> Result<Attempt<M>> {
+        if self.info.ep.ep_type != EpType::Msg {
+            let why =
+                format!("the info is of type {:?}, and connections are of type Msg", self.info.ep.ep_type);
+            return Err(Error::Invalid { what: "endpoint to be connected", why });
+        }
+        let domain = self.domain.inner.clone();
+        let (av, number) = AvInner::of(&domain, peer);
+        let (node, bound) = self.bindings(av.id)?;
+        let meeting = Meeting { number, peer, data, way };
+        let id = domain.core.open_connected(&self.info, meeting, bound)?;
+        Ok(Attempt { builder: self, node, av, peer: number, open: Open { domain, id, is_kept: false } })
+    }
+}
+
+impl Endpoint {
+    /// Connects with whoever listens at this address, with a fabric, a domain, a completion queue and an event queue of its
+    /// own, as [`bind`](Self::bind) has them. The other side is a [`PassiveEndpoint`](crate::PassiveEndpoint), or a program
+    /// with libfabric that has one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{Endpoint, PassiveEndpoint};
+    /// use futures_util::StreamExt;
+    ///
+    /// let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
+    /// let name = door.name().clone();
+    /// let server = tokio::spawn(async move {
+    ///     let request = door.next().await.expect("a passive endpoint that is open");
+    ///     assert_eq!(request.private_data(), b"let me in");
+    ///     request.accept("welcome").await
+    /// });
+    /// let client = Endpoint::connect(name).private_data("let me in").await?;
+    /// assert_eq!(client.private_data(), b"welcome");
+    /// let server = server.await.expect("a task that ends")?;
+    /// client.send(client.peer()?, "hello").await?;
+    /// assert_eq!(&server.recv().await?[..], b"hello");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Connect`] and of [`Endpoint::bind`], when it is awaited; [`Error::NoMatch`] of providers without connected
+    /// endpoints.
+    #[doc(alias = "fi_connect")]
+    pub fn connect(to: impl ToAddress) -> Connect {
+        Self::options().connect(to)
+    }
+}
+
+impl BindOptions {
+    /// Connects with whoever listens at this address, as [`Endpoint::connect`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub fn connect(self, to: impl ToAddress) -> Connect {
+        let to = to.to_address();
+        let builder = to.clone().and_then(|to| {
+            let domain = self.connected_domain(&to)?;
+            equipped(&domain, domain.info())
+        });
+        Connect::new(builder, to)
+    }
+}
+
+impl<M: ThreadModel> Endpoint<M> {
+    /// The number of the one peer of a connected endpoint: what sends take, and what is the source of all messages. Its
+    /// [address vector](Self::address_vector) has nobody else in it, and stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] of endpoints that talk with many.
+    pub fn peer(&self) -> Result<FiAddr> {
+        Ok(self.connection()?.peer)
+    }
+
+    /// The address of the one peer of a connected endpoint (`fi_getpeer`), also when it has gone. Of one that has called here
+    /// it is the address of its socket, where nobody listens.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] of endpoints that talk with many.
+    #[doc(alias = "fi_getpeer")]
+    pub fn peer_name(&self) -> Result<&Address> {
+        Ok(&self.connection()?.name)
+    }
+
+    /// What the peer of a connected endpoint has asked, or answered, with; nothing of endpoints that talk with many.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        self.inner.connection.as_ref().map_or(&[], |connection| &connection.data)
+    }
+
+    /// Ends the connection of a connected endpoint (`fi_shutdown`), which stays open. Sends that have ended still arrive,
+    /// handed over in the background for up to five seconds; those that have not, and receives, end with
+    /// [`Error::Canceled`]. Messages that had come are still received. Both sides hear of it as
+    /// [`Shutdown`](crate::EventKind::Shutdown). What is posted afterwards is [`Error::Closed`]. Again, or when the peer has gone, it does nothing.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] of endpoints that talk with many; [`Error::Closed`] when the endpoint is.
+    #[doc(alias = "fi_shutdown")]
+    pub fn shutdown(&self) -> Result<()> {
+        self.inner.node.check_open()?;
+        self.connection()?;
+        self.inner.domain.core.shutdown(self.inner.id)
+    }
+
+    fn connection(&self) -> Result<&Connection> {
+        let none = || Error::NotSupported("the one peer of an endpoint that talks with many");
+        self.inner.connection.as_ref().ok_or_else(none)
+    }
+}

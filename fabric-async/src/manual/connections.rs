@@ -1,0 +1,117 @@
+//! Connected endpoints: who calls, who answers, and how a connection ends.
+//!
+//! An endpoint of type [`EpType::Msg`] (`FI_EP_MSG`) is connected with one peer, from its beginning to the end of the
+//! connection. The provider `tcp` has them, on the wire that libfabric's has spoken since 1.8, so either side may be a program
+//! with libfabric (`fi_pingpong -p tcp -e msg`). Whoever talks with many takes endpoints [without
+//! connections](super::serving); whoever wants to know its peers one by one, to turn some away, to have a queue and a budget
+//! for each, or to hear of the end of each, takes these.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, Error, PassiveEndpoint};
+//! use futures_util::StreamExt;
+//!
+//! let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
+//! let name = door.name().clone();
+//! tokio::spawn(async move {
+//!     while let Some(request) = door.next().await {
+//!         if request.private_data() != b"friend" {
+//!             request.reject("friends only")?;
+//!             continue;
+//!         }
+//!         let ep = request.accept("welcome").await?;
+//!         tokio::spawn(async move {
+//!             // Until the peer goes.
+//!             while let Ok(message) = ep.recv().await {
+//!                 ep.send(ep.peer()?, message.into_bytes()).await?;
+//!             }
+//!             Ok::<_, Error>(())
+//!         });
+//!     }
+//!     Ok::<_, Error>(())
+//! });
+//!
+//! let ep = Endpoint::connect(&name).private_data("friend").await?;
+//! ep.send(ep.peer()?, "hello").await?;
+//! assert_eq!(&ep.recv().await?[..], b"hello");
+//!
+//! let turned_away = Endpoint::connect(&name).await.unwrap_err();
+//! assert_eq!(turned_away, Error::Rejected { peer: name, data: b"friends only".to_vec() });
+//! # Ok(()) }
+//! ```
+//!
+//! # Calling
+//!
+//! [`Endpoint::connect`] ends when the peer has accepted. Both sides may say something with that, up to
+//! [`MAX_PRIVATE_DATA`] bytes each; afterwards [`Endpoint::private_data`] is what the other has said. Otherwise the error says
+//! why not: [`NoSuchPeer`] when nobody listens there, [`Rejected`] with the private data of who does not want to, [`Protocol`]
+//! when what listens is something else, [`PeerGone`] when it hangs up, and [`TimedOut`] after ten seconds, or after as long as
+//! [`Connect::timeout`](crate::Connect::timeout) says: a libfabric program answers only while it looks at its event queue.
+//!
+//! Dropping the future gives the attempt up. The other side may have accepted by then: its endpoint hears of the end.
+//!
+//! # Answering
+//!
+//! A [`PassiveEndpoint`] is a stream of [requests](crate::ConnectionRequest). Each is accepted, rejected, or dropped, which rejects it
+//! without data. A request takes no part in anything until then: nobody watches its connection, and it can be accepted in
+//! any domain of the provider, with [`EndpointBuilder::accept`](crate::EndpointBuilder::accept). With
+//! [`ConnectionRequest::accept`](crate::ConnectionRequest::accept) the endpoints of one door share a domain, and have queues of
+//! their own, [`Endpoint::completions`] and [`Endpoint::events`].
+//!
+//! What strangers can cost is bounded. Who has connected has ten seconds to ask, and 256 may be at it: the one that has waited
+//! longest makes room. 128 requests wait to be taken; while there are more callers than that, the kernel keeps
+//! them waiting (up to 4096, or what `net.core.somaxconn` says), and nobody is turned away.
+//!
+//! # Talking
+//!
+//! There is one peer, and [`Endpoint::peer`] is its number: sends take it, and messages have it as their source. That is all
+//! there is in the [address vector](crate::Endpoint::address_vector), which cannot be changed. All else is as with any endpoint:
+//! buffers, completion data, posts and queues, batches, fences, probes, backpressure, cancellation. Receives name nobody
+//! (`from` is [`NotSupported`]), and messages have no tags, as in libfabric, where connected endpoints have some only with a
+//! shared receive context.
+//!
+//! The acceptor may send at once. A message that arrives before anybody receives is buffered, so nothing has to be posted in
+//! advance.
+//!
+//! Memory is [reached](super::onesided) by reads and writes, and sends can wait for their delivery, as libfabric has both on this
+//! wire. There is no answer on it that says no: an access with a wrong key, out of range, or without the right, ends the
+//! connection, as [`Protocol`] there and [`PeerGone`] here. Atomic operations are not offered: endpoints without connections
+//! tell each other that they are both of this library before they use any.
+//!
+//! # The end
+//!
+//! [`Endpoint::shutdown`] ends the connection, and so does dropping or closing the endpoint, and the death of its process.
+//! What was sent before still arrives, handed over in the background for up to five seconds. On the other side, first
+//! everything that has come is received; then receives, and sends that are under way, end with [`PeerGone`], or with
+//! [`Protocol`] when the peer has broken the rules, and so does everything that is posted later. The event queue says
+//! [`Shutdown`] once, with how it ended. A message for which there was no room, and that nobody has asked for, is in front of
+//! the end too, and holds it up until somebody receives. An endpoint is not connected again: open another one.
+//!
+//! A machine that vanishes without a word is noticed after half a minute of silence (keepalive), or, if something is on its way
+//! to it, when the network gives up.
+//!
+//! # Events
+//!
+//! Whoever comes from `fi_eq_read` finds the same events: [`ConnectionRequest`](crate::EventKind::ConnectionRequest) at a passive
+//! endpoint that is bound to the queue ([`try_next`](crate::PassiveEndpoint::try_next) has the request), [`Connected`] on both sides,
+//! [`ConnectFailed`] where C has an error entry, [`Shutdown`]. [`EndpointBuilder::connect`](crate::EndpointBuilder::connect)
+//! has an example with every object spelled out.
+//!
+//! [`EpType::Msg`]: crate::EpType::Msg
+//! [`Endpoint::connect`]: crate::Endpoint::connect
+//! [`Endpoint::private_data`]: crate::Endpoint::private_data
+//! [`Endpoint::peer`]: crate::Endpoint::peer
+//! [`Endpoint::completions`]: crate::Endpoint::completions
+//! [`Endpoint::events`]: crate::Endpoint::events
+//! [`Endpoint::shutdown`]: crate::Endpoint::shutdown
+//! [`MAX_PRIVATE_DATA`]: crate::MAX_PRIVATE_DATA
+//! [`PassiveEndpoint`]: crate::PassiveEndpoint
+//! [`NoSuchPeer`]: crate::Error::NoSuchPeer
+//! [`Rejected`]: crate::Error::Rejected
+//! [`Protocol`]: crate::Error::Protocol
+//! [`PeerGone`]: crate::Error::PeerGone
+//! [`TimedOut`]: crate::Error::TimedOut
+//! [`NotSupported`]: crate::Error::NotSupported
+//! [`Connected`]: crate::EventKind::Connected
+//! [`ConnectFailed`]: crate::EventKind::ConnectFailed
+//! [`Shutdown`]: crate::EventKind::Shutdown

@@ -1,0 +1,327 @@
+//! Passive endpoints, and those who call.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use fabric_core::info::{EpType, Info};
+use fabric_core::provider::{EpId, MAX_PRIVATE_DATA, Request};
+use fabric_core::tree::{Class, Hold};
+use fabric_core::{Address, Error, Result};
+use fabric_reactor::{Bindings, Counters, WaitPolicy};
+use futures_core::Stream;
+use tokio::task::coop;
+
+use crate::av::ToAddress;
+use crate::domain::{Domain, DomainInner};
+use crate::endpoint::{BindOptions, Endpoint, equipped};
+use crate::eq::{EventQueue, EventQueueInner};
+use crate::fabric::Fabric;
+
+/// A passive endpoint (`fid_pep`): listens, and yields those who want to be connected, as a stream.
+///
+/// Made by [`PassiveEndpoint::bind`], with everything around it, or by [`Fabric::passive_endpoint`]. It makes progress by itself
+/// as a domain does, so that a request may be accepted in any domain. Up to 128 requests wait here, those of programs that have
+/// hung up meanwhile among them; who calls beyond that waits with the kernel until some were taken. Somebody who has
+/// connected has ten seconds to say what it wants, and of those who have not at most 256 are waited for: the one that has waited
+/// longest makes room. What is wrong with one who is turned away is an event, [`Rejected`](crate::EventKind::Rejected).
+///
+/// When it is dropped, or closed, nobody can call any more, and requests that wait are refused. Endpoints that were accepted
+/// go on.
+///
+/// # Cancel safety
+/// Dropping a pending `next` loses no request.
+#[doc(alias = "fid_pep")]
+#[doc(alias = "fi_passive_ep")]
+pub struct PassiveEndpoint {
+    id: EpId,
+    name: Address,
+    info: Arc<Info>,
+    /// What moves it, which is in the object tree as the passive endpoint.
+    engine: Arc<DomainInner>,
+    /// Where requests are accepted that nobody takes elsewhere.
+    home: Option<Domain>,
+    _hold: Option<Hold>,
+}
+
+/// A passive endpoint that does not listen yet.
+#[must_use = "a passive endpoint does nothing before it listens"]
+pub struct PassiveEndpointBuilder {
+    fabric: Fabric,
+    info: Info,
+    at: Option<Address>,
+    context: u64,
+    policy: WaitPolicy,
+    eq: Option<(Arc<EventQueueInner>, Hold)>,
+}
+
+impl Fabric {
+    /// A passive endpoint to be bound, from an info of type [`EpType::Msg`] (`fi_passive_ep`).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the info is of another type, provider or fabric; [`Error::NoMatch`] when it asks for more than the
+    /// provider offers; [`Error::Closed`].
+    #[doc(alias = "fi_passive_ep")]
+    pub fn passive_endpoint(&self, info: &Info) -> Result<PassiveEndpointBuilder> {
+        self.check(info)?;
+        if info.ep.ep_type != EpType::Msg {
+            let why = format!("the info is of type {:?}, and connections are of type Msg", info.ep.ep_type);
+            return Err(Error::Invalid { what: "passive endpoint", why });
+        }
+        let (fabric, info, at) = (self.clone(), info.clone(), info.src_addr.clone());
+        Ok(PassiveEndpointBuilder { fabric, info, at, context: 0, policy: WaitPolicy::default(), eq: None })
+    }
+}
+
+impl PassiveEndpointBuilder {
+    /// The address to be called at (`fi_setname`); a fresh one unless said.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`].
+    #[doc(alias = "fi_setname")]
+    pub fn name(mut self, at: impl ToAddress) -> Result<Self> {
+        let scheme = fabric_core::Scheme::of_provider(self.fabric.inner.provider.name());
+        self.at = Some(scheme.map_or_else(|| at.to_address(), |scheme| at.to_address_for(scheme))?);
+        Ok(self)
+    }
+
+    /// A number that comes with the events of the passive endpoint.
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
+    pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Tells this queue of requests as well (`fi_pep_bind`), as
+    /// [`ConnectionRequest`](crate::EventKind::ConnectionRequest): whoever waits there is to take the request with
+    /// [`PassiveEndpoint::try_next`], in the same order.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric; [`Error::Closed`].
+    #[doc(alias = "fi_pep_bind")]
+    pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
+        let fabric = &self.fabric.inner.node;
+        if !eq.inner.node.parent().is_some_and(|parent| Arc::ptr_eq(parent, fabric)) {
+            return Err(Error::Foreign(Class::EventQueue, Class::Fabric));
+        }
+        if self.eq.is_some() {
+            return Err(Error::Invalid { what: "event queue", why: "one is bound already".into() });
+        }
+        self.eq = Some((eq.inner.clone(), Hold::new(&eq.inner.node, Class::PassiveEndpoint)?));
+        Ok(self)
+    }
+
+    /// Listens (`fi_listen`): from now on peers reach it.
+    ///
+    /// # Errors
+    /// [`Error::AddressInUse`], [`Error::WrongScheme`], [`Error::NotSupported`] by the provider, [`Error::Runtime`] when progress is
+    /// manual and no Tokio runtime with I/O is running here, [`Error::Closed`], [`Error::Os`].
+    #[doc(alias = "fi_listen")]
+    pub fn listen(self) -> Result<PassiveEndpoint> {
+        let engine = self.fabric.domain_builder(&self.info).wait_policy(self.policy);
+        let engine = engine.open_as(Class::PassiveEndpoint)?;
+        let (eq, hold) = self.eq.unzip();
+        if let Some(eq) = &eq {
+            eq.attach(&engine);
+        }
+        let bound = Bindings {
+            object: engine.node.id(),
+            context: self.context,
+            av: engine.core.open_av(false),
+            tx_cq: None,
+            rx_cq: None,
+            counters: Counters::default(),
+            shared: None,
+            eq: eq.map(|eq| eq.ring.clone()),
+            tx_size: 1,
+            rx_size: 1,
+            max_msg_size: 0,
+            inject_size: 0,
+        };
+        let (id, name) = engine.core.listen(&self.info, self.at.as_ref(), bound)?;
+        Ok(PassiveEndpoint { id, name, info: self.info.into(), engine, home: None, _hold: hold })
+    }
+}
+
+impl PassiveEndpoint {
+    /// Listens at this address, or at a fresh one if it has no port, with a fabric and a domain of its own: accepted endpoints
+    /// live in that domain, each with a completion queue and an event queue of its own. [`Endpoint::connect`] has an example.
+    ///
+    /// # Errors
+    /// [`Error::NoMatch`] of providers without connected endpoints; [`Error::BadAddress`]; and those of
+    /// [`listen`](PassiveEndpointBuilder::listen).
+    ///
+    /// # Cancel safety
+    /// Nothing is held across an await.
+    pub async fn bind(at: impl ToAddress) -> Result<Self> {
+        Endpoint::options().listen(at).await
+    }
+
+    /// The next request, once there is one; `None` never, as long as it is open. The same as the stream.
+    ///
+    /// # Cancel safety
+    /// Safe: no request is lost.
+    pub async fn next(&mut self) -> Option<ConnectionRequest> {
+        std::future::poll_fn(|cx| self.poll_request(cx)).await
+    }
+
+    /// The next request if there is one, after looking once.
+    pub fn try_next(&mut self) -> Option<ConnectionRequest> {
+        let request = self.engine.core.try_request(self.id)?;
+        Some(self.request(request))
+    }
+
+    /// The address it listens at (`fi_getname`).
+    #[doc(alias = "fi_getname")]
+    #[must_use]
+    pub fn name(&self) -> &Address {
+        &self.name
+    }
+
+    /// The attributes it was opened with.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Its number in events.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.engine.node.id()
+    }
+
+    /// Closes it (`fi_close`), as dropping it does: requests that wait are refused. Nothing holds it open.
+    #[doc(alias = "fi_close")]
+    pub fn close(self) {}
+
+    fn request(&self, request: Request) -> ConnectionRequest {
+        ConnectionRequest { request, info: self.info.clone(), home: self.home.clone() }
+    }
+
+    fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConnectionRequest>> {
+        let budget = ready!(coop::poll_proceed(cx));
+        let request = ready!(self.engine.core.poll_request(self.id, cx));
+        budget.made_progress();
+        Poll::Ready(request.map(|request| self.request(request)))
+    }
+}
+
+impl BindOptions {
+    /// Listens at this address, as [`PassiveEndpoint::bind`].
+    ///
+    /// # Errors
+    /// As [`PassiveEndpoint::bind`].
+    #[doc(alias = "fi_listen")]
+    pub async fn listen(self, at: impl ToAddress) -> Result<PassiveEndpoint> {
+        let at = at.to_address()?;
+        let domain = self.connected_domain(&at)?;
+        let door = domain.fabric().passive_endpoint(domain.info())?.wait_policy(self.policy).name(at)?;
+        let mut door = door.listen()?;
+        door.home = Some(domain);
+        Ok(door)
+    }
+}
+
+impl Stream for PassiveEndpoint {
+    type Item = ConnectionRequest;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ConnectionRequest>> {
+        self.poll_request(cx)
+    }
+}
+
+impl Drop for PassiveEndpoint {
+    fn drop(&mut self) {
+        self.engine.core.close_endpoint(self.id);
+    }
+}
+
+impl fmt::Debug for PassiveEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PassiveEndpoint")
+            .field("id", &self.id())
+            .field("name", &format_args!("{}", self.name))
+            .field("state", &format_args!("{}", self.engine.core.describe()))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Somebody who wants to be connected (`FI_CONNREQ`): accepted, rejected, or dropped, which rejects it without data.
+///
+/// It belongs to no domain, and is not watched: whether its program still waits shows when it is accepted.
+#[doc(alias = "FI_CONNREQ")]
+#[must_use = "a request that is dropped is rejected"]
+pub struct ConnectionRequest {
+    request: Request,
+    info: Arc<Info>,
+    home: Option<Domain>,
+}
+
+impl ConnectionRequest {
+    /// Where it calls from: the address of its socket, where nobody listens.
+    #[must_use]
+    pub fn peer(&self) -> &Address {
+        &self.request.peer
+    }
+
+    /// What it says.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.request.data
+    }
+
+    /// What an endpoint can be opened from to accept it: the info of the passive endpoint.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Accepts it (`fi_accept`), in the domain of a passive endpoint from [`PassiveEndpoint::bind`], with a completion queue and
+    /// an event queue of its own. The peer is told this, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`] when it has not waited; [`Error::TooLong`]; [`Error::Unbound`] when the passive endpoint is from
+    /// [`Fabric::passive_endpoint`], and has no domain: there it is
+    /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept); [`Error::Closed`], [`Error::Os`]. It has been refused then.
+    ///
+    /// # Cancel safety
+    /// Nothing is held across an await.
+    #[doc(alias = "fi_accept")]
+    pub async fn accept(self, data: impl AsRef<[u8]>) -> Result<Endpoint> {
+        let home = self.home.as_ref().ok_or(Error::Unbound(Class::Domain))?;
+        equipped(home, &self.info)?.accept(self, data).await
+    }
+
+    /// Rejects it (`fi_reject`): who has called gets [`Error::Rejected`] with these bytes.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes; it is rejected without data then.
+    #[doc(alias = "fi_reject")]
+    pub fn reject(self, data: impl AsRef<[u8]>) -> Result<()> {
+        let data = data.as_ref();
+        if data.len() > MAX_PRIVATE_DATA {
+            return Err(Error::TooLong { what: "private data", len: data.len(), limit: MAX_PRIVATE_DATA });
+        }
+        self.request.handle.refuse(data);
+        Ok(())
+    }
+
+    pub(crate) fn into_inner(self) -> Request {
+        self.request
+    }
+}
+
+impl fmt::Debug for ConnectionRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionRequest")
+            .field("peer", &format_args!("{}", self.peer()))
+            .field("private_data", &self.private_data().len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,573 @@
+//! What is said between two endpoints that are connected, and how that ends.
+
+use std::future::IntoFuture;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::task::Poll;
+
+use bytes::{Bytes, BytesMut};
+use fabric_async::{
+    Access, Caps, Class, CounterBind, DownReason, Endpoint, EpType, Error, EventKind, Gather, Hints, OpKind,
+    PassiveEndpoint, RemoteRegion, Scatter, discover,
+};
+use futures_util::StreamExt;
+
+use crate::meeting::{Room, Side, pair, pair_at_a_door};
+use crate::payload::{LONG, assert_bytes, pattern, poll_once};
+use crate::setup::Setup;
+
+async fn send(side: &Side, bytes: &'static [u8]) {
+    side.ep.send(side.ep.peer().unwrap(), bytes).await.unwrap();
+}
+
+/// Makes passes until so many messages wait.
+async fn until_waiting(side: &Side, count: usize) {
+    while side.ep.stats().unexpected < count {
+        side.room.domain.progress();
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn ended(side: &mut Side) -> DownReason {
+    match side.room.next_event().await {
+        EventKind::Shutdown { peer, reason } => {
+            assert_eq!(&peer, side.ep.peer_name().unwrap());
+            reason
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) async fn every_length_goes_both_ways(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    let lens = [0, 1, 2, 63, 64, 100, 4096, 16_383, 16_384, 16_385, 65_536, 100_000, 1 << 20, LONG];
+    for len in lens {
+        let (to_b, to_a) = (pattern(len, 1), pattern(len, 2));
+        let (sent, got, back, came) = tokio::join!(
+            a.ep.send(a.ep.peer().unwrap(), to_b),
+            b.ep.recv(),
+            b.ep.send(b.ep.peer().unwrap(), to_a.to_vec()),
+            a.ep.recv_into(Vec::with_capacity(len)),
+        );
+        assert_eq!(sent.unwrap().into_buf(), to_b);
+        assert_eq!(back.unwrap().into_buf(), to_a);
+        assert_bytes(&got.unwrap(), to_b);
+        assert_bytes(&came.unwrap(), to_a);
+    }
+    // Nobody waits for them.
+    for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
+        let sending = a.ep.send(a.ep.peer().unwrap(), pattern(len, 3)).start().unwrap();
+        until_waiting(&b, 1).await;
+        assert_bytes(&b.ep.recv().await.unwrap(), pattern(len, 3));
+        sending.await.unwrap();
+    }
+    let (sent, got) = (a.ep.stats(), b.ep.stats());
+    assert_eq!((sent.failed, got.failed, sent.sent.count), (0, 0, got.received.count));
+}
+
+pub(crate) async fn every_kind_of_buffer_and_call(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    let to_b = a.ep.peer().unwrap();
+    a.ep.inject(to_b, b"injected").unwrap();
+    a.ep.inject_data(to_b, b"with data", 7).unwrap();
+    a.ep.send(to_b, "more data").data(u64::MAX).await.unwrap();
+    let gather = Gather::from((pattern(100, 1).to_vec(), Bytes::from_static(pattern(50_000, 2))));
+    let gathered = a.ep.send(to_b, gather).start().unwrap();
+    let mut loan = a.ep.loan(1000).unwrap();
+    loan.copy_from_slice(pattern(1000, 3));
+    let lent = a.ep.lend(to_b, loan).start().unwrap();
+    let all = (0..10u8).map(|number| (to_b, vec![number; 9]));
+    for (peer, buf) in all {
+        a.ep.send(peer, buf).fence().await.unwrap();
+    }
+    let got = b.ep.recv().await.unwrap();
+    assert_eq!((&got[..], got.data(), got.tag(), got.source()), (&b"injected"[..], None, None, b.ep.peer()));
+    assert_eq!(b.ep.probe().await.unwrap().len, 9);
+    let claimed = b.ep.probe().claim().await.unwrap();
+    let got = claimed.recv_into(vec![0; 9]).await.unwrap();
+    assert_eq!((&got[..], got.data()), (&b"with data"[..], Some(7)));
+    let got = b.ep.recv().await.unwrap();
+    assert_eq!((&got[..], got.data()), (&b"more data"[..], Some(u64::MAX)));
+    let room = Scatter::from([vec![0; 5].into_boxed_slice(), vec![0; 60_000].into_boxed_slice()]);
+    let got = b.ep.recv_into(room).await.unwrap().into_buf();
+    let bytes: Vec<u8> = got.pieces().flatten().copied().collect();
+    assert_bytes(&bytes, &[pattern(100, 1), pattern(50_000, 2)].concat());
+    assert_bytes(&b.ep.recv().await.unwrap(), pattern(1000, 3));
+    gathered.await.unwrap();
+    lent.await.unwrap();
+    for number in 0..10 {
+        assert_eq!(b.ep.recv().await.unwrap()[..], [number; 9]);
+    }
+    let short = b.ep.recv_into(vec![0; 4].into_boxed_slice()).start().unwrap();
+    send(&a, b"cut to the room").await;
+    send(&a, b"whole").await;
+    let cut = short.await.unwrap_err();
+    assert_eq!((cut.error, &cut.buf[..]), (Error::Truncated { len: 4, lost: 11 }, &b"cut "[..]));
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"whole");
+}
+
+pub(crate) async fn queues_and_counters_hear_of_all(setup: Setup) {
+    let (here, there) = (Room::open(&setup).await, Room::open(&setup).await);
+    let mut door = there.door(&setup);
+    let (sends, recvs) = (here.domain.counter().unwrap(), there.domain.counter().unwrap());
+    let own = there.fabric.event_queue(8).unwrap();
+    let connecting = here.endpoint().bind_counter(&sends, CounterBind::SEND).unwrap().connect(door.name());
+    let accepting = async {
+        let ep = there.endpoint().bind_counter(&recvs, CounterBind::RECV).unwrap().context(5);
+        ep.bind_eq(&own).unwrap().accept(door.next().await.unwrap(), b"").await.unwrap()
+    };
+    let (a, b) = tokio::join!(connecting.into_future(), accepting);
+    let a = a.unwrap();
+    let (mut a, mut b) = (Side { ep: a, room: here }, Side { ep: b, room: there });
+    for number in 0..20 {
+        b.ep.recv_into(vec![0; 8]).context(number).post().unwrap();
+    }
+    for number in 0..20u64 {
+        a.ep.send(a.ep.peer().unwrap(), number.to_le_bytes().to_vec()).context(100 + number).post().unwrap();
+    }
+    sends.wait(20).await.unwrap();
+    recvs.wait(20).await.unwrap();
+    for number in 0..20u64 {
+        let (sent, mut got) = (a.room.cq.next().await.unwrap(), b.room.cq.next().await.unwrap());
+        assert_eq!((sent.context, sent.kind), (100 + number, OpKind::Send));
+        assert_eq!((got.context, got.kind, &got.error), (number, OpKind::Recv, &None));
+        assert_eq!(got.take_buf::<Vec<u8>>().unwrap(), number.to_le_bytes());
+    }
+    // What is posted when the peer goes is reported too.
+    b.ep.recv_into(vec![0; 8]).context(77).post().unwrap();
+    a.ep.close().unwrap();
+    let failed = b.room.cq.next().await.unwrap();
+    assert_eq!(failed.context, 77);
+    assert!(failed.error.unwrap().is_peer_gone());
+    assert_eq!(recvs.errors(), 1);
+    let mut own = own;
+    let events = [own.next().await, own.next().await];
+    assert!(matches!(&events[0].kind, EventKind::Connected { .. }) && events[0].context == 5);
+    assert!(matches!(&events[1].kind, EventKind::Shutdown { .. }) && events[1].object == b.ep.id());
+}
+
+/// Both sides, by `shutdown` and by dropping.
+pub(crate) async fn either_side_may_end_it(setup: Setup) {
+    for round in 0..4 {
+        let (active, passive) = pair(&setup).await;
+        let (mut ending, mut other) = if round % 2 == 0 { (active, passive) } else { (passive, active) };
+        let waiting = other.ep.recv().start().unwrap();
+        let further = other.ep.recv().start().unwrap();
+        send(&ending, b"the last word").await;
+        let own = ending.ep.recv().start().unwrap();
+        if round < 2 {
+            ending.ep.shutdown().unwrap();
+            assert_eq!(ended(&mut ending).await, DownReason::Closed);
+            assert_eq!(own.await.unwrap_err().error, Error::Canceled);
+            let closed = Error::Closed(Class::Endpoint);
+            let to_other = ending.ep.peer().unwrap();
+            assert_eq!(ending.ep.send(to_other, "more").await.unwrap_err().error, closed);
+            assert_eq!(ending.ep.inject(to_other, b"more").unwrap_err(), closed);
+            assert_eq!(ending.ep.recv().await.unwrap_err().error, closed);
+            ending.ep.shutdown().unwrap();
+        } else {
+            drop(own);
+            ending.ep.close().unwrap();
+        }
+        assert_eq!(&waiting.await.unwrap()[..], b"the last word");
+        assert_eq!(ended(&mut other).await, DownReason::Closed);
+        let gone = Error::PeerGone(other.ep.peer_name().unwrap().clone());
+        assert_eq!(further.await.unwrap_err().error, gone);
+        let to_ending = other.ep.peer().unwrap();
+        assert_eq!(other.ep.send(to_ending, "nobody hears").await.unwrap_err().error, gone);
+        assert_eq!(other.ep.send(to_ending, "nobody hears").post().unwrap_err().error, gone);
+        assert_eq!(other.ep.inject(to_ending, b"nobody hears").unwrap_err(), gone);
+        assert_eq!(other.ep.recv().await.unwrap_err().error, gone);
+        assert_eq!(other.ep.probe().await.unwrap_err(), gone);
+        other.ep.shutdown().unwrap();
+        assert!(
+            other.room.eq.try_next().is_none_or(|event| !matches!(event.kind, EventKind::Shutdown { .. }))
+        );
+    }
+}
+
+/// A message that has begun does not end: who sends it has it back, and who receives it hears that the sender is gone.
+pub(crate) async fn ending_in_the_middle_of_a_message(setup: Setup) {
+    for is_received in [false, true] {
+        let (a, mut b) = pair(&setup).await;
+        let receiving = is_received.then(|| b.ep.recv_into(Vec::with_capacity(64 << 20)).start().unwrap());
+        let mut sending = a.ep.send(a.ep.peer().unwrap(), vec![1; 64 << 20]).start().unwrap();
+        let behind = a.ep.send(a.ep.peer().unwrap(), vec![2; 10]).start().unwrap();
+        assert!(poll_once(&mut sending).await.is_pending());
+        a.ep.shutdown().unwrap();
+        let failed = sending.await.unwrap_err();
+        assert_eq!((failed.error, failed.buf.len()), (Error::Canceled, 64 << 20));
+        assert_eq!(behind.await.unwrap_err().error, Error::Canceled);
+        // What nobody had asked for, and no room, waits with the network until somebody does.
+        let receiving =
+            receiving.unwrap_or_else(|| b.ep.recv_into(Vec::with_capacity(64 << 20)).start().unwrap());
+        assert!(receiving.await.unwrap_err().error.is_peer_gone());
+        ended(&mut b).await;
+        assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+    }
+}
+
+pub(crate) async fn what_has_come_outlives_the_connection(setup: Setup) {
+    let (a, mut b) = pair(&setup).await;
+    for number in 0..50u8 {
+        a.ep.send(a.ep.peer().unwrap(), vec![number; 1 + usize::from(number) * 1000]).await.unwrap();
+    }
+    a.ep.close().unwrap();
+    assert_eq!(ended(&mut b).await, DownReason::Closed);
+    assert_eq!(b.ep.stats().unexpected, 50);
+    for number in 0..50u8 {
+        // A message that was received and not looked at keeps its place.
+        let mut dropped = b.ep.recv().start().unwrap();
+        if number % 2 == 0 {
+            drop(dropped);
+            dropped = b.ep.recv().start().unwrap();
+        }
+        let got = dropped.await.unwrap();
+        assert_eq!(got.source(), b.ep.peer());
+        assert_eq!(got[..], vec![number; 1 + usize::from(number) * 1000]);
+    }
+    assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+}
+
+/// More than is buffered.
+pub(crate) async fn what_was_held_back_outlives_the_connection(setup: Setup) {
+    const MANY: usize = 24;
+    let (a, mut b) = pair(&setup).await;
+    let sending = tokio::spawn(async move {
+        for number in 0..MANY {
+            a.ep.send(a.ep.peer().unwrap(), vec![number as u8; 1 << 20]).await.unwrap();
+        }
+        a.ep.close().unwrap();
+        a.room
+    });
+    until_waiting(&b, 15).await;
+    for number in 0..MANY {
+        assert_eq!(b.ep.recv().await.unwrap()[..], vec![number as u8; 1 << 20]);
+    }
+    assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+    assert_eq!(ended(&mut b).await, DownReason::Closed);
+    sending.await.unwrap();
+}
+
+pub(crate) async fn everything_that_waits_ends_with_the_connection(setup: Setup) {
+    let (a, mut b) = pair(&setup).await;
+    let mut several = b.ep.recv_multi(BytesMut::with_capacity(4096)).start().unwrap();
+    let probing = async { b.ep.probe().await };
+    let claiming = async { b.ep.probe().claim().await };
+    let plain = b.ep.recv().start().unwrap();
+    let unsent = vec![0; 64 << 20];
+    let sending = b.ep.send(b.ep.peer().unwrap(), unsent).start().unwrap();
+    send(&a, b"one").await;
+    assert_eq!(&several.next().await.unwrap().unwrap()[..], b"one");
+    let ending = async {
+        tokio::task::yield_now().await;
+        a.ep.close().unwrap();
+    };
+    let (probed, claimed, ()) = tokio::join!(probing, claiming, ending);
+    assert!(probed.unwrap_err().is_peer_gone());
+    assert!(claimed.map(drop).unwrap_err().is_peer_gone());
+    assert!(several.next().await.unwrap().unwrap_err().error.is_peer_gone());
+    assert!(several.next().await.is_none());
+    assert!(plain.await.unwrap_err().error.is_peer_gone());
+    let failed = sending.await.unwrap_err();
+    assert!(failed.error.is_peer_gone() && failed.buf.len() == 64 << 20);
+    ended(&mut b).await;
+}
+
+pub(crate) async fn several_messages_into_one_buffer(setup: Setup) {
+    let (a, mut b) = pair(&setup).await;
+    for number in 0..100u8 {
+        a.ep.inject(a.ep.peer().unwrap(), &[number; 10]).unwrap();
+    }
+    a.ep.close().unwrap();
+    ended(&mut b).await;
+    // It is posted after the end, and takes what had come before.
+    let mut several = b.ep.recv_multi(BytesMut::with_capacity(4096)).start().unwrap();
+    for number in 0..100u8 {
+        assert_eq!(several.next().await.unwrap().unwrap()[..], [number; 10]);
+    }
+    assert!(several.next().await.unwrap().unwrap_err().error.is_peer_gone());
+}
+
+pub(crate) async fn dropped_receives_lose_nothing(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    let sending = async {
+        for number in 0..200u32 {
+            let len = if number % 10 == 0 { 300_000 } else { 8 };
+            let mut message = vec![0; len];
+            message[..4].copy_from_slice(&number.to_le_bytes());
+            a.ep.send(a.ep.peer().unwrap(), message).await.unwrap();
+        }
+    };
+    let receiving = async {
+        for number in 0..200u32 {
+            let mut got = None;
+            for _ in 0..3 {
+                let mut dropped = b.ep.recv().start().unwrap();
+                if let Poll::Ready(taken) = poll_once(&mut dropped).await {
+                    got = Some(taken);
+                    break;
+                }
+            }
+            let got = match got {
+                Some(taken) => taken.unwrap(),
+                None => b.ep.recv().await.unwrap(),
+            };
+            assert_eq!(got[..4], number.to_le_bytes());
+        }
+    };
+    tokio::join!(sending, receiving);
+}
+
+/// What a send has taken over leaves after the end too, as long as the other side takes it.
+pub(crate) async fn closing_hands_over_what_was_sent(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    for number in 0..200u8 {
+        a.ep.inject(a.ep.peer().unwrap(), &[number; 4000]).unwrap();
+    }
+    // It has something unread as well, which must not destroy what it has sent.
+    b.ep.inject(b.ep.peer().unwrap(), b"unread").unwrap();
+    a.ep.shutdown().unwrap();
+    drop(a);
+    for number in 0..200u8 {
+        assert_eq!(b.ep.recv().await.unwrap()[..], [number; 4000]);
+    }
+    assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+}
+
+const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// A task that waits for something that never comes, and so keeps the domain moving.
+fn keep_moving(side: &Side) -> tokio::task::JoinHandle<()> {
+    let never = side.room.domain.counter().unwrap();
+    tokio::spawn(async move {
+        let _ = never.wait(u64::MAX).await;
+    })
+}
+
+pub(crate) async fn memory_is_written_and_read(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    let _moving = keep_moving(&b);
+    let region = b.room.domain.alloc(LONG, BOTH).unwrap();
+    let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
+    for len in [0, 1, 8, 4096, 65_537, 1 << 20, LONG] {
+        a.ep.write(to_b, remote.at(0), pattern(len, 1)).await.unwrap();
+        let mut there = vec![0; len];
+        region.read(0, &mut there).unwrap();
+        assert_bytes(&there, pattern(len, 1));
+        let back = a.ep.read(to_b, remote.slice(0..len as u64)).await.unwrap();
+        assert_bytes(&back, pattern(len, 1));
+    }
+    // Messages and accesses keep their order.
+    a.ep.inject_write(to_b, remote.at(0), b"before").unwrap();
+    send(&a, b"look").await;
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"look");
+    let mut there = [0; 6];
+    region.read(0, &mut there).unwrap();
+    assert_eq!(&there, b"before");
+}
+
+pub(crate) async fn writes_are_heard_of_and_counted(setup: Setup) {
+    let (here, there) = (Room::open(&setup).await, Room::open(&setup).await);
+    let mut door = there.door(&setup);
+    let writes = there.domain.counter().unwrap();
+    let calling = here.connect(&door).into_future();
+    let accepting = async {
+        let ep = there.endpoint().bind_counter(&writes, CounterBind::REMOTE_WRITE).unwrap();
+        ep.accept(door.next().await.unwrap(), b"").await.unwrap()
+    };
+    let (a, b) = tokio::join!(calling, accepting);
+    let (a, mut b) = (a.unwrap(), Side { ep: b, room: there });
+    let region = b.room.domain.alloc(100, BOTH).unwrap();
+    let writing = async {
+        a.write(a.peer().unwrap(), region.remote().at(10), "with data").data(9).await.unwrap();
+        a.write(a.peer().unwrap(), region.remote().at(50), "without").await.unwrap();
+    };
+    let ((), heard, counted) = tokio::join!(writing, b.room.cq.next(), writes.wait(2));
+    let heard = heard.unwrap();
+    assert_eq!((heard.transfer.data, heard.transfer.len), (Some(9), 9));
+    counted.unwrap();
+}
+
+/// There is no answer on this wire that says no.
+pub(crate) async fn what_is_out_of_reach_ends_the_connection(setup: Setup) {
+    for wrong in 0..3 {
+        let (a, mut b) = pair(&setup).await;
+        let _moving = keep_moving(&b);
+        let region = b.room.domain.alloc(100, Access::REMOTE_WRITE).unwrap();
+        let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
+        let error = match wrong {
+            0 => a.ep.read(to_b, remote.slice(0..10)).await.unwrap_err().error,
+            1 => {
+                a.ep.read(to_b, RemoteRegion::new(remote.key ^ 1, 100, BOTH).slice(0..10))
+                    .await
+                    .unwrap_err()
+                    .error
+            }
+            _ => {
+                a.ep.read(to_b, RemoteRegion::new(remote.key, 1000, BOTH).slice(500..600))
+                    .await
+                    .unwrap_err()
+                    .error
+            }
+        };
+        assert!(error.is_peer_gone(), "{error}");
+        assert!(matches!(ended(&mut b).await, DownReason::Protocol(_)));
+        assert!(a.ep.send(to_b, "anything").await.unwrap_err().error.is_peer_gone());
+    }
+}
+
+pub(crate) async fn delivery_is_confirmed(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    let to_b = a.ep.peer().unwrap();
+    for len in [0, 8, 100_000, 1 << 20] {
+        let (sent, got) =
+            tokio::join!(a.ep.send(to_b, pattern(len, 1)).delivery_complete().into_future(), b.ep.recv());
+        sent.unwrap();
+        assert_bytes(&got.unwrap(), pattern(len, 1));
+    }
+    // Who goes has confirmed nothing more.
+    let sending = a.ep.send(to_b, vec![0; 64 << 20]).delivery_complete().start().unwrap();
+    b.ep.close().unwrap();
+    assert!(sending.await.unwrap_err().error.is_peer_gone());
+}
+
+/// A header of a frame: its operation, its flags, its length, and that of the whole.
+fn frame(code: u8, op: u8, flags: u16, header: u8, total: u64) -> Vec<u8> {
+    let mut bytes = vec![3, code];
+    bytes.extend(flags.to_ne_bytes());
+    bytes.extend([op, 0, header, 0]);
+    bytes.extend(total.to_ne_bytes());
+    bytes.resize(usize::from(header.max(16)), 0);
+    bytes
+}
+
+pub(crate) async fn what_breaks_the_rules_ends_the_connection(setup: Setup) {
+    let room = Room::open(&setup).await;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = format!("tcp://{}", listener.local_addr().unwrap());
+    for bad in [
+        frame(1, 0, 0, 24, 24),      // a tag, which nobody could receive
+        frame(0, 2, 0, 16, 16),      // an acknowledgement of nothing
+        frame(0, 0, 0, 15, 16),      // a header that is too short
+        frame(0, 0, 0, 121, 200),    // and one that is too long
+        frame(0, 0, 0, 16, 15),      // less than its header
+        frame(0, 0, 0, 16, 1 << 60), // longer than memory
+        frame(3, 0, 0, 16, 16),      // an answer to no read
+        frame(6, 0, 0, 16, 16),      // a rendezvous that was not agreed on
+        frame(200, 0, 0, 16, 16),
+    ] {
+        let (listener, bad) = (listener.try_clone().unwrap(), bad);
+        let peer = tokio::task::spawn_blocking(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.read_exact(&mut [0; 32]).unwrap();
+            let mut said = vec![3, 1];
+            said.resize(24, 0);
+            said.extend(1u64.to_ne_bytes());
+            said.extend(frame(0, 0, 0, 16, 20));
+            said.extend(b"good");
+            said.extend(bad);
+            socket.write_all(&said).unwrap();
+            let _ = socket.read_to_end(&mut Vec::new());
+        });
+        let ep = room.endpoint().connect(&name).await.unwrap();
+        assert_eq!(&ep.recv().await.unwrap()[..], b"good");
+        let failed = ep.recv().await.unwrap_err();
+        assert!(matches!(failed.error, Error::Protocol { .. }), "{}", failed.error);
+        let failed = ep.send(ep.peer().unwrap(), "anything").await.unwrap_err();
+        assert!(matches!(failed.error, Error::Protocol { .. }), "{}", failed.error);
+        peer.await.unwrap();
+    }
+}
+
+pub(crate) async fn what_makes_no_sense_is_refused(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    let unsupported = |error: Error| assert!(matches!(error, Error::NotSupported(_)), "{error}");
+    let (ep, to_b) = (&a.ep, a.ep.peer().unwrap());
+    unsupported(ep.recv().from(to_b).await.unwrap_err().error);
+    unsupported(ep.recv().tag(1).await.unwrap_err().error);
+    unsupported(ep.send(to_b, "").tag(1).await.unwrap_err().error);
+    unsupported(ep.inject_tagged(to_b, 1, b"").unwrap_err());
+    unsupported(ep.send(to_b, "").match_complete().await.unwrap_err().error);
+    unsupported(ep.lookup(b.ep.name()).await.unwrap_err());
+    unsupported(ep.address_vector().insert(b.ep.name()).unwrap_err());
+    unsupported(ep.address_vector().remove(to_b).unwrap_err());
+    unsupported(ep.address_vector().close().unwrap_err().error);
+    unsupported(ep.join("udp://239.1.2.3:1").map(drop).unwrap_err());
+    assert_eq!(ep.address_vector().peers(), [(to_b, ep.peer_name().unwrap().clone())]);
+    let stale = b.ep.peer().unwrap();
+    assert_eq!(ep.send(stale, "").await.unwrap_err().error, Error::StaleAddress(stale));
+    // Nothing of it has done any harm.
+    send(&a, b"all the same").await;
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
+
+    let room = &a.room;
+    let av = room.domain.address_vector().unwrap();
+    unsupported(room.endpoint().bind_av(&av).map(drop).unwrap_err());
+    let invalid = |error: Error| assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    invalid(room.endpoint().enable().await.map(drop).unwrap_err());
+    let many = Hints::new().provider(setup.provider).ep_type(EpType::Rdm).progress(setup.progress);
+    let many = discover(&many).await.unwrap().swap_remove(0);
+    invalid(room.fabric.passive_endpoint(&many).map(drop).unwrap_err());
+    let builder = || room.domain.endpoint(&many).unwrap();
+    invalid(builder().connect(b.ep.name()).await.map(drop).unwrap_err());
+    // One that talks with many lives in the same domain.
+    let ep = builder().bind_av(&av).unwrap().enable().await.unwrap();
+    unsupported(ep.peer().unwrap_err());
+    unsupported(ep.peer_name().map(drop).unwrap_err());
+    unsupported(ep.shutdown().unwrap_err());
+    assert!(ep.private_data().is_empty());
+    for wrong in ["shm://somebody", "udp://127.0.0.1:1"] {
+        let refused = room.endpoint().connect(wrong).await.unwrap_err();
+        assert!(matches!(refused, Error::WrongScheme { .. }), "{refused}");
+    }
+    assert!(matches!(room.endpoint().connect("tcp://").await.unwrap_err(), Error::WrongScheme { .. }));
+    let tagged = Hints::new().provider(setup.provider).ep_type(EpType::Msg).caps(Caps::TAGGED);
+    assert!(matches!(discover(&tagged).await, Err(Error::NoMatch(_))));
+}
+
+pub(crate) async fn the_front_door_leads_here(setup: Setup) {
+    let options = || {
+        let options = Endpoint::options().wait_policy(setup.policy).progress(setup.progress);
+        options.socket_io(setup.socket_io)
+    };
+    let mut door = options().listen(&setup.fresh()).await.unwrap();
+    let name = door.name().clone();
+    let accepting = async { door.next().await.unwrap().accept("welcome").await.unwrap() };
+    let (active, passive) = tokio::join!(options().connect(&name), accepting);
+    let active = active.unwrap();
+    assert_eq!((active.private_data(), active.peer_name()), (&b"welcome"[..], Ok(&name)));
+    assert_eq!(active.info().domain.data_progress, setup.progress);
+    active.send(active.peer().unwrap(), "in").context(1).post().unwrap();
+    passive.recv_into(vec![0; 2]).context(2).post().unwrap();
+    let sent = active.completions().unwrap().next().await.unwrap();
+    let got = passive.completions().unwrap().next().await.unwrap();
+    assert_eq!((sent.context, got.context), (1, 2));
+    drop(active);
+    let mut events = passive.events().unwrap();
+    assert!(matches!(events.next().await.kind, EventKind::Connected { .. }));
+    assert!(matches!(events.next().await.kind, EventKind::Shutdown { .. }));
+    let taken = PassiveEndpoint::bind(&name).await.map(drop).unwrap_err();
+    assert_eq!(taken, Error::AddressInUse(name));
+    let none = Endpoint::connect("shm://somebody").await.map(drop).unwrap_err();
+    assert!(matches!(none, Error::NoMatch(_)), "{none}");
+}
+
+pub(crate) async fn the_object_tree_knows_them(setup: Setup) {
+    let (a, b, door) = pair_at_a_door(&setup).await;
+    assert_eq!(a.room.domain.children().of(Class::Endpoint), 1);
+    assert_eq!(a.room.domain.children().of(Class::AddressVector), 0);
+    assert_eq!(b.room.fabric.children().of(Class::PassiveEndpoint), 1);
+    let Room { eq, fabric, .. } = b.room;
+    let refused = eq.close().unwrap_err();
+    assert!(refused.to_string().contains("1 passive endpoint"), "{refused}");
+    let busy = fabric.close().unwrap_err();
+    assert!(busy.to_string().contains("1 passive endpoint"), "{busy}");
+    door.close();
+    let clone = a.ep.clone();
+    a.ep.close().unwrap();
+    let closed = Error::Closed(Class::Endpoint);
+    assert_eq!(clone.shutdown(), Err(closed.clone()));
+    assert_eq!(clone.send(clone.peer().unwrap(), "").await.unwrap_err().error, closed);
+    assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
+}

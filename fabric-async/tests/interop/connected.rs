@@ -1,0 +1,151 @@
+//! Connected endpoints: either side calls, and may be turned away; then they talk, reach each other's memory, and part.
+
+use std::future::{Future, IntoFuture};
+use std::time::Duration;
+
+use fabric_async::{
+    Access, BindOptions, Endpoint, Error, EventKind, PassiveEndpoint, Progress, RemoteRegion, SocketIo,
+};
+use tokio::time::timeout;
+
+use crate::program::Program;
+
+const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// As the program has it.
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + seed) as u8).collect()
+}
+
+/// Plays with a program in every way that our side can be opened.
+fn play<F: Future<Output = ()>>(game: impl Fn(BindOptions, Program) -> F) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    for progress in [Progress::Manual, Progress::Auto] {
+        for io in [SocketIo::Epoll, SocketIo::IoUring] {
+            let Some(program) = Program::start_connected() else { return };
+            let options = Endpoint::options().progress(progress).socket_io(io);
+            if let Err(error) = runtime.block_on(options.clone().listen("tcp://")) {
+                eprintln!("skipped {io:?}: {error}");
+                continue;
+            }
+            let ended =
+                runtime.block_on(async { timeout(Duration::from_secs(60), game(options, program)).await });
+            assert!(ended.is_ok(), "{progress:?}, {io:?}: it hangs");
+        }
+    }
+    runtime.shutdown_background();
+}
+
+async fn called(options: &BindOptions, program: &Program) -> (Endpoint, PassiveEndpoint) {
+    let mut door = options.clone().listen("tcp://").await.unwrap();
+    let port = door.name().socket().unwrap().port();
+    program.must(format!("connect 127.0.0.1 {port} let-me-in"), "asked").await;
+    let (ep, answer) = tokio::join!(
+        async {
+            let request = door.next().await.unwrap();
+            assert_eq!(request.private_data(), b"let-me-in");
+            request.accept("welcome").await.unwrap()
+        },
+        program.tell("event"),
+    );
+    assert_eq!(answer, "connected welcome");
+    assert_eq!(ep.private_data(), b"let-me-in");
+    (ep, door)
+}
+
+async fn calls(options: &BindOptions, program: &Program) -> Endpoint {
+    let name = format!("tcp://127.0.0.1:{}", program.port);
+    let calling = tokio::spawn(options.clone().connect(&name).private_data("let-me-in").into_future());
+    assert_eq!(program.tell("event").await, "request let-me-in");
+    program.must("accept welcome", "accepted").await;
+    assert_eq!(program.tell("event").await, "connected");
+    let ep = calling.await.unwrap().unwrap();
+    assert_eq!(ep.private_data(), b"welcome");
+    ep
+}
+
+async fn talk(ep: &Endpoint, program: &Program, key: u64) {
+    let peer = ep.peer().unwrap();
+    for (context, len) in [0, 8, 5000, 1 << 20].into_iter().enumerate() {
+        program.must(format!("recv {context} {len} - 0"), "posted").await;
+        let sending = ep.send(peer, pattern(len, 3)).data(77).delivery_complete().start().unwrap();
+        assert_eq!(program.done(context as u64).await.1, 77);
+        sending.await.unwrap();
+        program.must(format!("seen {len} 3"), "same").await;
+        program.must(format!("send {context} {len} 5 da 99 0"), "posted").await;
+        let (got, _) = tokio::join!(ep.recv(), program.done(context as u64));
+        let got = got.unwrap();
+        assert!(got[..] == pattern(len, 5)[..] && got.data() == Some(99) && got.source() == ep.peer());
+    }
+    // Memory on both sides.
+    program.must(format!("region {key} 100000"), "region").await;
+    program.must("put 0 100000 9", "put").await;
+    let remote = RemoteRegion::new(key, 100_000, BOTH);
+    let read = ep.read(peer, remote.slice(10..50_000)).start().unwrap();
+    let got = read.await.unwrap();
+    assert!(got[..] == pattern(50_000, 9)[10..]);
+    ep.write(peer, remote.at(0), pattern(60_000, 2)).delivery_complete().await.unwrap();
+    program.must("look 0 60000 2", "same").await;
+    let region = ep.domain().alloc_with_key(100_000, BOTH, 41).unwrap();
+    program.must("write 7 4 a 0 41:100:50000", "posted").await;
+    let never = ep.recv().start().unwrap();
+    program.done(7).await;
+    let mut there = vec![0; 50_000];
+    region.read(100, &mut there).unwrap();
+    assert!(there == pattern(50_000, 4));
+    program.must("read 8 41:100:50000", "posted").await;
+    program.done(8).await;
+    program.must("seen 50000 4", "same").await;
+    drop(never);
+}
+
+async fn hears_of_the_end(ep: &Endpoint) {
+    let mut events = ep.events().unwrap();
+    assert!(matches!(events.next().await.kind, EventKind::Connected { .. }));
+    assert!(matches!(events.next().await.kind, EventKind::Shutdown { .. }));
+    assert!(ep.recv().await.unwrap_err().error.is_peer_gone());
+    assert!(ep.send(ep.peer().unwrap(), "anything").await.unwrap_err().error.is_peer_gone());
+}
+
+#[test]
+fn it_calls_and_talks_and_goes() {
+    play(async |options, program| {
+        let (ep, _door) = called(&options, &program).await;
+        talk(&ep, &program, 40).await;
+        program.must("shutdown", "shut").await;
+        hears_of_the_end(&ep).await;
+    });
+}
+
+#[test]
+fn it_is_called_and_talks_and_is_left() {
+    play(async |options, program| {
+        let ep = calls(&options, &program).await;
+        talk(&ep, &program, 40).await;
+        ep.shutdown().unwrap();
+        assert_eq!(program.tell("event").await, "shutdown");
+        // It goes on, and is called again.
+        let ep = calls(&options, &program).await;
+        talk(&ep, &program, 50).await;
+        program.kill();
+        hears_of_the_end(&ep).await;
+    });
+}
+
+#[test]
+fn either_side_is_turned_away() {
+    play(async |options, program| {
+        let mut door = options.clone().listen("tcp://").await.unwrap();
+        let port = door.name().socket().unwrap().port();
+        program.must(format!("connect 127.0.0.1 {port} let-me-in"), "asked").await;
+        let rejecting = async { door.next().await.unwrap().reject("not-today").unwrap() };
+        let ((), answer) = tokio::join!(rejecting, program.tell("event"));
+        assert_eq!(answer, "refused 111 not-today");
+        let name = format!("tcp://127.0.0.1:{}", program.port);
+        let calling = tokio::spawn(options.clone().connect(&name).private_data("hello").into_future());
+        assert_eq!(program.tell("event").await, "request hello");
+        program.must("reject go-away", "rejected").await;
+        let refused = calling.await.unwrap().unwrap_err();
+        assert_eq!(refused, Error::Rejected { peer: name.parse().unwrap(), data: b"go-away".to_vec() });
+    });
+}

@@ -1,0 +1,168 @@
+//! Connected endpoints: peers that are killed at every stage, on either side.
+
+use std::time::Duration;
+
+use fabric_async::{
+    ConnectionRequest, Endpoint, EpType, Error, EventKind, Fabric, Hints, PassiveEndpoint, Progress, discover,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::role::Peer;
+use crate::run;
+
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(90);
+
+/// Plays the part of one that connects, and sends back what it receives.
+pub(crate) async fn caller(name: &str) {
+    let id = std::process::id().to_le_bytes();
+    if let Ok(ep) = Endpoint::connect(name).private_data(id).timeout(LONG).await {
+        send_back(&ep).await;
+    }
+}
+
+/// Plays the part of one that accepts everybody, and sends back what they send. Tells whoever has started it where it is.
+pub(crate) async fn door(parent: &str) {
+    let mut door = PassiveEndpoint::bind("tcp://").await.expect("bind");
+    let own =
+        Endpoint::connect(parent).private_data(door.name().to_string()).await.expect("the survivor is there");
+    while let Some(request) = door.next().await {
+        let Ok(ep) = request.accept("welcome").await else { continue };
+        tokio::spawn(async move { send_back(&ep).await });
+    }
+    drop(own);
+}
+
+async fn send_back(ep: &Endpoint) {
+    let peer = ep.peer().expect("a connected endpoint");
+    while let Ok(message) = ep.recv().await {
+        if ep.send(peer, message.into_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The one that this process has started, not one of another test.
+async fn request_of(door: &mut PassiveEndpoint, peer: &Peer) -> ConnectionRequest {
+    let request = door.next().await.unwrap();
+    assert_eq!(request.private_data(), peer.0.id().to_le_bytes());
+    request
+}
+
+async fn talk(ep: &Endpoint) {
+    let peer = ep.peer().unwrap();
+    for len in [0, 8, 100_000, 3_000_000] {
+        let (sent, got) = tokio::join!(ep.send(peer, vec![len as u8; len]), ep.recv());
+        sent.unwrap();
+        assert_eq!(got.unwrap()[..], vec![len as u8; len]);
+    }
+}
+
+/// What is under way when the peer is killed fails, and the event queue says that it has gone.
+async fn ends_with(ep: Endpoint, mut peer: Peer) {
+    let number = ep.peer().unwrap();
+    let mut events = ep.events().unwrap();
+    let sent = ep.send(number, vec![0; 100 << 20]).start().unwrap();
+    let awaited = ep.recv_into(vec![0; 200 << 20]).start().unwrap();
+    peer.0.kill().unwrap();
+    peer.0.wait().unwrap();
+    let failed = sent.await.unwrap_err();
+    assert!(failed.error.is_peer_gone() && failed.buf.len() == 100 << 20, "{}", failed.error);
+    // A message may have begun to come back.
+    assert!(awaited.await.unwrap_err().error.is_peer_gone());
+    assert!(matches!(events.next().await.kind, EventKind::Connected { .. }));
+    assert!(matches!(events.next().await.kind, EventKind::Shutdown { .. }));
+    assert!(ep.send(number, "anything").await.unwrap_err().error.is_peer_gone());
+}
+
+#[test]
+fn killed_callers_are_noticed_and_others_come() {
+    for progress in [Progress::Manual, Progress::Auto] {
+        run(async {
+            let mut door = Endpoint::options().progress(progress).listen("tcp://").await.unwrap();
+            let name = door.name().to_string();
+            let friend = Peer::start("tcp caller", &name);
+            let friend =
+                request_of(&mut door, &friend).await.accept("").await.map(|ep| (ep, friend)).unwrap();
+            for _ in 0..5 {
+                let victim = Peer::start("tcp caller", &name);
+                let ep = request_of(&mut door, &victim).await.accept("come in").await.unwrap();
+                talk(&ep).await;
+                ends_with(ep, victim).await;
+                talk(&friend.0).await;
+            }
+        });
+    }
+}
+
+#[test]
+fn a_killed_door_is_noticed_and_another_is_found() {
+    for progress in [Progress::Manual, Progress::Auto] {
+        run(async {
+            let mut here = PassiveEndpoint::bind("tcp://").await.unwrap();
+            for _ in 0..5 {
+                let child = Peer::start("tcp door", &here.name().to_string());
+                let request = here.next().await.unwrap();
+                let there = String::from_utf8(request.private_data().to_vec()).unwrap();
+                let _told = request.accept("").await.unwrap();
+                let connect = || Endpoint::options().progress(progress).connect(&there[..]);
+                let (one, two) = tokio::join!(async { connect().await }, async { connect().await });
+                let (one, two) = (one.unwrap(), two.unwrap());
+                assert_eq!((one.private_data(), two.private_data()), (&b"welcome"[..], &b"welcome"[..]));
+                tokio::join!(talk(&one), talk(&two));
+                ends_with(one, child).await;
+                assert!(two.recv().await.unwrap_err().error.is_peer_gone());
+                assert_eq!(connect().await.unwrap_err(), Error::NoSuchPeer(there.parse().unwrap()));
+            }
+        });
+    }
+}
+
+/// Requests of programs that are gone cost nothing but themselves.
+#[test]
+fn callers_may_be_killed_before_they_are_accepted() {
+    run(async {
+        let mut door = PassiveEndpoint::bind("tcp://").await.unwrap();
+        let name = door.name().to_string();
+        for round in 0..10 {
+            let mut victim = Peer::start("tcp caller", &name);
+            let request = request_of(&mut door, &victim).await;
+            victim.0.kill().unwrap();
+            victim.0.wait().unwrap();
+            match round % 3 {
+                0 => drop(request),
+                1 => request.reject("too late").unwrap(),
+                _ => match request.accept("too late").await {
+                    Ok(ep) => assert!(ep.recv().await.unwrap_err().error.is_peer_gone()),
+                    Err(error) => assert!(error.is_peer_gone(), "{error}"),
+                },
+            }
+        }
+        let friend = Peer::start("tcp caller", &name);
+        let ep = request_of(&mut door, &friend).await.accept("in time").await.unwrap();
+        talk(&ep).await;
+    });
+}
+
+/// Whoever connects has its time to say what it wants, and is thrown out after that.
+#[test]
+fn who_says_nothing_is_thrown_out() {
+    run(async {
+        let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg)).await.unwrap().swap_remove(0);
+        let fabric = Fabric::open(&info).unwrap();
+        let mut eq = fabric.event_queue(16).unwrap();
+        let mut door = fabric.passive_endpoint(&info).unwrap().bind_eq(&eq).unwrap().listen().unwrap();
+        let mut silent = TcpStream::connect(door.name().socket().unwrap()).await.unwrap();
+        // Half of a request is nothing either.
+        let mut halfway = TcpStream::connect(door.name().socket().unwrap()).await.unwrap();
+        halfway.write_all(&[3, 0, 0, 0, 0, 0, 0, 0]).await.unwrap();
+        for _ in 0..2 {
+            let EventKind::Rejected { error } = eq.next().await.kind else { panic!("it has said nothing") };
+            assert!(error.to_string().contains("has not said who it is"), "{error}");
+        }
+        assert_eq!(silent.read(&mut [0; 64]).await.unwrap_or(0), 0);
+        assert_eq!(halfway.read(&mut [0; 64]).await.unwrap_or(0), 0);
+        assert!(door.try_next().is_none());
+    });
+}

@@ -1,0 +1,205 @@
+//! Endpoints that are connected with one peer, for as long as their connection lasts.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use fabric_core::provider::{EpId, Host, Joined, Meeting, WaitSet, Way};
+use fabric_core::rx::Receiving;
+use fabric_core::tcp::{Agreed, Dialect, Order};
+use fabric_core::tree::Class;
+use fabric_core::{Address, Error, Result, Scheme};
+
+use super::super::greeting::{Answer, Asks, Greeting};
+use super::super::socket::Socket;
+use super::asking::unreachable;
+use super::passive::Called;
+use super::{Endpoint, Peer, Role, Stage};
+use crate::provider::net::Tuning;
+use crate::uring::SharedRing;
+
+/// What one look reads at most: there may be many such endpoints, and each has memory for that.
+const SCRATCH: usize = 64 << 10;
+
+/// The one peer.
+pub(super) struct Single {
+    /// Position in the list of peers.
+    peer: usize,
+    /// Why there is no connection any more.
+    over: Option<Error>,
+}
+
+impl Endpoint {
+    pub(crate) fn single(
+        host: &mut dyn Host,
+        (id, heeds, tuning): (EpId, bool, Tuning),
+        Meeting { number, peer: name, data, way }: Meeting<'_>,
+        (wait, receiving, ring): (Arc<dyn WaitSet>, Receiving<'_>, Option<SharedRing>),
+    ) -> Result<Self> {
+        let wrong = || Error::WrongScheme { provider: "tcp", address: name.clone() };
+        let at = name.socket().filter(|_| name.scheme() == Scheme::Tcp).ok_or_else(wrong)?;
+        let role = Role::Single(Single { peer: 0, over: None });
+        let mut opened = Self::new(id, (any(at), tuning), role, (wait, receiving, ring))?;
+        opened.heeds = heeds;
+        let sends = VecDeque::new();
+        let peer = Peer {
+            name: name.clone(),
+            at,
+            addr: Some(number),
+            link: None,
+            sends,
+            again: None,
+            until: None,
+            dialect: Dialect::Native,
+            has_turned: false,
+        };
+        let peer = opened.peers.insert(peer);
+        opened.by_address.insert(at, peer);
+        opened.routes.resize(number.index() + 1, None);
+        opened.routes[number.index()] = Some(peer);
+        opened.role = Role::Single(Single { peer, over: None });
+        match way {
+            Way::Connect { from, patience } => {
+                if let Some(from) = from {
+                    opened.at = source(from, at)?;
+                }
+                opened.open_clock()?;
+                opened.call(peer, Asks::Data(data.to_vec()), patience)?;
+            }
+            Way::Accept(handle) => {
+                let handle: Box<dyn Any> = handle;
+                let Ok(called) = handle.downcast::<Called>() else {
+                    let why = "it has come to an endpoint of another provider".into();
+                    return Err(Error::Invalid { what: "connection request", why });
+                };
+                let accepted = called.accept(data).ok_or_else(|| Error::PeerGone(name.clone()))?;
+                opened.join(host, accepted, Vec::new())?;
+            }
+        }
+        Ok(opened)
+    }
+
+    /// There is a connection.
+    fn join(
+        &mut self,
+        host: &mut dyn Host,
+        (socket, order, rest): (Socket, Order, Vec<u8>),
+        data: Vec<u8>,
+    ) -> Result<()> {
+        let Role::Single(Single { peer, .. }) = self.role else { return Ok(()) };
+        self.at = socket.name()?;
+        self.name = Address::of_socket(Scheme::Tcp, self.at)?;
+        self.scratch = vec![0; SCRATCH].into();
+        self.close_clock();
+        let spoken = (Agreed::Native { is_kin: false }, Order::NATIVE.with(order));
+        let link = self.link_up(host, (peer, None), socket, spoken, rest);
+        self.peers[peer].link = Some(link);
+        host.joined(self.id, &self.peers[peer].name, Ok(Joined { name: self.name.clone(), data }));
+        Ok(())
+    }
+
+    /// Something has come of the attempt to connect.
+    pub(super) fn answered(&mut self, host: &mut dyn Host, at: usize) {
+        let token = super::Token::Socket(at as u32).pack(self.id);
+        let Some(Stage::Asked(asked)) = self.stages.get_mut(at) else { return };
+        let name = &self.peers[asked.peer].name;
+        let error = match asked.go_on(&self.wait, token) {
+            Greeting::Later => return,
+            Greeting::Failed(errno) => unreachable(name, errno),
+            Greeting::Broken(what) => Error::Protocol { peer: name.clone(), what: what.into() },
+            Greeting::Gone => Error::PeerGone(name.clone()),
+            // To a question that was not asked.
+            Greeting::Reply(..) => Error::PeerGone(name.clone()),
+            Greeting::Answer(Answer::Refused { private }) => {
+                Error::Rejected { peer: name.clone(), data: private }
+            }
+            Greeting::Answer(Answer::Accepted { order, private, rest }) => {
+                let Stage::Asked(asked) = self.stages.remove(at) else { return };
+                match self.join(host, (asked.into_socket(), order, rest), private) {
+                    Ok(()) => return,
+                    Err(error) => error,
+                }
+            }
+        };
+        self.not_joined(host, at, error);
+    }
+
+    /// Nobody has answered in time.
+    pub(super) fn not_answered(&mut self, host: &mut dyn Host, at: usize) {
+        let Some(Stage::Asked(asked)) = self.stages.get(at) else { return };
+        let error = Error::TimedOut(self.peers[asked.peer].name.clone());
+        self.not_joined(host, at, error);
+    }
+
+    fn not_joined(&mut self, host: &mut dyn Host, at: usize, error: Error) {
+        let Role::Single(single) = &mut self.role else { return };
+        self.stages.try_remove(at);
+        single.over = Some(error.clone());
+        let peer = &mut self.peers[single.peer];
+        peer.link = None;
+        host.joined(self.id, &peer.name, Err(error));
+        self.close_clock();
+    }
+
+    /// Ends the connection: what was collected leaves in the background.
+    pub(crate) fn shutdown(&mut self, host: &mut dyn Host) -> Result<()> {
+        let Role::Single(Single { peer, .. }) = self.role else {
+            return Err(Error::NotSupported("ending the connection of an endpoint that has none of its own"));
+        };
+        self.fail_sends(host, peer, &Error::Canceled);
+        if !self.rx.is_shared() {
+            self.rx.own.fail_posted(host, &Error::Canceled);
+        }
+        let link = self.stages.iter().find_map(|(at, stage)| matches!(stage, Stage::Up(_)).then_some(at));
+        if let Some(at) = link {
+            if let Role::Single(single) = &mut self.role {
+                single.over = Some(Error::Closed(Class::Endpoint));
+            }
+            self.link_down(host, at);
+        }
+        Ok(())
+    }
+
+    /// The connection has ended, and all that came over it has been taken.
+    pub(super) fn is_over(&mut self, host: &mut dyn Host, why: Error) {
+        if let Role::Single(single) = &mut self.role {
+            single.over.get_or_insert(why);
+            self.end_receives(host);
+        }
+    }
+
+    /// Where nothing more comes, receives have nothing to wait for.
+    pub(super) fn end_receives(&mut self, host: &mut dyn Host) {
+        if let Role::Single(Single { over: Some(why), .. }) = &self.role
+            && !self.rx.is_shared()
+        {
+            self.rx.own.fail_posted(host, why);
+        }
+    }
+
+    /// Why nothing can be sent.
+    pub(super) fn over(&self) -> Error {
+        match &self.role {
+            Role::Single(Single { over: Some(why), .. }) => why.clone(),
+            Role::Single(single) => Error::PeerGone(self.peers[single.peer].name.clone()),
+            _ => Error::Closed(Class::Endpoint),
+        }
+    }
+}
+
+/// No address in particular, of the family of this one.
+fn any(like: SocketAddr) -> SocketAddr {
+    let ip = if like.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+    SocketAddr::new(ip, 0)
+}
+
+/// The address to connect from.
+fn source(from: &Address, to: SocketAddr) -> Result<SocketAddr> {
+    let Some(from) = from.socket() else { return Ok(any(to)) };
+    if from.is_ipv4() != to.is_ipv4() {
+        let why = format!("{from} is of another family than {to}");
+        return Err(Error::Invalid { what: "address to connect from", why });
+    }
+    Ok(from)
+}
