@@ -1,7 +1,9 @@
 //! The synchronisation primitives of this crate: the standard ones, or loom's in a model.
 
 #[cfg(not(loom))]
-pub(crate) use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
+pub(crate) use parking_lot::{Mutex, MutexGuard};
+#[cfg(not(loom))]
+pub(crate) use spin::mutex::{SpinMutex as SpinLock, SpinMutexGuard as SpinGuard};
 #[cfg(not(any(loom, target_arch = "x86_64")))]
 use std::sync::atomic::fence;
 #[cfg(not(loom))]
@@ -9,7 +11,7 @@ pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
-    Mutex, MutexGuard,
+    Mutex, Mutex as SpinLock, MutexGuard, MutexGuard as SpinGuard,
     atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
@@ -54,33 +56,45 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 /// Locks. What a lock guards is kept consistent by not calling user code under it.
 ///
-/// Letting go of it is a plain store, which a mutex that puts its waiters to sleep cannot do: there whoever lets go must find
-/// out, with an atomic exchange, whether somebody sleeps. What is done under a lock is short, so who finds it taken
-/// looks again, and gives its core away, for longer and longer, should the holder not have one.
+/// Threads that look for messages take such a lock again as soon as they have let go of it. This one is handed over after
+/// half a millisecond, so that others get their turn.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     #[cfg(not(loom))]
-    return mutex.try_lock().unwrap_or_else(|| wait_for(mutex));
+    return mutex.lock();
     #[cfg(loom)]
     mutex.lock().unwrap()
 }
 
+/// Locks what nobody holds for long, or has again and again.
+///
+/// Letting go of it is a plain store, which a mutex that puts its waiters to sleep cannot do: there whoever lets go must find
+/// out, with an atomic exchange, whether somebody sleeps. Who finds it taken looks again, gives its core away, and sleeps at
+/// last, should the holder be of lower priority, to which yielding would mean nothing.
+#[inline]
+pub(crate) fn look_for<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
+    #[cfg(not(loom))]
+    return lock.try_lock().unwrap_or_else(|| wait_for(lock));
+    #[cfg(loom)]
+    lock.lock().unwrap()
+}
+
 #[cfg(not(loom))]
 #[cold]
-fn wait_for<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn wait_for<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
     let mut looks = 0;
     loop {
-        while mutex.is_locked() {
-            match looks {
-                0..SPINS => spin(),
-                SPINS..YIELDS => yield_now(),
-                // The holder may be of lower priority than this thread, to which yielding would mean nothing.
-                _ => std::thread::sleep(NAP),
-            }
-            looks += 1;
-        }
-        if let Some(guard) = mutex.try_lock() {
+        if let Some(guard) = lock.try_lock() {
             return guard;
+        }
+        looks += 1;
+        match looks {
+            0..SPINS => spin(),
+            SPINS..YIELDS => yield_now(),
+            _ => {
+                std::thread::sleep(NAP);
+                looks = 0;
+            }
         }
     }
 }

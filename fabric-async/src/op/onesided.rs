@@ -174,7 +174,6 @@ impl<'a, B: IoBuf, M: ThreadModel> Batchable<'a, M> for WriteRequest<'a, B, M> {
 
 impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for WriteRequest<'a, B, M> {
     fn prepare(&mut self, ep: &Endpoint<M>) -> Result<()> {
-        self.spec.more = true;
         batch::check(ep, self.ep, &self.spec, &self.buf)?;
         if self.places.are_plain() { Ok(()) } else { self.check() }
     }
@@ -189,12 +188,12 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for WriteRequest<'a,
         let (count, stopped) = batch::post_each(chunk, |request| {
             let Self { spec, places, buf, report, .. } = request;
             let route = report.route(quiet);
+            let more = SendSpec { more: true, ..spec };
             let posted = match places.several() {
-                None => posts.send(spec, buf, route),
-                Some(all) => posts.write_to(spec, all, buf, route),
+                None => posts.send(more, buf, route),
+                Some(all) => posts.write_to(more, all, buf, route),
             };
             let failed = posted.err()?;
-            let spec = SendSpec { more: false, ..spec };
             Some((Self { ep, spec, places, buf: failed.buf, report }, failed.error))
         });
         // A refusal says more than the end of a peer.

@@ -106,7 +106,6 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
         if self.permit.is_some() {
             return Err(Error::Invalid { what: "batch", why: "a request has a permit of its own".into() });
         }
-        self.spec.more = true;
         batch::check(ep, self.ep, &self.spec, &self.buf)
     }
 
@@ -119,8 +118,7 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
         let mut posts = ep.inner.domain.core.batch(ep.inner.id);
         let (count, stopped) = batch::post_each(chunk, |request| {
             let Self { spec, buf, report, .. } = request;
-            let failed = posts.send(spec, buf, report.route(quiet)).err()?;
-            let spec = SendSpec { more: false, ..spec };
+            let failed = posts.send(SendSpec { more: true, ..spec }, buf, report.route(quiet)).err()?;
             Some((Self { ep, spec, buf: failed.buf, report, permit: None }, failed.error))
         });
         // A refusal says more than the end of a peer.

@@ -16,7 +16,7 @@ use fabric_core::buf::Payload;
 use fabric_core::provider::{AtOnce, Express, SendSpec};
 
 use super::outgoing::{Outgoing, PLAIN, Push};
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{SpinGuard, SpinLock, look_for};
 
 /// Places of the first chunk; each further one has twice as many.
 const FIRST: usize = 8;
@@ -38,10 +38,10 @@ pub(crate) struct Lanes {
 /// The place of a connection. Neighbours share no line, since others may send there.
 #[derive(Default)]
 #[repr(align(64))]
-struct Lane(Mutex<Option<Box<Outgoing>>>);
+struct Lane(SpinLock<Option<Box<Outgoing>>>);
 
 /// A connection, locked.
-pub(crate) struct Connection<'a>(MutexGuard<'a, Option<Box<Outgoing>>>);
+pub(crate) struct Connection<'a>(SpinGuard<'a, Option<Box<Outgoing>>>);
 
 impl Lanes {
     pub(crate) fn new(longest: usize) -> Self {
@@ -50,7 +50,7 @@ impl Lanes {
 
     /// The connection at this index, if there is one.
     pub(crate) fn lock(&self, index: usize) -> Option<Connection<'_>> {
-        let place = lock(&self.place(index)?.0);
+        let place = look_for(&self.place(index)?.0);
         place.is_some().then_some(Connection(place))
     }
 
@@ -59,11 +59,11 @@ impl Lanes {
         let (chunk, at) = Self::locate(index);
         let places =
             self.chunks[chunk].get_or_init(|| (0..FIRST << chunk).map(|_| Lane::default()).collect());
-        *lock(&places[at].0) = Some(Box::new(outgoing));
+        *look_for(&places[at].0) = Some(Box::new(outgoing));
     }
 
     pub(crate) fn remove(&self, index: usize) -> Option<Box<Outgoing>> {
-        lock(&self.place(index)?.0).take()
+        look_for(&self.place(index)?.0).take()
     }
 
     #[inline]
@@ -86,11 +86,12 @@ impl Lanes {
             return AtOnce::No;
         }
         let Some(place) = self.place(spec.peer.index()) else { return AtOnce::No };
-        let mut place = lock(&place.0);
+        let mut place = look_for(&place.0);
         let Some(outgoing) = place.as_deref_mut().filter(|outgoing| outgoing.addr == spec.peer) else {
             return AtOnce::No;
         };
-        // What fails, or finds the peer closed, is tried again on the other way, and fails there.
+        // What fails, or finds the peer closed, is tried again on the other way, and fails there. So nothing is tried here
+        // that can find the peer closed after it was done.
         if act(outgoing) != Some(Push::Done) {
             return AtOnce::No;
         }
@@ -107,10 +108,13 @@ impl Express for Lanes {
             return self.at_once(spec, |outgoing| Some(outgoing.plain_now(bytes)));
         }
         let len = payload.len();
-        if len > self.longest || spec.fence {
+        if len > self.longest || spec.fence || spec.more {
             return AtOnce::No;
         }
         self.at_once(spec, |outgoing| {
+            if outgoing.tells(spec) {
+                return None;
+            }
             let pushed = outgoing.send_now(spec, payload).ok()?;
             if pushed == Push::Done {
                 outgoing.count(spec.kind, len);
@@ -124,6 +128,9 @@ impl Express for Lanes {
             return AtOnce::No;
         }
         self.at_once(spec, |outgoing| {
+            if outgoing.tells(spec) {
+                return None;
+            }
             let pushed = outgoing.atomic_now(spec, operands, result).ok()?;
             if pushed == Push::Done {
                 outgoing.count(spec.kind, spec.remote.map_or(0, |remote| remote.len));

@@ -191,6 +191,16 @@ impl Outgoing {
         }
     }
 
+    /// Whether the peer is to hear of this access, which it may have closed to.
+    pub(crate) fn tells(&mut self, spec: &SendSpec) -> bool {
+        match (&mut self.link, &spec.remote) {
+            (Link::Live(wires), Some(remote)) => {
+                wires.windows.get(remote.key).is_some_and(|window| window.tells(spec))
+            }
+            _ => false,
+        }
+    }
+
     /// Counts what was done without the domain.
     #[inline]
     pub(crate) fn count(&mut self, kind: OpKind, len: usize) {
