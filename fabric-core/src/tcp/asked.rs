@@ -36,7 +36,8 @@ enum Answer {
 
 #[derive(Debug)]
 struct Waiting {
-    op: OpKey,
+    /// Nothing when it was given up: the peer answers all the same.
+    op: Option<OpKey>,
     spec: SendSpec,
     len: usize,
 }
@@ -51,7 +52,7 @@ impl Asked {
     /// A frame has left, or will, that is acknowledged: then this operation ends.
     pub fn expect_ack(&mut self, op: OpKey, spec: SendSpec, len: usize, host: &mut dyn Host) {
         self.is_sending = false;
-        let waiting = Waiting { op, spec, len };
+        let waiting = Waiting { op: Some(op), spec, len };
         match self.early.take() {
             Some(verdict) => waiting.end(host, verdict),
             None => self.acks.push_back(waiting),
@@ -60,7 +61,7 @@ impl Asked {
 
     /// A question has left, or will, for so many bytes, which are to be placed in the buffer of this operation.
     pub fn expect_answer(&mut self, op: OpKey, spec: SendSpec, len: usize) {
-        self.answers.push_back(Answer::Op(Waiting { op, spec, len }));
+        self.answers.push_back(Answer::Op(Waiting { op: Some(op), spec, len }));
     }
 
     /// A question has left, or will, for so many bytes of a message that is being fetched.
@@ -80,8 +81,19 @@ impl Asked {
             Answer::Op(waiting) => Some(waiting),
             Answer::Piece(_) => None,
         });
-        for waiting in self.acks.drain(..).chain(answers) {
-            host.complete(waiting.op, Outcome::failed(error.clone()));
+        for op in self.acks.drain(..).chain(answers).filter_map(|waiting| waiting.op) {
+            host.complete(op, Outcome::failed(error.clone()));
+        }
+    }
+
+    /// All operations end with this error. What the peer still says to them is waited for, and means nothing.
+    pub fn disown(&mut self, host: &mut dyn Host, error: &Error) {
+        let answers = self.answers.iter_mut().filter_map(|answer| match answer {
+            Answer::Op(waiting) => Some(waiting),
+            Answer::Piece(_) => None,
+        });
+        for op in self.acks.iter_mut().chain(answers).filter_map(|waiting| waiting.op.take()) {
+            host.complete(op, Outcome::failed(error.clone()));
         }
     }
 
@@ -127,7 +139,9 @@ impl Asked {
     /// Bytes of the answer that has begun, from position `at` on. False when they are those of a message.
     pub(super) fn place(&self, at: usize, bytes: &[u8], host: &mut dyn Host) -> bool {
         let Some(Answer::Op(first)) = self.answers.front() else { return false };
-        host.place(first.op, at, &bytes, 0, bytes.len());
+        if let Some(op) = first.op {
+            host.place(op, at, &bytes, 0, bytes.len());
+        }
         true
     }
 
@@ -144,7 +158,7 @@ impl Asked {
 
 impl Waiting {
     fn end(self, host: &mut dyn Host, denied: Verdict) {
-        let Self { op, spec, len } = self;
+        let Self { op: Some(op), spec, len } = self else { return };
         let outcome = match denied {
             None => Outcome::ok(Transfer::sent(len, spec.tag)),
             Some((row, why)) => {

@@ -121,10 +121,10 @@ impl Inbox {
         self.has_tags = false;
     }
 
-    /// What it needs to know to serve the memory of this side: the endpoint, and whether that wants to hear of everything
+    /// What it needs to know to serve the memory of this side: the endpoint, whether peers may reach memory through it, and whether it wants to hear of everything
     /// that is done to it.
-    pub fn serve(&mut self, ep: EpId, heeds: bool) {
-        (self.replies.ep, self.replies.heeds) = (ep, heeds);
+    pub fn serve(&mut self, ep: EpId, is_target: bool, heeds: bool) {
+        (self.replies.ep, self.replies.is_target, self.replies.heeds) = (ep, is_target, heeds);
     }
 
     /// The peer is one of this library, and understands what no other does.

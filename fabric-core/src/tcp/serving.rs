@@ -38,7 +38,7 @@ pub(super) struct Spot {
 }
 
 /// Checks all places of an operation.
-pub(super) fn find(rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Refusal> {
+fn find(rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Refusal> {
     let mut spots = Vec::with_capacity(rows.len());
     for (number, row) in rows.iter().enumerate() {
         let place = row.place();
@@ -56,6 +56,8 @@ pub struct Replies {
     pub(super) ep: EpId,
     /// The endpoint wants to hear of everything that peers do.
     pub(super) heeds: bool,
+    /// Peers may reach memory of its domain.
+    pub(super) is_target: bool,
     /// The peer understands why something is refused.
     pub(super) is_kin: bool,
     /// Messages that the peer may read where they lie.
@@ -100,7 +102,7 @@ impl Replies {
     #[must_use]
     pub(super) fn new() -> Self {
         let (offers, queue) = (Offers::default(), VecDeque::new());
-        Self { ep: EpId(0), heeds: false, is_kin: false, offers, queue, begun: None }
+        Self { ep: EpId(0), heeds: false, is_target: false, is_kin: false, offers, queue, begun: None }
     }
 
     /// Whether nothing is owed.
@@ -148,13 +150,21 @@ impl Replies {
         self.queue.push_back(Reply::Refused(refusal));
     }
 
+    /// Checks all places of an operation.
+    pub(super) fn find(&self, rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Refusal> {
+        if !self.is_target && rows.len() > 0 {
+            return Err(Refusal { asked: kind.fills(), row: 0, why: Denied::Unknown });
+        }
+        find(rows, kind, host)
+    }
+
     /// A question for these places.
     pub(super) fn question(&mut self, rows: &Rows, host: &dyn Host) -> Result<(), Broken> {
         if let Some(parts) = self.offers.find(rows) {
             self.queue.push_back(Reply::Offered(parts?));
             return Ok(());
         }
-        match find(rows, OpKind::Read, host) {
+        match self.find(rows, OpKind::Read, host) {
             Ok(spots) => self.queue.push_back(Reply::Places(spots)),
             Err(refusal) if self.is_kin => self.queue.push_back(Reply::Refused(refusal)),
             Err(_) => return Err(NOT_ITS),

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use crate::FiAddr;
-use crate::atomic::{AtomicCall, AtomicSpec};
+use crate::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC};
 use crate::completion::{OpKind, Transfer};
 use crate::mr::{Denied, Memory, execute};
 use crate::provider::{Deed, Host, Remote};
 
-use super::serving::{NOT_ITS, Replies, Spot, find, is_there};
+use super::serving::{NOT_ITS, Replies, Spot, is_there};
 use super::{Broken, Frame, Owed, Refusal, Rows};
 
 /// A write that has begun to arrive.
@@ -67,7 +67,7 @@ impl Write {
         if rows.total() != Some(frame.payload) {
             return Err(Broken("a write whose places are not as long as its bytes"));
         }
-        let (spots, refusal) = match find(rows, OpKind::Write, host) {
+        let (spots, refusal) = match replies.find(rows, OpKind::Write, host) {
             Ok(spots) => (spots, None),
             Err(refusal) if replies.is_kin && frame.owes().is_some() => (Vec::new(), Some(refusal)),
             Err(_) => return Err(NOT_ITS),
@@ -179,9 +179,13 @@ pub(super) fn atomic(
     host: &mut dyn Host,
 ) -> Result<Step, Broken> {
     let Some(row) = rows.first().filter(|_| replies.is_kin) else { return Err(NOT_ITS) };
+    let region = |key| host.region(key).filter(|_| replies.is_target);
     let answers = atomic.call != AtomicCall::Base;
     let kind = if answers { OpKind::FetchAtomic } else { OpKind::Atomic };
     let remote = Remote { atomic: Some(atomic), ..row.place() };
+    if remote.len > MAX_ATOMIC {
+        return Err(Broken("an atomic operation on more than there may be"));
+    }
     let brings = if atomic.call == AtomicCall::Compare { 2 * remote.len } else { remote.len };
     if brings != bytes.len() || !remote.len.is_multiple_of(atomic.datatype.size()) {
         return Err(Broken("an atomic operation with other operands than it takes"));
@@ -190,7 +194,7 @@ pub(super) fn atomic(
     if answers == owes.is_some() {
         return Err(Broken("an atomic operation that wants another answer than it gets"));
     }
-    let (region, at) = match Denied::check(host.region(remote.key), kind, &remote, remote.len) {
+    let (region, at) = match Denied::check(region(remote.key), kind, &remote, remote.len) {
         Ok(found) => found,
         Err(why) => {
             let refusal = Refusal { asked: answers, row: 0, why };

@@ -68,7 +68,9 @@ impl Receiver {
             regions.insert(memory, access, Some(key), false).unwrap();
         }
         maps.regions = Some(regions);
-        Self { rx: RxContext::new(EpId(0), budget, pool), inbox: Inbox::new(order), maps, ops: 0 }
+        let mut inbox = Inbox::new(order);
+        inbox.serve(EpId(0), true, false);
+        Self { rx: RxContext::new(EpId(0), budget, pool), inbox, maps, ops: 0 }
     }
 
     /// The same where RXM is spoken, and packets must quote this.

@@ -373,7 +373,7 @@ fn data_is_told_once_and_waited_for() {
     assert_eq!((key, deed, transfer.len, transfer.data), (KEY, Deed::Write, 4, Some(77)));
     // Who wants to hear of everything hears of each place, and of data with the last.
     owner.maps.told.clear();
-    owner.inbox.serve(fabric_core::provider::EpId(0), true);
+    owner.inbox.serve(fabric_core::provider::EpId(0), true, true);
     owner.take(&stream).unwrap();
     owner.take(&read(&[place(KEY, 0, 3)])).unwrap();
     owner.answers(&mut Outbox::new(Order::Little), 1 << 16).unwrap();

@@ -215,7 +215,10 @@ impl Link {
         let (used, held) = match self.inbox.take(&scratch[..have], who, rx, host) {
             Ok(taken) => {
                 self.is_fresh = taken.is_full;
-                if !self.is_deaf && !self.is_cut {
+                if self.is_deaf || self.is_cut {
+                    // Nobody is answered any more, however much is asked.
+                    self.inbox.replies.give_up();
+                } else {
                     taken.owed.into_iter().for_each(|owed| self.outbox.acknowledge(owed));
                     taken.fetched.into_iter().for_each(|message| self.outbox.fetched(message));
                 }

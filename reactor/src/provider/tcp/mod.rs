@@ -294,9 +294,7 @@ impl ProviderDomain for TcpDomain {
         let place = (place(info, at)?, Tuning::of(&self.options, info)?);
         let dialect = if info.ep.protocol == Some(Protocol::Rxm) { Dialect::Rxm } else { Dialect::Native };
         let mut opened = Endpoint::open(ep, place, self.wait.clone(), receiving, self.io.ring()?, dialect)?;
-        if info.caps.contains(Caps::RMA_EVENT) {
-            opened.heed();
-        }
+        opened.serve(info.caps);
         let name = opened.name().clone();
         self.add(opened);
         Ok(name)
@@ -323,9 +321,8 @@ impl ProviderDomain for TcpDomain {
         receiving: Receiving<'_>,
     ) -> Result<()> {
         let parts = (self.wait.clone(), receiving, self.io.ring()?);
-        let heeds = info.caps.contains(Caps::RMA_EVENT);
         let tuning = Tuning::of(&self.options, info)?;
-        let opened = Endpoint::single(host, (ep, heeds, tuning), meeting, parts)?;
+        let opened = Endpoint::single(host, (ep, info.caps, tuning), meeting, parts)?;
         self.add(opened);
         Ok(())
     }

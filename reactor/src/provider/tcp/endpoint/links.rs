@@ -26,7 +26,7 @@ impl Endpoint {
         let watch = (self.wait.clone(), token);
         let mut link = Link::new((peer, key), socket, watch, spoken, rest, self.ring.clone());
         link.instance = instance;
-        link.serve(self.id, self.heeds);
+        link.serve(self.id, self.is_target, self.heeds);
         link.rewatch();
         let name = self.peers[peer].name.clone();
         if matches!(self.role, Role::Single(_)) {

@@ -25,6 +25,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric_core::flags::Caps;
 use fabric_core::provider::{EpId, Host, WaitSet};
 use fabric_core::rx::{ReceiveSide, Receiving};
 use fabric_core::stats::ProviderStats;
@@ -153,7 +154,8 @@ pub(crate) struct Endpoint {
     pub(super) is_attended: bool,
     /// Where connections listen and are sent on, unless epoll does that.
     ring: Option<SharedRing>,
-    /// It wants to hear of everything that peers do to memory of its domain.
+    /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
+    is_target: bool,
     heeds: bool,
 }
 
@@ -205,13 +207,14 @@ impl Endpoint {
             clock: None,
             is_attended: false,
             ring,
+            is_target: false,
             heeds: false,
         })
     }
 
-    /// It wants to hear of everything that peers do to memory of its domain.
-    pub(crate) fn heed(&mut self) {
-        self.heeds = true;
+    /// What it was opened for, as to memory of its domain.
+    pub(crate) fn serve(&mut self, caps: Caps) {
+        (self.is_target, self.heeds) = (caps.is_rma_target(), caps.contains(Caps::RMA_EVENT));
     }
 
     /// Listens, and says where.

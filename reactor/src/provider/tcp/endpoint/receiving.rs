@@ -79,7 +79,15 @@ impl Endpoint {
         if let Some(at) = self.route(addr) {
             self.routes[addr.index()] = None;
             self.peers[at].addr = None;
-            self.fail_sends(host, at, &Error::StaleAddress(addr));
+            let stale = Error::StaleAddress(addr);
+            self.fail_sends(host, at, &stale);
+            for (_, stage) in &mut self.stages {
+                if let Stage::Up(link) = stage
+                    && link.peer == at
+                {
+                    link.disown_asked(host, &stale);
+                }
+            }
             self.forget(at);
         }
     }

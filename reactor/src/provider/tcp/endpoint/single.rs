@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
+use fabric_core::flags::Caps;
 use fabric_core::provider::{EpId, Host, Joined, Meeting, WaitSet, Way};
 use fabric_core::rx::Receiving;
 use fabric_core::tcp::{Agreed, Dialect, Order};
@@ -33,7 +34,7 @@ pub(super) struct Single {
 impl Endpoint {
     pub(crate) fn single(
         host: &mut dyn Host,
-        (id, heeds, tuning): (EpId, bool, Tuning),
+        (id, caps, tuning): (EpId, Caps, Tuning),
         Meeting { number, peer: name, data, way }: Meeting<'_>,
         (wait, receiving, ring): (Arc<dyn WaitSet>, Receiving<'_>, Option<SharedRing>),
     ) -> Result<Self> {
@@ -41,7 +42,7 @@ impl Endpoint {
         let at = name.socket().filter(|_| name.scheme() == Scheme::Tcp).ok_or_else(wrong)?;
         let role = Role::Single(Single { peer: 0, over: None });
         let mut opened = Self::new(id, (any(at), tuning), role, (wait, receiving, ring))?;
-        opened.heeds = heeds;
+        opened.serve(caps);
         let sends = VecDeque::new();
         let peer = Peer {
             name: name.clone(),

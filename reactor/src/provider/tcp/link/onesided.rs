@@ -61,9 +61,14 @@ pub(super) fn fail_first(queue: &mut VecDeque<Sending>, host: &mut dyn Host, err
 }
 
 impl Link {
-    /// Whose memory it serves, and whether that endpoint wants to hear of everything that is done there.
-    pub(crate) fn serve(&mut self, ep: EpId, heeds: bool) {
-        self.inbox.serve(ep, heeds);
+    /// Whose memory it serves, if it does, and whether that endpoint wants to hear of everything that is done there.
+    pub(crate) fn serve(&mut self, ep: EpId, is_target: bool, heeds: bool) {
+        self.inbox.serve(ep, is_target, heeds);
+    }
+
+    /// Operations that were asked of a peer whose number is no longer valid end; what it answers is thrown away.
+    pub(crate) fn disown_asked(&mut self, host: &mut dyn Host, error: &Error) {
+        self.inbox.asked.disown(host, error);
     }
 
     /// Whether something is to be done here without news: questions to be answered, or bytes to be looked at.
