@@ -152,7 +152,7 @@ impl Replies {
 
     /// Checks all places of an operation.
     pub(super) fn find(&self, rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Refusal> {
-        if !self.is_target && rows.len() > 0 {
+        if !self.is_target && !rows.is_empty() {
             return Err(Refusal { asked: kind.fills(), row: 0, why: Denied::Unknown });
         }
         find(rows, kind, host)
