@@ -6,27 +6,6 @@ use crate::setup::Setup;
 use crate::station::pair;
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-const OPS: [AtomicOp; 19] = [
-    AtomicOp::Min,
-    AtomicOp::Max,
-    AtomicOp::Sum,
-    AtomicOp::Prod,
-    AtomicOp::Lor,
-    AtomicOp::Land,
-    AtomicOp::Bor,
-    AtomicOp::Band,
-    AtomicOp::Lxor,
-    AtomicOp::Bxor,
-    AtomicOp::Read,
-    AtomicOp::Write,
-    AtomicOp::Cswap,
-    AtomicOp::CswapNe,
-    AtomicOp::CswapLe,
-    AtomicOp::CswapLt,
-    AtomicOp::CswapGe,
-    AtomicOp::CswapGt,
-    AtomicOp::Mswap,
-];
 
 /// Every operation on this type, in every call: what is left and what comes back are what the arithmetic says.
 async fn all_of<T: AtomicType>(setup: &Setup, values: [T; 3]) {
@@ -34,7 +13,7 @@ async fn all_of<T: AtomicType>(setup: &Setup, values: [T; 3]) {
     let _moving = b.keep_moving();
     let region = b.domain.alloc(64, BOTH).unwrap();
     let (remote, size) = (region.remote(), T::DATATYPE.size());
-    for op in OPS {
+    for &op in AtomicOp::ALL {
         for (value, operand) in
             values.iter().flat_map(|value| values.iter().map(move |other| (*value, *other)))
         {

@@ -1,0 +1,109 @@
+//! Places in memory that several processors change at the same time.
+
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use super::{AtomicOp, Datatype};
+
+/// A place in memory that several processors change at the same time.
+#[derive(Clone, Copy, Debug)]
+pub enum Cell<'a> {
+    /// One byte.
+    One(&'a AtomicU8),
+    /// Two.
+    Two(&'a AtomicU16),
+    /// Four.
+    Four(&'a AtomicU32),
+    /// Eight.
+    Eight(&'a AtomicU64),
+}
+
+impl Cell<'_> {
+    /// Executes an operation here; returns the value that was there before. Sequentially consistent.
+    ///
+    /// # Panics
+    /// In debug builds, when the type has another size.
+    #[must_use]
+    pub fn execute(self, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
+        debug_assert_eq!(self.size(), datatype.size());
+        macro_rules! on {
+            ($cell:ident, $int:ty) => {{
+                // What the processor can do in one instruction; the type's sign does not matter for these.
+                let bits = operand as $int;
+                match op {
+                    AtomicOp::Read => return u64::from($cell.load(Ordering::SeqCst)),
+                    AtomicOp::Write => return u64::from($cell.swap(bits, Ordering::SeqCst)),
+                    AtomicOp::Sum if !datatype.is_float() => {
+                        return u64::from($cell.fetch_add(bits, Ordering::SeqCst));
+                    }
+                    AtomicOp::Bor => return u64::from($cell.fetch_or(bits, Ordering::SeqCst)),
+                    AtomicOp::Band => return u64::from($cell.fetch_and(bits, Ordering::SeqCst)),
+                    AtomicOp::Bxor => return u64::from($cell.fetch_xor(bits, Ordering::SeqCst)),
+                    _ => {}
+                }
+                let mut value = $cell.load(Ordering::SeqCst);
+                loop {
+                    let new = op.compute(datatype, u64::from(value), operand, comparand) as $int;
+                    match $cell.compare_exchange_weak(value, new, Ordering::SeqCst, Ordering::SeqCst) {
+                        Ok(old) => return u64::from(old),
+                        Err(changed) => value = changed,
+                    }
+                }
+            }};
+        }
+        match self {
+            Self::One(cell) => on!(cell, u8),
+            Self::Two(cell) => on!(cell, u16),
+            Self::Four(cell) => on!(cell, u32),
+            Self::Eight(cell) => on!(cell, u64),
+        }
+    }
+
+    fn size(self) -> usize {
+        match self {
+            Self::One(_) => 1,
+            Self::Two(_) => 2,
+            Self::Four(_) => 4,
+            Self::Eight(_) => 8,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::atomic::AtomicCall;
+
+    /// Every operation in a cell leaves what `compute` says and returns what was there: the short cuts as well.
+    #[test]
+    fn cells_do_what_is_computed() {
+        let values = [0u64, 1, 2, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, u64::MAX, 1 << 63, 0x3ff0_0000_0000_0000];
+        for &datatype in Datatype::ALL {
+            let mask = u64::MAX >> (64 - 8 * datatype.size());
+            for &op in AtomicOp::ALL {
+                for &call in AtomicCall::ALL {
+                    if !op.is_valid(datatype, call) {
+                        continue;
+                    }
+                    for (value, operand) in values.iter().flat_map(|v| values.iter().map(move |o| (*v, *o))) {
+                        let (value, operand) = (value & mask, operand & mask);
+                        let (one, two) = (AtomicU8::new(value as u8), AtomicU16::new(value as u16));
+                        let (four, eight) = (AtomicU32::new(value as u32), AtomicU64::new(value));
+                        let cell = match datatype.size() {
+                            1 => Cell::One(&one),
+                            2 => Cell::Two(&two),
+                            4 => Cell::Four(&four),
+                            _ => Cell::Eight(&eight),
+                        };
+                        assert_eq!(cell.execute(op, datatype, operand, 1), value, "{op:?} {datatype:?}");
+                        let left = cell.execute(AtomicOp::Read, datatype, 0, 0);
+                        assert_eq!(
+                            left,
+                            op.compute(datatype, value, operand, 1) & mask,
+                            "{op:?} {datatype:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What operations compute, on each type.
+//!
+//! Values travel as bit patterns in a `u64`, narrow ones in its low bits, so that one function serves all types.
+
+use super::{AtomicOp, Datatype};
+
+impl AtomicOp {
+    /// What becomes of `value`: bit patterns in, bit pattern out.
+    #[must_use]
+    pub fn compute(self, datatype: Datatype, value: u64, operand: u64, comparand: u64) -> u64 {
+        macro_rules! of {
+            ($($variant:ident => $type:ty),*) => {
+                match datatype {
+                    $(Datatype::$variant => {
+                        let [value, operand, comparand] = [value, operand, comparand].map(<$type as AtomicType>::from_bits);
+                        AtomicType::bits(<$type as Value>::compute(self, value, operand, comparand))
+                    })*
+                }
+            };
+        }
+        of!(I8 => i8, U8 => u8, I16 => i16, U16 => u16, I32 => i32, U32 => u32, I64 => i64, U64 => u64, F32 => f32, F64 => f64)
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A type that atomic operations work on.
+pub trait AtomicType:
+    sealed::Sealed + Copy + PartialEq + std::fmt::Debug + Send + Sync + Unpin + 'static
+{
+    /// Its name.
+    const DATATYPE: Datatype;
+    /// Its bit pattern.
+    fn bits(self) -> u64;
+    /// The value of a bit pattern; the high bits are ignored.
+    fn from_bits(bits: u64) -> Self;
+}
+
+/// How operations compute on a type.
+trait Value: AtomicType + PartialOrd {
+    const ZERO: Self;
+    const ONE: Self;
+    fn sum(self, other: Self) -> Self;
+    fn prod(self, other: Self) -> Self;
+
+    fn truth(self) -> bool {
+        self != Self::ZERO
+    }
+
+    fn compute(op: AtomicOp, value: Self, operand: Self, comparand: Self) -> Self {
+        let logical = |truth| if truth { Self::ONE } else { Self::ZERO };
+        let swap = |yes| if yes { operand } else { value };
+        let bits = <Self as AtomicType>::from_bits;
+        match op {
+            AtomicOp::Min => swap(operand < value),
+            AtomicOp::Max => swap(operand > value),
+            AtomicOp::Sum => value.sum(operand),
+            AtomicOp::Prod => value.prod(operand),
+            AtomicOp::Lor => logical(value.truth() || operand.truth()),
+            AtomicOp::Land => logical(value.truth() && operand.truth()),
+            AtomicOp::Lxor => logical(value.truth() != operand.truth()),
+            AtomicOp::Bor => bits(value.bits() | operand.bits()),
+            AtomicOp::Band => bits(value.bits() & operand.bits()),
+            AtomicOp::Bxor => bits(value.bits() ^ operand.bits()),
+            AtomicOp::Read => value,
+            AtomicOp::Write => operand,
+            AtomicOp::Cswap => swap(comparand == value),
+            AtomicOp::CswapNe => swap(comparand != value),
+            AtomicOp::CswapLe => swap(comparand <= value),
+            AtomicOp::CswapLt => swap(comparand < value),
+            AtomicOp::CswapGe => swap(comparand >= value),
+            AtomicOp::CswapGt => swap(comparand > value),
+            AtomicOp::Mswap => bits(operand.bits() & comparand.bits() | value.bits() & !comparand.bits()),
+        }
+    }
+}
+
+macro_rules! types {
+    ($($type:ident $variant:ident $bits:ty, |$a:ident, $b:ident| $sum:expr, $prod:expr, |$value:ident| $to:expr, |$from:ident| $of:expr;)*) => {$(
+        impl sealed::Sealed for $type {}
+        impl AtomicType for $type {
+            const DATATYPE: Datatype = Datatype::$variant;
+            fn bits(self) -> u64 {
+                let $value = self;
+                u64::from($to)
+            }
+            fn from_bits(bits: u64) -> Self {
+                let $from = bits as $bits;
+                $of
+            }
+        }
+        impl Value for $type {
+            const ZERO: Self = 0 as $type;
+            const ONE: Self = 1 as $type;
+            fn sum(self, $b: Self) -> Self {
+                let $a = self;
+                $sum
+            }
+            fn prod(self, $b: Self) -> Self {
+                let $a = self;
+                $prod
+            }
+        }
+    )*};
+}
+
+types! {
+    i8 I8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    u8 U8 u8, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
+    i16 I16 u16, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    u16 U16 u16, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
+    i32 I32 u32, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    u32 U32 u32, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
+    i64 I64 u64, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v.cast_unsigned(), |bits| bits.cast_signed();
+    u64 U64 u64, |a, b| a.wrapping_add(b), a.wrapping_mul(b), |v| v, |bits| bits;
+    f32 F32 u32, |a, b| a + b, a * b, |v| v.to_bits(), |bits| f32::from_bits(bits);
+    f64 F64 u64, |a, b| a + b, a * b, |v| v.to_bits(), |bits| f64::from_bits(bits);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run<T: AtomicType>(op: AtomicOp, value: T, operand: T, comparand: T) -> T {
+        T::from_bits(op.compute(T::DATATYPE, value.bits(), operand.bits(), comparand.bits()))
+    }
+
+    #[test]
+    fn signs_and_widths_are_those_of_the_type() {
+        assert_eq!(run(AtomicOp::Min, -1i8, 1, 0), -1);
+        assert_eq!(run(AtomicOp::Min, 0xffu8, 1, 0), 1);
+        assert_eq!(run(AtomicOp::Max, -1i32, 1, 0), 1);
+        assert_eq!(run(AtomicOp::Sum, u16::MAX, 2, 0), 1);
+        assert_eq!(run(AtomicOp::Sum, i64::MAX, 1, 0), i64::MIN);
+        assert_eq!(run(AtomicOp::Prod, 200u8, 2, 0), 144);
+        assert_eq!(run(AtomicOp::Sum, 0.5f32, 0.25, 0.0), 0.75);
+        assert_eq!(run(AtomicOp::Max, -0.5f64, -1.5, 0.0), -0.5);
+        assert_eq!(run(AtomicOp::Prod, 3.0f64, -2.0, 0.0), -6.0);
+        assert_eq!(run(AtomicOp::Lor, 0.0f32, -0.0, 0.0), 0.0, "a negative zero is false");
+        assert_eq!(run(AtomicOp::Land, 7i16, -3, 0), 1);
+        assert_eq!(run(AtomicOp::Lxor, 7u32, 9, 0), 0);
+        assert_eq!(run(AtomicOp::Bxor, 0b1100u8, 0b1010, 0), 0b0110);
+    }
+
+    /// The comparand stands on the left: `FI_CSWAP_LT` swaps when it is less than the value.
+    #[test]
+    fn comparing_swaps_say_whose_side_they_are_on() {
+        for (op, below, equal, above) in [
+            (AtomicOp::Cswap, false, true, false),
+            (AtomicOp::CswapNe, true, false, true),
+            (AtomicOp::CswapLt, true, false, false),
+            (AtomicOp::CswapLe, true, true, false),
+            (AtomicOp::CswapGt, false, false, true),
+            (AtomicOp::CswapGe, false, true, true),
+        ] {
+            for (comparand, swapped) in [(-2, below), (-1, equal), (0, above)] {
+                assert_eq!(run(op, -1i64, 9, comparand) == 9, swapped, "{op:?} with {comparand}");
+            }
+        }
+        assert_eq!(run(AtomicOp::Mswap, 0xf0u8, 0x0f, 0x3c), 0xcc);
+    }
+}
