@@ -105,6 +105,17 @@ impl Info {
             rx: RxAttr::default(),
         }
     }
+
+    /// This offer under manual and under automatic progress, in this order: who states no wish gets the first. For providers
+    /// that leave progress to the engine, and serve both equally well.
+    #[must_use]
+    pub fn under_either_progress(self) -> [Self; 2] {
+        [Progress::Manual, Progress::Auto].map(|progress| {
+            let mut info = self.clone();
+            (info.domain.control_progress, info.domain.data_progress) = (progress, progress);
+            info
+        })
+    }
 }
 
 /// Whether a domain may be opened from `info` in a fabric of this provider and name.

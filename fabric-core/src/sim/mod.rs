@@ -40,7 +40,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
-use crate::info::{AvType, EpType, Info, Progress, Protocol, Version};
+use crate::info::{AvType, EpType, Info, Protocol, Version};
 use crate::mr::{LocalMemory, Memory};
 use crate::provider::{Provider, ProviderDomain, WaitSet};
 
@@ -77,7 +77,7 @@ impl Provider for SimProvider {
     }
 
     fn offers(&self) -> Vec<Info> {
-        [Progress::Manual, Progress::Auto].map(offer).into()
+        offer().under_either_progress().into()
     }
 
     fn alloc(&self, len: usize, _: Access) -> Result<Arc<dyn Memory>> {
@@ -99,13 +99,11 @@ impl Provider for SimProvider {
     }
 }
 
-fn offer(progress: Progress) -> Info {
+fn offer() -> Info {
     let mut info = Info::template(NAME, NAME, NAME);
     info.caps = CAPS;
     info.fabric.provider_version = Version::new(0, 1);
 
-    info.domain.control_progress = progress;
-    info.domain.data_progress = progress;
     info.domain.av_type = Some(AvType::Table);
     info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
     info.domain.cq_data_size = 8;

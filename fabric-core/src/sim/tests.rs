@@ -3,7 +3,7 @@
 use super::config::Draw;
 use super::*;
 use crate::address::Address;
-use crate::info::{Hints, Threading, select};
+use crate::info::{Hints, Progress, Threading, select};
 
 fn address(text: &str) -> Address {
     text.parse().unwrap()

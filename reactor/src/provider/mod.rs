@@ -2,6 +2,7 @@
 //! `fabric-core` (`address.rs`, `info/level.rs`).
 
 mod net;
+mod offers;
 pub(crate) mod origin;
 pub mod shm;
 pub mod tcp;
@@ -9,7 +10,6 @@ pub mod udp;
 
 use fabric_core::provider::Provider;
 use fabric_core::sim::SimProvider;
-
 use fabric_core::{Error, Result};
 
 static PROVIDERS: [&dyn Provider; 4] =

@@ -51,8 +51,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
-use fabric_core::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
-use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
+use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
+use fabric_core::info::{Info, Protocol};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::{Memory, Reached};
 use fabric_core::provider::{
@@ -63,6 +63,7 @@ use fabric_core::stats::ProviderStats;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
+use crate::provider::offers;
 use crate::provider::origin::Origin;
 
 use area::Lent;
@@ -86,74 +87,25 @@ const ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::WAR)
     .union(MsgOrder::WAW);
 
-/// Buffers of a vector: far below where walking them would be felt.
-const IOV_LIMIT: usize = 64;
+/// Places of a one-sided operation: far below where walking them would be felt.
+const PLACES: usize = 64;
 
 impl Provider for ShmProvider {
     fn name(&self) -> &'static str {
         "shm"
     }
 
-    /// Twice the same, under manual and under automatic progress: who states no wish gets the first.
     fn offers(&self) -> Vec<Info> {
-        let mut info = Info::template("shm", "shm", "shm");
-        info.fabric.provider_version = Version::new(0, 1);
-        info.caps = Caps::MSG
-            | Caps::TAGGED
-            | Caps::SEND
-            | Caps::RECV
-            | Caps::DIRECTED_RECV
-            | Caps::MULTI_RECV
-            | Caps::TAGGED_MULTI_RECV
-            | Caps::SOURCE
-            | Caps::RMA
-            | Caps::ATOMIC
-            | Caps::RMA_DIRECTIONS
-            | Caps::RMA_EVENT
-            | Caps::FENCE
-            | Caps::LOCAL_COMM;
-        info.domain.caps = Caps::LOCAL_COMM;
-        info.domain.av_type = Some(AvType::Table);
-        info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
-        info.domain.mr_key_size = 8;
-        info.domain.cq_data_size = 8;
-        info.domain.cq_cnt = 1024;
-        info.domain.ep_cnt = 1024;
-        info.domain.tx_ctx_cnt = 1024;
-        info.domain.rx_ctx_cnt = 1024;
-        info.domain.max_ep_tx_ctx = 1;
-        info.domain.max_ep_rx_ctx = 1;
-        info.domain.max_ep_srx_ctx = 1024;
-        info.domain.cntr_cnt = 1024;
-        info.domain.mr_iov_limit = 1;
-        info.domain.mr_cnt = 1 << 16;
-        info.ep.ep_type = EpType::Rdm;
+        let mut info = offers::reliable("shm", Caps::LOCAL_COMM);
         info.ep.protocol = Some(Protocol::Shm);
         info.ep.protocol_version = u32::from(handshake::VERSION);
         info.ep.max_msg_size = incoming::MAX_MESSAGE;
-        info.ep.mem_tag_format = u64::MAX;
-        info.ep.max_order_raw_size = usize::MAX;
         info.ep.max_order_war_size = usize::MAX;
-        info.ep.max_order_waw_size = usize::MAX;
-        info.ep.tx_ctx_cnt = 1;
-        info.ep.rx_ctx_cnt = 1;
-        info.tx.op_flags = OpFlags::COMPLETION
-            | OpFlags::INJECT_COMPLETE
-            | OpFlags::TRANSMIT_COMPLETE
-            | OpFlags::MATCH_COMPLETE
-            | OpFlags::DELIVERY_COMPLETE;
-        info.rx.op_flags = OpFlags::COMPLETION;
+        info.tx.op_flags |= OpFlags::TRANSMIT_COMPLETE | OpFlags::MATCH_COMPLETE | OpFlags::DELIVERY_COMPLETE;
         info.tx.msg_order = ORDER;
-        info.tx.inject_size = 4096;
-        info.tx.size = 1024;
-        info.tx.iov_limit = IOV_LIMIT;
-        info.tx.rma_iov_limit = IOV_LIMIT;
+        info.tx.rma_iov_limit = PLACES;
         info.rx.msg_order = ORDER;
-        info.rx.size = 1024;
-        info.rx.iov_limit = IOV_LIMIT;
-        let mut auto = info.clone();
-        (auto.domain.control_progress, auto.domain.data_progress) = (Progress::Auto, Progress::Auto);
-        vec![info, auto]
+        info.under_either_progress().into()
     }
 
     fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn Memory>> {

@@ -25,8 +25,8 @@ use std::sync::Arc;
 
 use fabric_core::buf::{AnyBuf, Payload, PooledBuf};
 use fabric_core::completion::Outcome;
-use fabric_core::flags::{Access, Caps, MrMode, MsgOrder, OpFlags};
-use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
+use fabric_core::flags::{Access, Caps, MsgOrder, OpFlags};
+use fabric_core::info::{EpType, Info, Protocol};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::{LocalMemory, Memory};
 use fabric_core::provider::{
@@ -39,6 +39,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
 
 use crate::provider::net::Tuning;
+use crate::provider::offers;
 use crate::provider::origin::Origin;
 
 use endpoint::{Endpoint, Token};
@@ -54,9 +55,8 @@ impl Provider for TcpProvider {
         "tcp"
     }
 
-    /// Twice the same for any network, under manual and under automatic progress: who states no wish gets the first.
-    /// Behind them the same for each network this machine is in, behind those all of it for connected endpoints, and last all
-    /// of the first kind for endpoints that ask in RXM.
+    /// First what any network allows. Behind it the same for each network this machine is in, behind those all of it for
+    /// connected endpoints, and last all of the first kind for endpoints that ask in RXM.
     fn offers(&self) -> Vec<Info> {
         let any = offer();
         let of = |network: Network| {
@@ -67,7 +67,7 @@ impl Provider for TcpProvider {
             info
         };
         let offers = std::iter::once(any.clone()).chain(networks::all().into_iter().map(of));
-        let native: Vec<_> = offers.flat_map(|info| [info.clone(), automatic(info)]).collect();
+        let native: Vec<_> = offers.flat_map(Info::under_either_progress).collect();
         let connected: Vec<_> = native.iter().cloned().map(connected).collect();
         let rxm: Vec<_> = native.iter().cloned().map(layered).collect();
         [native, connected, rxm].concat()
@@ -94,61 +94,18 @@ const ORDER: MsgOrder = MsgOrder::RAR
     .union(MsgOrder::SAW)
     .union(MsgOrder::SAS);
 
-/// What every network allows, under manual progress.
+/// What every network allows.
 fn offer() -> Info {
-    let mut info = Info::template("tcp", "tcp", "tcp");
-    info.fabric.provider_version = Version::new(0, 1);
-    info.caps = Caps::MSG
-        | Caps::TAGGED
-        | Caps::SEND
-        | Caps::RECV
-        | Caps::DIRECTED_RECV
-        | Caps::MULTI_RECV
-        | Caps::TAGGED_MULTI_RECV
-        | Caps::SOURCE
-        | Caps::FENCE
-        | Caps::RMA
-        | Caps::ATOMIC
-        | Caps::RMA_DIRECTIONS
-        | Caps::RMA_EVENT
-        | Caps::LOCAL_COMM
-        | Caps::REMOTE_COMM;
-    info.domain.caps = Caps::LOCAL_COMM | Caps::REMOTE_COMM;
-    info.domain.av_type = Some(AvType::Table);
-    info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
-    info.domain.mr_key_size = 8;
-    info.domain.cq_data_size = 8;
-    info.domain.cq_cnt = 1024;
-    info.domain.ep_cnt = 1024;
-    info.domain.tx_ctx_cnt = 1024;
-    info.domain.rx_ctx_cnt = 1024;
-    info.domain.max_ep_tx_ctx = 1;
-    info.domain.max_ep_rx_ctx = 1;
-    info.domain.max_ep_srx_ctx = 1024;
-    info.domain.cntr_cnt = 1024;
-    info.domain.mr_iov_limit = 1;
-    info.domain.mr_cnt = 1 << 16;
-    info.ep.ep_type = EpType::Rdm;
+    let mut info = offers::reliable("tcp", Caps::LOCAL_COMM | Caps::REMOTE_COMM);
     info.ep.protocol = Some(Protocol::Tcp);
     info.ep.protocol_version = 3;
     info.ep.max_msg_size = MAX_MESSAGE;
-    info.ep.mem_tag_format = u64::MAX;
-    info.ep.max_order_raw_size = usize::MAX;
-    info.ep.max_order_waw_size = usize::MAX;
-    info.ep.tx_ctx_cnt = 1;
-    info.ep.rx_ctx_cnt = 1;
     // A message counts as sent when this machine's network has taken it, and as delivered when the peer's endpoint has said
     // that it has all of it. When a receive takes it nobody says.
-    info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::DELIVERY_COMPLETE;
-    info.rx.op_flags = OpFlags::COMPLETION;
+    info.tx.op_flags |= OpFlags::DELIVERY_COMPLETE;
     info.tx.msg_order = ORDER;
-    info.tx.inject_size = 4096;
-    info.tx.size = 1024;
-    info.tx.iov_limit = 64;
     info.tx.rma_iov_limit = MOST_ROWS;
     info.rx.msg_order = ORDER;
-    info.rx.size = 1024;
-    info.rx.iov_limit = 64;
     info
 }
 
@@ -172,11 +129,6 @@ fn connected(mut info: Info) -> Info {
     info.domain.max_ep_srx_ctx = 0;
     info.ep.ep_type = EpType::Msg;
     info.ep.mem_tag_format = 0;
-    info
-}
-
-fn automatic(mut info: Info) -> Info {
-    (info.domain.control_progress, info.domain.data_progress) = (Progress::Auto, Progress::Auto);
     info
 }
 

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use fabric_core::buf::{Payload, PooledBuf};
 use fabric_core::completion::Outcome;
-use fabric_core::flags::{Caps, MrMode, OpFlags};
-use fabric_core::info::{AvType, EpType, Info, Progress, Protocol, Version};
+use fabric_core::flags::{Caps, OpFlags};
+use fabric_core::info::{EpType, Info, Protocol};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
 use fabric_core::rx::{Receiving, RxContext};
@@ -29,6 +29,7 @@ use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
 
 use crate::provider::net::Tuning;
+use crate::provider::offers;
 use crate::provider::origin::Origin;
 
 use batch::MAX_MESSAGE;
@@ -43,44 +44,15 @@ impl Provider for UdpProvider {
         "udp"
     }
 
-    /// Twice the same, under manual and under automatic progress: who states no wish gets the first.
     fn offers(&self) -> Vec<Info> {
-        let mut info = Info::template("udp", "udp", "udp");
-        info.fabric.provider_version = Version::new(0, 1);
-        info.caps = Caps::MSG
-            | Caps::MULTICAST
-            | Caps::SEND
-            | Caps::RECV
-            | Caps::SOURCE
-            | Caps::LOCAL_COMM
-            | Caps::REMOTE_COMM;
-        info.domain.caps = Caps::LOCAL_COMM | Caps::REMOTE_COMM;
-        info.domain.av_type = Some(AvType::Table);
-        info.domain.mr_mode = MrMode::SCALABLE;
-        info.domain.mr_key_size = 8;
-        info.domain.cq_cnt = 1024;
-        info.domain.ep_cnt = 1024;
-        info.domain.tx_ctx_cnt = 1024;
-        info.domain.rx_ctx_cnt = 1024;
-        info.domain.max_ep_tx_ctx = 1;
-        info.domain.max_ep_rx_ctx = 1;
-        info.domain.cntr_cnt = 1024;
+        let mut info = offers::offer("udp", Caps::MULTICAST | Caps::LOCAL_COMM | Caps::REMOTE_COMM);
         info.ep.ep_type = EpType::Dgram;
         info.ep.protocol = Some(Protocol::Udp);
         info.ep.max_msg_size = MAX_MESSAGE;
-        info.ep.tx_ctx_cnt = 1;
-        info.ep.rx_ctx_cnt = 1;
         // A datagram counts as transmitted when this machine's network has taken it.
-        info.tx.op_flags = OpFlags::COMPLETION | OpFlags::INJECT_COMPLETE | OpFlags::TRANSMIT_COMPLETE;
-        info.rx.op_flags = OpFlags::COMPLETION;
+        info.tx.op_flags |= OpFlags::TRANSMIT_COMPLETE;
         info.tx.inject_size = MAX_MESSAGE;
-        info.tx.size = 1024;
-        info.tx.iov_limit = 64;
-        info.rx.size = 1024;
-        info.rx.iov_limit = 64;
-        let mut auto = info.clone();
-        (auto.domain.control_progress, auto.domain.data_progress) = (Progress::Auto, Progress::Auto);
-        vec![info, auto]
+        info.under_either_progress().into()
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
