@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::mr::Denied;
 use crate::provider::{Host, OpKey, SendSpec};
 
-use super::{Broken, Refusal};
+use super::{Broken, Denial};
 
 /// What a connection waits for.
 #[derive(Debug, Default)]
@@ -101,9 +101,9 @@ impl Asked {
         self.heard(None, host)
     }
 
-    pub(super) fn refused(&mut self, refusal: Refusal, host: &mut dyn Host) -> Result<(), Broken> {
-        let verdict = Some((refusal.row, refusal.why));
-        if !refusal.asked {
+    pub(super) fn refused(&mut self, denial: Denial, host: &mut dyn Host) -> Result<(), Broken> {
+        let verdict = Some((denial.row, denial.why));
+        if !denial.asked {
             return self.heard(verdict, host);
         }
         match self.answers.pop_front() {

@@ -47,14 +47,14 @@ pub enum FrameKind {
     /// Operands for one place.
     Atomic(AtomicSpec),
     /// Nothing was done, and why.
-    Refused(Box<Refusal>),
+    Refused(Box<Denial>),
     /// An answer to a question: the bytes, and behind them whether they are good.
     Checked,
 }
 
 /// Why nothing was done of what a peer has asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct Denial {
     /// It has asked for bytes, not given some.
     pub asked: bool,
     /// Which of its places is meant.
@@ -83,12 +83,12 @@ pub struct Frame {
 /// does not survive one that it has not asked for.
 #[derive(Debug)]
 #[must_use]
-pub struct Owed(Option<Box<Refusal>>);
+pub struct Owed(Option<Box<Denial>>);
 
 impl Owed {
     /// What was to be acknowledged was not done, which is said instead, to a peer that understands it.
-    pub(super) fn refused(self, refusal: Refusal) -> Self {
-        Self(Some(refusal.into()))
+    pub(super) fn refused(self, denial: Denial) -> Self {
+        Self(Some(denial.into()))
     }
 }
 
@@ -133,8 +133,8 @@ impl Frame {
     }
 
     /// The refusal of a question.
-    pub(super) fn refused(refusal: Refusal) -> Self {
-        Self { kind: FrameKind::Refused(refusal.into()), data: None, wants_ack: false, payload: 0 }
+    pub(super) fn refused(denial: Denial) -> Self {
+        Self { kind: FrameKind::Refused(denial.into()), data: None, wants_ack: false, payload: 0 }
     }
 
     /// The answer to a frame that asked for it.
@@ -201,8 +201,8 @@ impl Frame {
                 extend(u64::from(atomic.to_code()));
                 ATOMIC
             }
-            FrameKind::Refused(ref refusal) => {
-                let Refusal { asked, row, why } = **refusal;
+            FrameKind::Refused(ref denial) => {
+                let Denial { asked, row, why } = **denial;
                 let (code, detail) = why.to_words();
                 extend(code | u64::from(row) << 8 | u64::from(asked) << 16);
                 extend(detail);
@@ -307,8 +307,8 @@ fn one_sided(
             let (word, detail) = (next()?, next()?);
             let why = Denied::from_words(word & 0xff, detail);
             let why = why.ok_or(Broken("a refusal of nothing"))?;
-            let refusal = Refusal { asked: word >> 16 & 1 == 1, row: (word >> 8) as u8, why };
-            (FrameKind::Refused(refusal.into()), None, 16)
+            let denial = Denial { asked: word >> 16 & 1 == 1, row: (word >> 8) as u8, why };
+            (FrameKind::Refused(denial.into()), None, 16)
         }
         CHECKED => (FrameKind::Checked, None, 0),
         _ => return Err(Broken("an unknown operation")),

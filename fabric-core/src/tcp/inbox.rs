@@ -9,7 +9,7 @@ use crate::rx::{LandingId, RxContext};
 use super::frame::VERDICT;
 use super::rxm::Incoming;
 use super::serving::verdict;
-use super::writes::{Step, Stuck, Write, atomic};
+use super::writes::{Headway, Stuck, Write, atomic};
 use super::{Asked, Broken, Frame, FrameKind, Order, Owed, Replies, Row, Rows};
 
 mod aside;
@@ -264,12 +264,12 @@ impl Inbox {
                     return Ok(false);
                 };
                 match atomic((frame, spec), &rows(1), operands, source, &mut self.replies, host)? {
-                    Step::Done(used, owed) => {
+                    Headway::Done(used, owed) => {
                         taken.bytes += used;
                         taken.owed.extend(self.replies.behind(owed));
                     }
-                    Step::More(_) => return Ok(false),
-                    Step::Stuck(.., stuck) => {
+                    Headway::More(_) => return Ok(false),
+                    Headway::Stuck(.., stuck) => {
                         (self.stuck, taken.held) = (Some(stuck), true);
                         return Ok(false);
                     }
@@ -282,7 +282,7 @@ impl Inbox {
                 let len = self.asked.begins(len)?;
                 self.landing = Some(Landing::Answer { have: 0, len, is_checked });
             }
-            FrameKind::Refused(ref refusal) => self.asked.refused(**refusal, host)?,
+            FrameKind::Refused(ref denial) => self.asked.refused(**denial, host)?,
         }
         taken.bytes += header;
         Ok(true)
@@ -299,15 +299,15 @@ impl Inbox {
     ) -> Result<bool, Broken> {
         match &mut self.landing {
             Some(Landing::Write(write)) => match write.take(bytes, source, &self.replies, host)? {
-                Step::More(used) => {
+                Headway::More(used) => {
                     taken.bytes += used;
                     return Ok(false);
                 }
-                Step::Done(used, owed) => {
+                Headway::Done(used, owed) => {
                     taken.bytes += used;
                     taken.owed.extend(self.replies.behind(owed));
                 }
-                Step::Stuck(used, owed, stuck) => {
+                Headway::Stuck(used, owed, stuck) => {
                     taken.bytes += used;
                     taken.owed.extend(self.replies.behind(owed));
                     (self.stuck, taken.held) = (Some(stuck), true);

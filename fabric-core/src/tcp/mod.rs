@@ -7,10 +7,12 @@
 //! | `native` | what endpoints without connections of their own say in it, and who may keep a connection |
 //! | `dialect` | which of two dialects they speak |
 //! | `frame`, `rows` | the header of everything that follows; the places that one-sided operations name |
-//! | `inbox` | a stream of bytes becomes messages |
+//! | `inbox` | a stream of bytes becomes messages; those of the other dialect, and where they wait |
 //! | `outbox` | messages become a stream of bytes |
 //! | `asked` | what this side has asked of the peer, and has not heard of |
 //! | `serving`, `writes` | what the peer does to memory of this side: answers to its reads; its writes as they arrive |
+//! | `offers` | messages of this side that the peer may read where they lie |
+//! | `rxm` | the other dialect |
 //!
 //! Control version 3 and data version 3: in use since libfabric 1.8, and between endpoints of both ages.
 
@@ -31,7 +33,7 @@ mod writes;
 pub use asked::Asked;
 pub use control::{Control, ControlKind, PRIVATE_BYTES};
 pub use dialect::{Agreed, Dialect, Question, Reply};
-pub use frame::{Frame, FrameKind, LONGEST_HEADER, Owed, Refusal};
+pub use frame::{Denial, Frame, FrameKind, LONGEST_HEADER, Owed};
 pub use inbox::{Inbox, MAX_MESSAGE, Taken};
 pub use native::{Hello, Rivals, Verdict, arbitrate};
 pub use offers::Offers;

@@ -3,7 +3,7 @@
 use crate::buf::Payload;
 
 use super::rxm::{Outgoing, PREFIX, Packet, encode_offer};
-use super::{Frame, LONGEST_HEADER, Order, Owed, Refusal, Row};
+use super::{Denial, Frame, LONGEST_HEADER, Order, Owed, Row};
 
 /// An acknowledgement is a header with nothing in it.
 const ACK_BYTES: usize = 16;
@@ -206,8 +206,8 @@ impl Outbox {
     }
 
     /// Refuses a question, between two frames.
-    pub(super) fn refuse(&mut self, refusal: Refusal) {
-        self.header(&Frame::refused(refusal), &[]);
+    pub(super) fn refuse(&mut self, denial: Denial) {
+        self.header(&Frame::refused(denial), &[]);
     }
 
     /// Nothing of this leaves any more.

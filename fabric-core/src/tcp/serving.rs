@@ -16,7 +16,7 @@ use crate::{FiAddr, buf::Payload};
 
 use super::frame::VERDICT;
 use super::offers::{Offers, Part};
-use super::{Broken, Outbox, Owed, Refusal, Rows};
+use super::{Broken, Denial, Outbox, Owed, Rows};
 
 /// Questions that wait for their answers before no more is read.
 const MOST: usize = 1024;
@@ -38,11 +38,11 @@ pub(super) struct Spot {
 }
 
 /// Checks all places of an operation.
-fn find(rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Refusal> {
+fn find(rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Denial> {
     let mut spots = Vec::with_capacity(rows.len());
     for (number, row) in rows.iter().enumerate() {
         let place = row.place();
-        let refused = |why| Refusal { asked: kind.fills(), row: number as u8, why };
+        let refused = |why| Denial { asked: kind.fills(), row: number as u8, why };
         let (region, at) = Denied::check(host.region(place.key), kind, &place, place.len).map_err(refused)?;
         let (memory, heeds) = (region.memory.clone(), region.heeds);
         spots.push(Spot { memory, at, len: place.len, key: place.key, heeds });
@@ -64,7 +64,7 @@ pub struct Replies {
     pub offers: Offers,
     queue: VecDeque<Reply>,
     /// How far the first has come, if it has begun.
-    begun: Option<Progress>,
+    begun: Option<Position>,
 }
 
 #[derive(Debug)]
@@ -75,11 +75,11 @@ enum Reply {
     Places(Vec<Spot>),
     /// Parts of messages that were offered.
     Offered(Vec<Part>),
-    Refused(Refusal),
+    Refused(Denial),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Progress {
+struct Position {
     spot: usize,
     within: usize,
     /// The rest means nothing.
@@ -146,14 +146,14 @@ impl Replies {
         owed
     }
 
-    pub(super) fn refuse(&mut self, refusal: Refusal) {
-        self.queue.push_back(Reply::Refused(refusal));
+    pub(super) fn refuse(&mut self, denial: Denial) {
+        self.queue.push_back(Reply::Refused(denial));
     }
 
     /// Checks all places of an operation.
-    pub(super) fn find(&self, rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Refusal> {
+    pub(super) fn find(&self, rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Denial> {
         if !self.is_target && !rows.is_empty() {
-            return Err(Refusal { asked: kind.fills(), row: 0, why: Denied::Unknown });
+            return Err(Denial { asked: kind.fills(), row: 0, why: Denied::Unknown });
         }
         find(rows, kind, host)
     }
@@ -166,7 +166,7 @@ impl Replies {
         }
         match self.find(rows, OpKind::Read, host) {
             Ok(spots) => self.queue.push_back(Reply::Places(spots)),
-            Err(refusal) if self.is_kin => self.queue.push_back(Reply::Refused(refusal)),
+            Err(denial) if self.is_kin => self.queue.push_back(Reply::Refused(denial)),
             Err(_) => return Err(NOT_ITS),
         }
         Ok(())
@@ -218,7 +218,7 @@ impl Replies {
             }
             match first {
                 Reply::Ack(owed) => owed.take().into_iter().for_each(|owed| outbox.acknowledge(owed)),
-                Reply::Refused(refusal) => outbox.refuse(*refusal),
+                Reply::Refused(denial) => outbox.refuse(*denial),
                 Reply::Bytes(bytes) => {
                     outbox.begin_answer(self.is_kin, bytes.len() as u64);
                     outbox.answer_part(Payload::Whole(bytes));
@@ -227,7 +227,7 @@ impl Replies {
                 Reply::Offered(parts) => {
                     let mut at = self.begun.unwrap_or_else(|| {
                         outbox.begin_answer(false, parts.iter().map(|part| part.len as u64).sum());
-                        Progress::default()
+                        Position::default()
                     });
                     let is_whole = at.go_on_offered(parts, outbox, most, host);
                     self.begun = Some(at);
@@ -242,7 +242,7 @@ impl Replies {
                         None if spots.iter().all(is_there) => {
                             let total = spots.iter().map(|spot| spot.len as u64).sum();
                             outbox.begin_answer(self.is_kin, total);
-                            *self.begun.insert(Progress::default())
+                            *self.begun.insert(Position::default())
                         }
                         None => return Ok(Replying::InHand),
                     };
@@ -288,7 +288,7 @@ fn end(outbox: &mut Outbox, is_kin: bool, spoilt: Option<u8>) {
     outbox.end_answer();
 }
 
-impl Progress {
+impl Position {
     /// Copies pieces of messages that were offered. True when all of them are copied.
     fn go_on_offered(&mut self, parts: &[Part], outbox: &mut Outbox, most: usize, host: &dyn Host) -> bool {
         while let Some(part) = parts.get(self.spot) {

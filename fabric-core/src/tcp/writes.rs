@@ -9,7 +9,7 @@ use crate::mr::{Denied, Memory, execute};
 use crate::provider::{Deed, Host, Remote};
 
 use super::serving::{NOT_ITS, Replies, Spot, is_there};
-use super::{Broken, Frame, Owed, Refusal, Rows};
+use super::{Broken, Denial, Frame, Owed, Rows};
 
 /// A write that has begun to arrive.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Write {
     data: Option<u64>,
     owes: Option<Owed>,
     /// Nothing more of it is written.
-    refusal: Option<Refusal>,
+    denial: Option<Denial>,
     told: Told,
 }
 
@@ -37,7 +37,7 @@ struct Told {
 
 /// How far something has come.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum Headway {
     /// It has used so many bytes and wants more.
     More(usize),
     /// It has used so many, and has ended.
@@ -67,9 +67,9 @@ impl Write {
         if rows.total() != Some(frame.payload) {
             return Err(Broken("a write whose places are not as long as its bytes"));
         }
-        let (spots, refusal) = match replies.find(rows, OpKind::Write, host) {
+        let (spots, denial) = match replies.find(rows, OpKind::Write, host) {
             Ok(spots) => (spots, None),
-            Err(refusal) if replies.is_kin && frame.owes().is_some() => (Vec::new(), Some(refusal)),
+            Err(denial) if replies.is_kin && frame.owes().is_some() => (Vec::new(), Some(denial)),
             Err(_) => return Err(NOT_ITS),
         };
         if let Some(spot) = spots.iter().find(|spot| !is_there(spot)) {
@@ -77,7 +77,7 @@ impl Write {
         }
         let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);
         let (left, data, owes) = (frame.payload, frame.data, frame.owes());
-        Ok(Ok(Self { spots, spot: 0, within: 0, left, len, data, owes, refusal, told: Told::default() }))
+        Ok(Ok(Self { spots, spot: 0, within: 0, left, len, data, owes, denial, told: Told::default() }))
     }
 
     /// Takes in what can be of these bytes.
@@ -87,18 +87,18 @@ impl Write {
         source: Option<FiAddr>,
         replies: &Replies,
         host: &mut dyn Host,
-    ) -> Result<Step, Broken> {
+    ) -> Result<Headway, Broken> {
         let mut used = 0;
         while self.left > 0 && used < bytes.len() {
             let rest = &bytes[used..];
             let rest = &rest[..rest.len().min(usize::try_from(self.left).unwrap_or(usize::MAX))];
-            let count = match self.spots.get(self.spot).filter(|_| self.refusal.is_none()) {
+            let count = match self.spots.get(self.spot).filter(|_| self.denial.is_none()) {
                 None => rest.len(),
                 Some(spot) => {
                     let count = rest.len().min(spot.len - self.within);
                     if count > 0 && (!spot.memory.is_open() || !spot.memory.begin()) {
                         if spot.memory.is_open() {
-                            return Ok(Step::Stuck(used, None, Stuck::Memory(spot.memory.clone())));
+                            return Ok(Headway::Stuck(used, None, Stuck::Memory(spot.memory.clone())));
                         }
                         self.withdrawn(replies)?;
                         continue;
@@ -118,17 +118,17 @@ impl Write {
             self.left -= count as u64;
         }
         if self.left > 0 {
-            return Ok(Step::More(used));
+            return Ok(Headway::More(used));
         }
         // The bytes are there, whether the owner has been told or not.
-        let owed = match self.refusal {
-            Some(refusal) => self.owes.take().map(|owed| owed.refused(refusal)),
+        let owed = match self.denial {
+            Some(denial) => self.owes.take().map(|owed| owed.refused(denial)),
             None => self.owes.take(),
         };
         if self.tell(source, replies, host) {
-            return Ok(Step::Done(used, owed));
+            return Ok(Headway::Done(used, owed));
         }
-        Ok(Step::Stuck(used, owed, Stuck::Notice))
+        Ok(Headway::Stuck(used, owed, Stuck::Notice))
     }
 
     /// The memory was taken back meanwhile.
@@ -136,13 +136,13 @@ impl Write {
         if !replies.is_kin || self.owes.is_none() {
             return Err(NOT_ITS);
         }
-        self.refusal = Some(Refusal { asked: false, row: self.spot as u8, why: Denied::Unknown });
+        self.denial = Some(Denial { asked: false, row: self.spot as u8, why: Denied::Unknown });
         Ok(())
     }
 
     /// Tells the owner what it wants to hear: data comes once, with the last place. False when there is no room.
     pub(super) fn tell(&mut self, source: Option<FiAddr>, replies: &Replies, host: &mut dyn Host) -> bool {
-        if self.refusal.is_some() || self.told.is_all {
+        if self.denial.is_some() || self.told.is_all {
             return true;
         }
         while let Some(spot) = self.spots.get(self.told.spots) {
@@ -177,7 +177,7 @@ pub(super) fn atomic(
     source: Option<FiAddr>,
     replies: &mut Replies,
     host: &mut dyn Host,
-) -> Result<Step, Broken> {
+) -> Result<Headway, Broken> {
     let Some(row) = rows.first().filter(|_| replies.is_kin) else { return Err(NOT_ITS) };
     let region = |key| host.region(key).filter(|_| replies.is_target);
     let answers = atomic.call != AtomicCall::Base;
@@ -197,16 +197,16 @@ pub(super) fn atomic(
     let (region, at) = match Denied::check(region(remote.key), kind, &remote, remote.len) {
         Ok(found) => found,
         Err(why) => {
-            let refusal = Refusal { asked: answers, row: 0, why };
+            let denial = Denial { asked: answers, row: 0, why };
             if answers {
-                replies.refuse(refusal);
+                replies.refuse(denial);
             }
-            return Ok(Step::Done(brings, owes.map(|owed| owed.refused(refusal))));
+            return Ok(Headway::Done(brings, owes.map(|owed| owed.refused(denial))));
         }
     };
     let (memory, heeds) = (region.memory.clone(), region.heeds);
     if !memory.begin() {
-        return Ok(Step::Stuck(0, None, Stuck::Memory(memory)));
+        return Ok(Headway::Stuck(0, None, Stuck::Memory(memory)));
     }
     let mut result = vec![0; if answers { remote.len } else { 0 }];
     execute(&*memory, at, &remote, bytes, &mut result);
@@ -217,5 +217,5 @@ pub(super) fn atomic(
     if answers {
         replies.bytes(result);
     }
-    Ok(Step::Done(brings, owes))
+    Ok(Headway::Done(brings, owes))
 }
