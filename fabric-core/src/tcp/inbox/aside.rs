@@ -110,11 +110,23 @@ impl Inbox {
         if self.is_behind(found) {
             return Ok(self.put_aside(found, taken));
         }
-        let goes_on = match found.frame.kind {
-            FrameKind::Message => self.take_packet(found, who, rx, host, taken)?,
-            _ => self.message(found, super::envelope(found.frame, who)?, rx, host, taken),
-        };
+        let goes_on = self.take_either(found, who, rx, host, taken)?;
         Ok(goes_on || taken.held && self.put_aside(found, taken))
+    }
+
+    /// Takes in a message: a packet, or one that has a tag of the tcp provider's own. False when it has to wait.
+    fn take_either(
+        &mut self,
+        found: &Found<'_>,
+        who: Who,
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+        taken: &mut Taken,
+    ) -> Result<bool, Broken> {
+        match found.frame.kind {
+            FrameKind::Message => self.take_packet(found, who, rx, host, taken),
+            _ => Ok(self.message(found, super::envelope(found.frame, who)?, rx, host, taken)),
+        }
     }
 
     /// Takes in a frame that was kept. False when it has to be kept on.
@@ -128,10 +140,7 @@ impl Inbox {
         let decoded = Frame::decode_in(bytes, self.order, true)?;
         let (frame, header) = decoded.ok_or(Broken("a message that has lost its header"))?;
         let found = Found { frame: &frame, header, bytes };
-        let is_taken = match frame.kind {
-            FrameKind::Message => self.take_packet(&found, who, rx, host, taken)?,
-            _ => self.message(&found, super::envelope(&frame, who)?, rx, host, taken),
-        };
+        let is_taken = self.take_either(&found, who, rx, host, taken)?;
         // The bytes of a segment are here too.
         if let Some(Landing::Message { id, owes, .. }) = self.landing.take() {
             rx.land(host, id, &&bytes[taken.bytes..]);
