@@ -1,0 +1,109 @@
+//! What an endpoint may be asked to do, by the capabilities and limits that it was opened with.
+
+use fabric_core::buf::{IoBuf, IoBufMut};
+use fabric_core::completion::OpKind;
+use fabric_core::flags::Caps;
+use fabric_core::matching::RecvSpec;
+use fabric_core::provider::SendSpec;
+use fabric_core::{Error, Result};
+
+use super::EndpointInner;
+
+impl EndpointInner {
+    #[inline]
+    pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
+        self.node.check_open()?;
+        if spec.fence && !self.caps.contains(Caps::FENCE) {
+            return Err(Error::NotSupported("fenced operations (FI_FENCE was not asked for)"));
+        }
+        if spec.data.is_some() && self.info.domain.cq_data_size == 0 {
+            return Err(Error::NotSupported("data for the receiver (cq_data_size is 0)"));
+        }
+        match spec.kind {
+            OpKind::Send => self.check_caps(spec.tag.is_some(), Caps::SEND),
+            kind => self.check_one_sided(kind),
+        }
+    }
+
+    /// Whether the operation may have so many buffers: one, mostly, as is known when this is compiled.
+    #[inline]
+    pub(crate) fn check_gather(&self, buf: &impl IoBuf) -> Result<()> {
+        check_count(buf.count(), self.info.tx.iov_limit)
+    }
+
+    /// Likewise, of a receive.
+    #[inline]
+    pub(crate) fn check_scatter(&self, buf: &impl IoBufMut) -> Result<()> {
+        check_count(buf.count(), self.info.rx.iov_limit)
+    }
+
+    fn check_one_sided(&self, kind: OpKind) -> Result<()> {
+        let (what, direction) = match kind {
+            OpKind::Read => (Caps::RMA, Caps::READ),
+            OpKind::Write => (Caps::RMA, Caps::WRITE),
+            OpKind::FetchAtomic => (Caps::ATOMIC, Caps::READ),
+            _ => (Caps::ATOMIC, Caps::WRITE),
+        };
+        let caps = self.caps;
+        if !caps.contains(what) {
+            return Err(Error::NotSupported(if what == Caps::RMA {
+                "one-sided operations (FI_RMA was not asked for)"
+            } else {
+                "atomic operations (FI_ATOMIC was not asked for)"
+            }));
+        }
+        if !caps.contains(direction) {
+            return Err(Error::NotSupported("this direction (FI_READ or FI_WRITE was left out)"));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn check_recv(&self, spec: &RecvSpec) -> Result<()> {
+        self.node.check_open()?;
+        if spec.from.is_some() && !self.caps.contains(Caps::DIRECTED_RECV) {
+            return Err(Error::NotSupported("directed receives (FI_DIRECTED_RECV was not asked for)"));
+        }
+        self.check_caps(spec.tag.is_some(), Caps::RECV)
+    }
+
+    pub(crate) fn check_multi_recv(&self, spec: &RecvSpec) -> Result<()> {
+        self.check_recv(spec)?;
+        let needed = if spec.tag.is_some() { Caps::TAGGED_MULTI_RECV } else { Caps::MULTI_RECV };
+        if !self.caps.contains(needed) {
+            return Err(Error::NotSupported("receives of several messages (FI_MULTI_RECV was left out)"));
+        }
+        Ok(())
+    }
+
+    fn check_caps(&self, tagged: bool, direction: Caps) -> Result<()> {
+        let caps = self.caps;
+        if tagged && !caps.contains(Caps::TAGGED) {
+            return Err(Error::NotSupported("tagged messages (FI_TAGGED was not asked for)"));
+        }
+        if !tagged && !caps.contains(Caps::MSG) {
+            return Err(Error::NotSupported("untagged messages (FI_MSG was not asked for)"));
+        }
+        if !caps.contains(direction) {
+            return Err(self.wrong_direction(direction));
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn wrong_direction(&self, direction: Caps) -> Error {
+        Error::NotSupported(if direction == Caps::RECV && self.shared.is_some() {
+            "receives of an endpoint that shares a receive context: they are posted to that"
+        } else {
+            "this direction (FI_SEND or FI_RECV was left out)"
+        })
+    }
+}
+
+#[inline]
+fn check_count(count: usize, limit: usize) -> Result<()> {
+    if count > 1 && count > limit {
+        return Err(Error::TooLong { what: "vector of buffers", len: count, limit });
+    }
+    Ok(())
+}
