@@ -1,39 +1,38 @@
 //! A connection that is up: bytes in, bytes out.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `link` | how it stands, what it is watched for, its end |
+//! | `sending`, `receiving` | bytes out, bytes in |
+//! | `onesided` | what it says of operations on memory, of either side |
+//! | `packets` | what is particular to the other dialect |
+//! | `lane` | what of it is in the ring |
 
-use std::collections::VecDeque;
-use std::io::IoSlice;
 use std::sync::Arc;
 
-use fabric_core::buf::Payload;
-use fabric_core::completion::OpKind;
 use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
-use fabric_core::provider::{Host, Interest, OpKey, SendSpec, WaitSet};
+use fabric_core::provider::{Host, Interest, WaitSet};
 use fabric_core::rx::RxContext;
 use fabric_core::tcp::rxm::{Incoming, Outgoing};
 use fabric_core::tcp::{Agreed, Inbox, Order, Outbox};
 use fabric_core::{Error, FiAddr};
 
-use super::socket::{Received, Sent, Socket};
+use super::socket::Socket;
 use crate::uring::SharedRing;
 
 mod lane;
 mod onesided;
 mod packets;
+mod receiving;
+mod sending;
 
 use lane::Lane;
-use onesided::{Ending, fail_first, wrap};
 
-/// A longer message is not collected, but sent from where it lies.
-pub(crate) const SHORT: usize = 16 << 10;
-/// Bytes that are collected before they are sent in any case.
-const COLLECTED: usize = 64 << 10;
-/// Bytes to a peer in one pass.
-const PER_PASS: usize = 1 << 20;
+pub(crate) use sending::Sending;
+
 /// Passes without news after which a connection is not looked at any more until it is ready.
 const COLD: u32 = 2000;
-/// Parts of a message that one call sends.
-const PARTS: usize = 16;
 
 /// A connection.
 pub(crate) struct Link {
@@ -72,15 +71,6 @@ pub(crate) struct Link {
     pub(crate) is_looked_at: bool,
     /// What it has in the ring, where there is one.
     lane: Option<Lane>,
-}
-
-/// An operation for a peer.
-#[derive(Debug)]
-pub(crate) struct Sending {
-    pub(crate) op: OpKey,
-    pub(crate) spec: SendSpec,
-    /// Bytes that have left; `None` when it has not begun.
-    pub(crate) sent: Option<usize>,
 }
 
 impl Link {
@@ -147,7 +137,7 @@ impl Link {
     }
 
     /// Whether it is worth looking at without being told.
-    pub(crate) fn is_hot(&self) -> bool {
+    fn is_hot(&self) -> bool {
         self.quiet_passes < COLD
     }
 
@@ -158,6 +148,11 @@ impl Link {
     /// Whether what is sent next is collected, until a pass has been.
     pub(crate) fn is_bursting(&self) -> bool {
         self.is_bursting
+    }
+
+    /// Whether passes are to look at it, as long as nothing is queued for it.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_hot() || self.is_held() || !self.is_flushed() || self.has_duties() || self.owes_answers()
     }
 
     /// Whether there is no room to send.
@@ -174,76 +169,6 @@ impl Link {
         self.leave_ring();
         let rest = self.outbox.pending().to_vec();
         (self.socket, rest)
-    }
-
-    // ---- receiving
-
-    /// Takes in what has come. Returns whether anything has.
-    pub(crate) fn pump(&mut self, scratch: &mut [u8], rx: &mut RxContext, host: &mut dyn Host) -> bool {
-        let who = (self.key, self.source);
-        if self.held && !self.inbox.is_wanted(&self.rest, who, rx, host) {
-            return false;
-        }
-        let is_aside = self.inbox.has_aside() && self.inbox.is_aside_wanted(who, rx);
-        if self.is_clogged() || self.ended.is_some() && self.rest.is_empty() && !is_aside {
-            self.rest_from_reading();
-            return false;
-        }
-        let mut have = self.rest.len();
-        scratch[..have].copy_from_slice(&self.rest);
-        let mut news = self.held | is_aside | std::mem::take(&mut self.is_fresh);
-        if !self.held && self.ended.is_none() {
-            match self.read(&mut scratch[have..]) {
-                Received::Nothing => {}
-                Received::Bytes(count) => {
-                    have += count;
-                    news = true;
-                }
-                Received::End => {
-                    let is_whole = self.rest.is_empty() && !self.inbox.is_arriving();
-                    self.end(if is_whole { DownReason::Closed } else { DownReason::Died });
-                }
-                Received::Broken => self.end(DownReason::Died),
-            }
-        }
-        if !news {
-            self.quiet_passes = self.quiet_passes.saturating_add(1);
-            self.looked();
-            return self.ended.is_some();
-        }
-        self.quiet_passes = 0;
-        let (used, held) = match self.inbox.take(&scratch[..have], who, rx, host) {
-            Ok(taken) => {
-                self.is_fresh = taken.is_full;
-                if self.is_deaf || self.is_cut {
-                    // Nobody is answered any more, however much is asked.
-                    self.inbox.replies.give_up();
-                } else {
-                    taken.owed.into_iter().for_each(|owed| self.outbox.acknowledge(owed));
-                    taken.fetched.into_iter().for_each(|message| self.outbox.fetched(message));
-                }
-                (taken.bytes, taken.held)
-            }
-            Err(broken) => {
-                self.end(DownReason::Protocol(broken.0));
-                (have, false)
-            }
-        };
-        self.rest.clear();
-        self.rest.extend_from_slice(&scratch[used..have]);
-        self.held = held;
-        self.rest_or_watch();
-        true
-    }
-
-    /// Whoever lets answers pile up is not read from.
-    fn is_clogged(&self) -> bool {
-        self.outbox.backlog() > 2 * COLLECTED || self.inbox.replies.is_full()
-    }
-
-    /// Whether what comes is read.
-    fn is_read(&self) -> bool {
-        !self.held && !self.is_clogged() && self.ended.is_none()
     }
 
     fn end(&mut self, reason: DownReason) {
@@ -279,181 +204,6 @@ impl Link {
         self.fail_offers(host, error);
         for landing in self.inbox.end() {
             rx.fail(host, landing, error.clone());
-        }
-    }
-
-    // ---- sending
-
-    /// Takes a short message; false when it has to wait.
-    pub(crate) fn send_now(&mut self, host: &mut dyn Host, spec: &SendSpec, payload: Payload<'_>) -> bool {
-        if self.is_deaf || self.outbox.is_open() || payload.len() > SHORT {
-            return false;
-        }
-        if self.outbox.pending().len() + payload.len() > COLLECTED && (self.is_blocked || !self.flush()) {
-            return false;
-        }
-        if !self.outbox.push(spec.tag, spec.data, payload) {
-            return false;
-        }
-        if self.is_bursting || spec.more {
-            host.unsettled();
-        } else {
-            self.is_bursting = true;
-            self.flush();
-        }
-        !self.is_deaf
-    }
-
-    /// Sends what is pending. Returns whether all of it has left.
-    pub(crate) fn flush(&mut self) -> bool {
-        if self.is_sending() {
-            return false;
-        }
-        while !self.outbox.pending().is_empty() {
-            match self.socket.send(&[IoSlice::new(self.outbox.pending())]) {
-                Sent::Bytes(count) => self.outbox.left(count),
-                Sent::NoRoom => {
-                    self.block(true);
-                    self.hand_over(Payload::Whole(&[]));
-                    return false;
-                }
-                Sent::Broken => {
-                    self.deafen();
-                    return false;
-                }
-            }
-        }
-        self.block(false);
-        if self.is_cut && !self.is_deaf {
-            self.socket.finish();
-            self.deafen();
-        }
-        true
-    }
-
-    /// Moves the operations on. Returns whether anything was sent.
-    pub(crate) fn drive(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
-        let moved = self.send_on(queue, host);
-        self.rest_or_watch();
-        moved
-    }
-
-    fn send_on(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
-        self.is_bursting = false;
-        if self.is_cut {
-            return !self.is_deaf && self.flush();
-        }
-        let is_idle = queue.is_empty() && self.inbox.replies.is_empty() && self.outbox.pending().is_empty();
-        if self.is_deaf || self.is_sending() || is_idle && !self.inbox.wants() {
-            return false;
-        }
-        let (mut moved, mut left) = (false, PER_PASS);
-        if !self.inbox.replies.is_empty() {
-            moved = self.answer(host);
-            if self.inbox.replies.is_open() || self.is_sending() || self.is_deaf {
-                return moved;
-            }
-        }
-        moved |= self.ask();
-        while let Some(front) = queue.front_mut()
-            && left > 0
-        {
-            if self.is_packet(&front.spec) {
-                let Some(count) = self.send_packet(queue, host) else { break };
-                left = left.saturating_sub(count);
-                moved = true;
-                continue;
-            }
-            let Sending { op, spec, sent } = front;
-            let payload = if spec.kind == OpKind::Read { Payload::Whole(&[]) } else { host.payload(*op) };
-            let len = payload.len();
-            let begins = sent.is_none() && spec.kind != OpKind::Connect;
-            let wrapped = match begins.then(|| wrap(spec, len, self.inbox.is_kin(), host)).transpose() {
-                Ok(wrapped) => wrapped,
-                Err(error) => {
-                    fail_first(queue, host, error);
-                    moved = true;
-                    continue;
-                }
-            };
-            if let Some((frame, rows)) = wrapped.as_ref().filter(|_| len <= SHORT) {
-                if self.outbox.pending().len() + len > COLLECTED && !self.flush() {
-                    break;
-                }
-                if !self.outbox.push_frame(frame, rows, payload) {
-                    self.cut();
-                    break;
-                }
-                left = left.saturating_sub(len);
-            } else if spec.kind != OpKind::Connect {
-                if let Some((frame, rows)) = wrapped {
-                    if !self.outbox.open(&frame, &rows) {
-                        self.cut();
-                        break;
-                    }
-                    if Ending::of(spec) != Ending::Sent {
-                        self.inbox.asked.send();
-                    }
-                }
-                let from = *sent.get_or_insert(0);
-                // The ring may have sent it to its end.
-                let part = payload.part(from, (len - from).min(left));
-                let sent_now = if part.is_empty() { Some(0) } else { self.send_part(part) };
-                let Some(count) = sent_now else {
-                    if !self.is_deaf {
-                        self.hand_over(payload.part(from, len - from));
-                    }
-                    break;
-                };
-                moved = true;
-                left -= count.min(left);
-                *sent = Some(from + count);
-                if from + count < len {
-                    continue;
-                }
-                self.outbox.close();
-            }
-            let (op, spec) = (*op, *spec);
-            queue.pop_front();
-            self.has_left(op, spec, len, host);
-            moved = true;
-        }
-        if !self.outbox.is_open() && !self.outbox.pending().is_empty() {
-            let before = self.outbox.pending().len();
-            self.flush();
-            moved |= self.outbox.pending().len() < before;
-        }
-        moved
-    }
-
-    /// Sends what is pending and behind it part of a message; returns how much of the message has left, or `None` when
-    /// there is no room for anything.
-    fn send_part(&mut self, payload: Payload<'_>) -> Option<usize> {
-        let pending = self.outbox.pending();
-        let mut parts = [IoSlice::new(&[]); PARTS];
-        parts[0] = IoSlice::new(pending);
-        let mut count = 1;
-        payload.for_each(|_, piece| {
-            if let Some(part) = parts.get_mut(count) {
-                *part = IoSlice::new(piece);
-                count += 1;
-            }
-        });
-        match self.socket.send(&parts[..count]) {
-            Sent::Bytes(sent) => {
-                let header = sent.min(pending.len());
-                self.outbox.left(header);
-                self.block(false);
-                Some(sent - header)
-            }
-            Sent::NoRoom => {
-                self.block(true);
-                None
-            }
-            Sent::Broken => {
-                self.deafen();
-                None
-            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `endpoint` | an endpoint: where peers connect, its connections, its receive context |
 //! | `greeting` | a connection before it is one |
-//! | `link`, `lane`, `onesided` | a connection: bytes in, bytes out; what of it is in the ring; memory of either side |
+//! | `link` | a connection: bytes in, bytes out |
 //! | `io` | which way sockets are waited for, and the ring of a domain |
 //! | `socket` | system calls that never block |
 //! | `congestion` | how fast connections may send |
@@ -205,9 +205,7 @@ impl TcpDomain {
             }
         }
     }
-}
 
-impl TcpDomain {
     /// Hands out what the ring has done. Returns whether it has done anything.
     fn reap(&mut self) -> bool {
         let mut any = false;

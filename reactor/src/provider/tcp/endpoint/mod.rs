@@ -282,13 +282,7 @@ impl Endpoint {
                 self.link_half_down(host, at);
                 moved = true;
                 index += 1;
-            } else if link.is_hot()
-                || link.is_held()
-                || !link.is_flushed()
-                || link.has_duties()
-                || link.owes_answers()
-                || !self.peers[peer].sends.is_empty()
-            {
+            } else if link.is_busy() || !self.peers[peer].sends.is_empty() {
                 index += 1;
             } else if link.listen() {
                 link.is_looked_at = false;

@@ -15,7 +15,8 @@ use fabric_core::buf::Payload;
 use rustix::io::Errno;
 
 use super::super::socket::Received;
-use super::{Link, PARTS, Sending};
+use super::sending::PARTS;
+use super::{Link, Sending};
 use crate::uring::{Completion, Lease, Sent, SharedRing, Ticket, What};
 
 /// Passes without news after which a connection that listens is read by calls again: somebody is looking.

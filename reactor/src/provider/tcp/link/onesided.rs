@@ -9,7 +9,8 @@ use fabric_core::provider::{EpId, Host, OpKey, SendSpec};
 use fabric_core::tcp::{Frame, Replying, Rows};
 use fabric_core::{Error, Result};
 
-use super::{COLLECTED, Link, PER_PASS, Sending};
+use super::sending::{COLLECTED, PER_PASS};
+use super::{Link, Sending};
 
 /// When an operation has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use fabric_core::tcp::rxm::EAGER;
 use fabric_core::tcp::{Frame, Rows};
 
 use super::onesided::fail_first;
-use super::{COLLECTED, Link, Sending};
+use super::sending::COLLECTED;
+use super::{Link, Sending};
 
 impl Link {
     /// Whether this operation is a packet here.

@@ -1,0 +1,215 @@
+//! What a connection sends: collected and sent together, or from where it lies.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use fabric_core::buf::Payload;
+use fabric_core::completion::OpKind;
+use fabric_core::provider::{Host, OpKey, SendSpec};
+
+use super::super::socket::Sent;
+use super::Link;
+use super::onesided::{Ending, fail_first, wrap};
+
+/// A longer message is not collected, but sent from where it lies.
+const SHORT: usize = 16 << 10;
+/// Bytes that are collected before they are sent in any case.
+pub(super) const COLLECTED: usize = 64 << 10;
+/// Bytes to a peer in one pass.
+pub(super) const PER_PASS: usize = 1 << 20;
+/// Parts of a message that one call sends.
+pub(super) const PARTS: usize = 16;
+
+/// An operation for a peer.
+#[derive(Debug)]
+pub(crate) struct Sending {
+    pub(crate) op: OpKey,
+    pub(crate) spec: SendSpec,
+    /// Bytes that have left; `None` when it has not begun.
+    pub(crate) sent: Option<usize>,
+}
+
+impl Link {
+    /// Takes a short message; false when it has to wait.
+    pub(crate) fn send_now(&mut self, host: &mut dyn Host, spec: &SendSpec, payload: Payload<'_>) -> bool {
+        if self.is_deaf || self.outbox.is_open() || payload.len() > SHORT {
+            return false;
+        }
+        if self.outbox.pending().len() + payload.len() > COLLECTED && (self.is_blocked || !self.flush()) {
+            return false;
+        }
+        if !self.outbox.push(spec.tag, spec.data, payload) {
+            return false;
+        }
+        if self.is_bursting || spec.more {
+            host.unsettled();
+        } else {
+            self.is_bursting = true;
+            self.flush();
+        }
+        !self.is_deaf
+    }
+
+    /// Sends what is pending. Returns whether all of it has left.
+    pub(crate) fn flush(&mut self) -> bool {
+        if self.is_sending() {
+            return false;
+        }
+        while !self.outbox.pending().is_empty() {
+            match self.socket.send(&[IoSlice::new(self.outbox.pending())]) {
+                Sent::Bytes(count) => self.outbox.left(count),
+                Sent::NoRoom => {
+                    self.block(true);
+                    self.hand_over(Payload::Whole(&[]));
+                    return false;
+                }
+                Sent::Broken => {
+                    self.deafen();
+                    return false;
+                }
+            }
+        }
+        self.block(false);
+        if self.is_cut && !self.is_deaf {
+            self.socket.finish();
+            self.deafen();
+        }
+        true
+    }
+
+    /// Moves the operations on. Returns whether anything was sent.
+    pub(crate) fn drive(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
+        let moved = self.send_on(queue, host);
+        self.rest_or_watch();
+        moved
+    }
+
+    fn send_on(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
+        self.is_bursting = false;
+        if self.is_cut {
+            return !self.is_deaf && self.flush();
+        }
+        let is_idle = queue.is_empty() && self.inbox.replies.is_empty() && self.outbox.pending().is_empty();
+        if self.is_deaf || self.is_sending() || is_idle && !self.inbox.wants() {
+            return false;
+        }
+        let (mut moved, mut left) = (false, PER_PASS);
+        if !self.inbox.replies.is_empty() {
+            moved = self.answer(host);
+            if self.inbox.replies.is_open() || self.is_sending() || self.is_deaf {
+                return moved;
+            }
+        }
+        moved |= self.ask();
+        while left > 0
+            && !queue.is_empty()
+            && let Some(count) = self.send_first(queue, left, host)
+        {
+            left = left.saturating_sub(count);
+            moved = true;
+        }
+        if !self.outbox.is_open() && !self.outbox.pending().is_empty() {
+            let before = self.outbox.pending().len();
+            self.flush();
+            moved |= self.outbox.pending().len() < before;
+        }
+        moved
+    }
+
+    /// Moves the first operation of the queue on: a long one by so many bytes at most. Returns how many bytes of it have left, or
+    /// have been collected; `None` when it has to wait.
+    fn send_first(
+        &mut self,
+        queue: &mut VecDeque<Sending>,
+        most: usize,
+        host: &mut dyn Host,
+    ) -> Option<usize> {
+        let Sending { op, spec, sent } = queue.front_mut()?;
+        if self.is_packet(spec) {
+            return self.send_packet(queue, host);
+        }
+        let payload = if spec.kind == OpKind::Read { Payload::Whole(&[]) } else { host.payload(*op) };
+        let len = payload.len();
+        let begins = sent.is_none() && spec.kind != OpKind::Connect;
+        let wrapped = match begins.then(|| wrap(spec, len, self.inbox.is_kin(), host)).transpose() {
+            Ok(wrapped) => wrapped,
+            Err(error) => {
+                fail_first(queue, host, error);
+                return Some(0);
+            }
+        };
+        let count = if let Some((frame, rows)) = wrapped.as_ref().filter(|_| len <= SHORT) {
+            if self.outbox.pending().len() + len > COLLECTED && !self.flush() {
+                return None;
+            }
+            if !self.outbox.push_frame(frame, rows, payload) {
+                self.cut();
+                return None;
+            }
+            len
+        } else if spec.kind != OpKind::Connect {
+            if let Some((frame, rows)) = wrapped {
+                if !self.outbox.open(&frame, &rows) {
+                    self.cut();
+                    return None;
+                }
+                if Ending::of(spec) != Ending::Sent {
+                    self.inbox.asked.send();
+                }
+            }
+            let from = *sent.get_or_insert(0);
+            // The ring may have sent it to its end.
+            let part = payload.part(from, (len - from).min(most));
+            let sent_now = if part.is_empty() { Some(0) } else { self.send_part(part) };
+            let Some(count) = sent_now else {
+                if !self.is_deaf {
+                    self.hand_over(payload.part(from, len - from));
+                }
+                return None;
+            };
+            *sent = Some(from + count);
+            if from + count < len {
+                return Some(count);
+            }
+            self.outbox.close();
+            count
+        } else {
+            0
+        };
+        let (op, spec) = (*op, *spec);
+        queue.pop_front();
+        self.has_left(op, spec, len, host);
+        Some(count)
+    }
+
+    /// Sends what is pending and behind it part of a message; returns how much of the message has left, or `None` when
+    /// there is no room for anything.
+    fn send_part(&mut self, payload: Payload<'_>) -> Option<usize> {
+        let pending = self.outbox.pending();
+        let mut parts = [IoSlice::new(&[]); PARTS];
+        parts[0] = IoSlice::new(pending);
+        let mut count = 1;
+        payload.for_each(|_, piece| {
+            if let Some(part) = parts.get_mut(count) {
+                *part = IoSlice::new(piece);
+                count += 1;
+            }
+        });
+        match self.socket.send(&parts[..count]) {
+            Sent::Bytes(sent) => {
+                let header = sent.min(pending.len());
+                self.outbox.left(header);
+                self.block(false);
+                Some(sent - header)
+            }
+            Sent::NoRoom => {
+                self.block(true);
+                None
+            }
+            Sent::Broken => {
+                self.deafen();
+                None
+            }
+        }
+    }
+}
