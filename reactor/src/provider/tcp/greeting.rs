@@ -25,7 +25,7 @@ pub(crate) struct Caller {
 }
 
 /// A peer that this side asks.
-pub(crate) struct Asked {
+pub(crate) struct Callee {
     pub(crate) peer: usize,
     /// When it has waited for too long.
     pub(crate) until: Instant,
@@ -132,7 +132,7 @@ impl Caller {
     }
 }
 
-impl Asked {
+impl Callee {
     pub(crate) fn new(peer: usize, socket: Socket, asks: Asks, until: Instant) -> Self {
         Self { peer, until, socket, asks, has_asked: false, bytes: Vec::new() }
     }

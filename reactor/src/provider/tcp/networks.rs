@@ -64,15 +64,15 @@ impl fmt::Display for Network {
 /// Addresses that mean something on one link only (`fe80::`) are left out: endpoints could not tell them to peers.
 pub(crate) fn all() -> Vec<Network> {
     let Ok(socket) = socket() else { return Vec::new() };
-    let mut links = HashMap::new();
+    let mut interfaces = HashMap::new();
     ask(&socket, GET_LINK, 16, |kind, body| {
-        if let Some(link) = link(body).filter(|_| kind == NEW_LINK) {
-            links.insert(link.0, link.1);
+        if let Some((index, found)) = interface(body).filter(|_| kind == NEW_LINK) {
+            interfaces.insert(index, found);
         }
     });
     let mut networks = Vec::new();
     ask(&socket, GET_ADDR, 8, |kind, body| {
-        networks.extend(address(body, &links).filter(|_| kind == NEW_ADDR));
+        networks.extend(address(body, &interfaces).filter(|_| kind == NEW_ADDR));
     });
     networks.sort_by_key(|(index, network)| (network.is_loopback, *index));
     networks.into_iter().map(|(_, network)| network).collect()
@@ -129,29 +129,30 @@ fn attributes(body: &[u8], behind: usize) -> impl Iterator<Item = (u16, &[u8])> 
 }
 
 /// What is known of an interface.
-struct Link {
+struct Interface {
     name: String,
     flags: u32,
 }
 
 /// The number of an interface, and the interface.
-fn link(body: &[u8]) -> Option<(u32, Link)> {
+fn interface(body: &[u8]) -> Option<(u32, Interface)> {
     let (index, flags) = (u32_at(body, 4)?, u32_at(body, 8)?);
     let (_, name) = attributes(body, 16).find(|(kind, _)| *kind == LINK_NAME)?;
     let name = String::from_utf8(name.split(|byte| *byte == 0).next()?.to_vec()).ok()?;
-    Some((index, Link { name, flags }))
+    Some((index, Interface { name, flags }))
 }
 
 /// The number of an interface, and a network it leads to.
-fn address(body: &[u8], links: &HashMap<u32, Link>) -> Option<(u32, Network)> {
+fn address(body: &[u8], interfaces: &HashMap<u32, Interface>) -> Option<(u32, Network)> {
     let (prefix, flags, index) = (*body.get(1)?, *body.get(2)?, u32_at(body, 4)?);
-    let link = links.get(&index).filter(|link| link.flags & IS_UP != 0 && flags & IS_UNSURE == 0)?;
+    let interface =
+        interfaces.get(&index).filter(|found| found.flags & IS_UP != 0 && flags & IS_UNSURE == 0)?;
     let find = |wanted| attributes(body, 8).find(|(kind, _)| *kind == wanted).and_then(|(_, ip)| ip_of(ip));
     let ip = find(ADDR_LOCAL).or_else(|| find(ADDR_ADDRESS))?;
     let most = if ip.is_ipv4() { 32 } else { 128 };
     let is_everywhere = !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    let is_loopback = link.flags & IS_LOOPBACK != 0;
-    let network = Network { ip, interface: link.name.clone(), prefix, is_loopback };
+    let is_loopback = interface.flags & IS_LOOPBACK != 0;
+    let network = Network { ip, interface: interface.name.clone(), prefix, is_loopback };
     (is_everywhere && prefix <= most).then_some((index, network))
 }
 
@@ -192,7 +193,7 @@ mod tests {
     }
 
     /// Interface 3, with this name and these flags.
-    fn a_link(name: &str, flags: u32) -> (u32, Link) {
+    fn an_interface(name: &str, flags: u32) -> (u32, Interface) {
         let mut body = vec![0; 16];
         body[4..8].copy_from_slice(&3u32.to_ne_bytes());
         body[8..12].copy_from_slice(&flags.to_ne_bytes());
@@ -200,7 +201,7 @@ mod tests {
         body.extend(LINK_NAME.to_ne_bytes());
         body.extend(name.bytes());
         body.push(0);
-        link(&body).expect("a whole link")
+        interface(&body).expect("a whole one")
     }
 
     fn an_address(flags: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
@@ -216,9 +217,9 @@ mod tests {
 
     #[test]
     fn addresses_count_that_peers_could_be_told() {
-        let up = HashMap::from([a_link("eth7", IS_UP)]);
-        let ip = |body: &[u8], links: &HashMap<u32, Link>| {
-            address(body, links).map(|(_, found)| (found.ip.to_string(), found.interface))
+        let up = HashMap::from([an_interface("eth7", IS_UP)]);
+        let ip = |body: &[u8], interfaces: &HashMap<u32, Interface>| {
+            address(body, interfaces).map(|(_, found)| (found.ip.to_string(), found.interface))
         };
         let plain = an_address(0, &[(ADDR_ADDRESS, &[192, 0, 2, 7])]);
         let found = ("192.0.2.7".to_owned(), "eth7".to_owned());
@@ -226,7 +227,7 @@ mod tests {
         let two_ends = an_address(0, &[(ADDR_ADDRESS, &[192, 0, 2, 8]), (ADDR_LOCAL, &[192, 0, 2, 7])]);
         assert_eq!(ip(&two_ends, &up), Some(found));
 
-        let (down, none) = (HashMap::from([a_link("eth7", 0)]), HashMap::new());
+        let (down, none) = (HashMap::from([an_interface("eth7", 0)]), HashMap::new());
         assert_eq!((ip(&plain, &down), ip(&plain, &none)), (None, None));
         assert_eq!(ip(&an_address(0x40, &[(ADDR_ADDRESS, &[192, 0, 2, 7])]), &up), None);
         let mut on_link = [0; 16];

@@ -7,7 +7,7 @@ use fabric_core::provider::{Host, Interest};
 use fabric_core::tcp::{Dialect, Order, Question, Reply};
 use fabric_core::{Address, Error, Refusal, Result};
 
-use super::super::greeting::{Asked, Asks, Greeting};
+use super::super::greeting::{Asks, Callee, Greeting};
 use super::super::socket::Socket;
 use super::{Endpoint, PATIENCE, Stage, Token};
 
@@ -35,7 +35,7 @@ impl Endpoint {
         socket.watch(&self.wait, token, Interest::Write)?;
         let now = Instant::now();
         let until = now.checked_add(patience).unwrap_or(now + FOR_EVER);
-        let asked = Asked::new(at, socket, asks, until);
+        let asked = Callee::new(at, socket, asks, until);
         peer.link = Some(self.stages.insert(Stage::Asked(asked)));
         self.set_clock();
         Ok(())

@@ -34,7 +34,7 @@ use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
 use super::farewell;
-use super::greeting::{Asked, Caller};
+use super::greeting::{Callee, Caller};
 use super::link::{Link, Sending};
 use super::socket::{Listener, Timer};
 use crate::provider::net::Tuning;
@@ -87,7 +87,7 @@ enum Stage {
     /// Somebody connected, and has not said who it is.
     Caller(Caller),
     /// This side has asked a peer.
-    Asked(Asked),
+    Asked(Callee),
     Up(Box<Link>),
 }
 
