@@ -1,7 +1,6 @@
 //! Sockets of the internet, as the providers that use them make them.
 
 use std::hash::{BuildHasher, RandomState};
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -89,8 +88,4 @@ pub(super) fn refused(call: &'static str, scheme: Scheme, at: SocketAddr) -> imp
         (Errno::ADDRINUSE, Ok(at)) => Error::AddressInUse(at),
         (errno, _) => Error::os(call, errno.raw_os_error()),
     }
-}
-
-pub(super) fn unwatchable(error: io::Error) -> Error {
-    Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default())
 }

@@ -11,3 +11,8 @@ pub(crate) use set::PollSet;
 
 #[cfg(all(test, loom))]
 pub(crate) use crate::models::PollSet;
+
+/// What it means that a set does not watch a descriptor.
+pub(crate) fn unwatchable(error: std::io::Error) -> fabric_core::Error {
+    fabric_core::Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default())
+}

@@ -8,6 +8,8 @@ use fabric_core::provider::{Interest, WaitSet};
 use fabric_core::{Error, Result};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
+use super::unwatchable;
+
 /// The token of the domain's own doorbell.
 const OWN: u64 = u64::MAX;
 
@@ -26,8 +28,7 @@ impl PollSet {
         let doorbell =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("eventfd2"))?;
         let set = Self { epoll, doorbell };
-        set.watch(set.doorbell.as_fd(), OWN)
-            .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
+        set.watch(set.doorbell.as_fd(), OWN).map_err(unwatchable)?;
         Ok(set)
     }
 

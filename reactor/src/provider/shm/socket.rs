@@ -21,6 +21,7 @@ use rustix::net::{
 };
 
 use crate::provider::origin::Origin;
+use crate::wait::unwatchable;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -150,8 +151,7 @@ impl Socket {
 
     /// Reports to this set from now on, until it is dropped or unwatched.
     pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<()> {
-        wait.watch(self.as_fd(), token)
-            .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
+        wait.watch(self.as_fd(), token).map_err(unwatchable)?;
         self.wait = Some(wait.clone());
         Ok(())
     }

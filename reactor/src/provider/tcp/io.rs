@@ -10,6 +10,7 @@ use fabric_core::{Error, Result};
 use super::endpoint::Token;
 use crate::provider::origin::Origin;
 use crate::uring::{Completion, Ring, Shape, SharedRing};
+use crate::wait::unwatchable;
 
 const ENOSYS: i32 = 38;
 
@@ -60,9 +61,7 @@ impl Io {
         // Under automatic progress several threads hand over, and none may keep the others waiting for what it computes
         // meanwhile. Under manual progress nobody else has been promised anything.
         let ring = Ring::open(Shape::usual(self.progress != Progress::Auto)).map_err(failed)?;
-        self.wait
-            .watch(ring.event(), Token::Ring.pack(EpId(0)))
-            .map_err(|error| Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()))?;
+        self.wait.watch(ring.event(), Token::Ring.pack(EpId(0))).map_err(unwatchable)?;
         Ok(SharedRing::new(ring))
     }
 

@@ -14,8 +14,9 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFla
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 use super::congestion;
-use crate::provider::net::{self, Tuning, refused, socket, unwatchable};
+use crate::provider::net::{self, Tuning, refused, socket};
 use crate::provider::origin::Origin;
+use crate::wait::unwatchable;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;

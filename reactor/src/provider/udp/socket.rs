@@ -12,8 +12,9 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{SendFlags, SocketType};
 
-use crate::provider::net::{self, Tuning, unwatchable};
+use crate::provider::net::{self, Tuning};
 use crate::provider::origin::Origin;
+use crate::wait::unwatchable;
 
 /// Bytes of datagrams that the kernel is asked to keep until they are looked at. It gives what the machine allows.
 const KERNEL_BUFFER: usize = 4 << 20;
