@@ -70,10 +70,10 @@ impl Offers {
     ///
     /// # Errors
     /// There is no such message.
-    pub(super) fn taken(&mut self, number: u64) -> Result<Taken, Broken> {
+    pub(super) fn taken(&mut self, number: u64) -> Result<Fetched, Broken> {
         let at = self.list.iter().position(|offered| offered.key == number);
         let at = at.ok_or(Broken("word that a message was read which was not offered"))?;
-        Ok(Taken(self.list.remove(at)))
+        Ok(Fetched(self.list.remove(at)))
     }
 
     /// The peer will read nothing any more.
@@ -94,9 +94,9 @@ fn part(offered: &Offered, row: &Row) -> Option<Part> {
 
 /// A message that was read.
 #[derive(Debug)]
-pub(super) struct Taken(Offered);
+pub(super) struct Fetched(Offered);
 
-impl Taken {
+impl Fetched {
     pub(super) fn op(&self) -> OpKey {
         self.0.op
     }

@@ -62,13 +62,14 @@ pub struct Replies {
     pub(super) is_kin: bool,
     /// Messages that the peer may read where they lie.
     pub offers: Offers,
-    queue: VecDeque<Reply>,
+    queue: VecDeque<Due>,
     /// How far the first has come, if it has begun.
     begun: Option<Position>,
 }
 
+/// Something that is owed to a peer.
 #[derive(Debug)]
-enum Reply {
+enum Due {
     /// An acknowledgement that comes behind answers.
     Ack(Option<Owed>),
     Bytes(Vec<u8>),
@@ -126,7 +127,7 @@ impl Replies {
     /// Whether all that waits is for an owner who has the memory in hand.
     #[must_use]
     pub fn is_in_hand(&self) -> bool {
-        let Some(Reply::Places(spots)) = self.queue.front() else { return false };
+        let Some(Due::Places(spots)) = self.queue.front() else { return false };
         match self.begun {
             None => !spots.iter().all(is_there),
             Some(at) => spots.get(at.spot).is_some_and(|spot| !is_there(spot)),
@@ -134,20 +135,20 @@ impl Replies {
     }
 
     pub(super) fn bytes(&mut self, bytes: Vec<u8>) {
-        self.queue.push_back(Reply::Bytes(bytes));
+        self.queue.push_back(Due::Bytes(bytes));
     }
 
     /// Has an acknowledgement keep its place behind the answers that are owed; gives it back when there are none.
     pub(super) fn behind(&mut self, owed: Option<Owed>) -> Option<Owed> {
         if owed.is_some() && !self.queue.is_empty() {
-            self.queue.push_back(Reply::Ack(owed));
+            self.queue.push_back(Due::Ack(owed));
             return None;
         }
         owed
     }
 
     pub(super) fn refuse(&mut self, denial: Denial) {
-        self.queue.push_back(Reply::Refused(denial));
+        self.queue.push_back(Due::Refused(denial));
     }
 
     /// Checks all places of an operation.
@@ -161,12 +162,12 @@ impl Replies {
     /// A question for these places.
     pub(super) fn question(&mut self, rows: &Rows, host: &dyn Host) -> Result<(), Broken> {
         if let Some(parts) = self.offers.find(rows) {
-            self.queue.push_back(Reply::Offered(parts?));
+            self.queue.push_back(Due::Offered(parts?));
             return Ok(());
         }
         match self.find(rows, OpKind::Read, host) {
-            Ok(spots) => self.queue.push_back(Reply::Places(spots)),
-            Err(denial) if self.is_kin => self.queue.push_back(Reply::Refused(denial)),
+            Ok(spots) => self.queue.push_back(Due::Places(spots)),
+            Err(denial) if self.is_kin => self.queue.push_back(Due::Refused(denial)),
             Err(_) => return Err(NOT_ITS),
         }
         Ok(())
@@ -175,8 +176,8 @@ impl Replies {
     /// The peer says that it has read the message of this number.
     pub(super) fn taken(&mut self, number: u64, host: &mut dyn Host) -> Result<(), Broken> {
         let taken = self.offers.taken(number)?;
-        let is_read = |reply: &Reply| match reply {
-            Reply::Offered(parts) => parts.iter().any(|part| part.op == taken.op()),
+        let is_read = |due: &Due| match due {
+            Due::Offered(parts) => parts.iter().any(|part| part.op == taken.op()),
             _ => false,
         };
         let is_early = self.queue.iter().any(is_read);
@@ -217,14 +218,14 @@ impl Replies {
                 return Ok(Replying::Full);
             }
             match first {
-                Reply::Ack(owed) => owed.take().into_iter().for_each(|owed| outbox.acknowledge(owed)),
-                Reply::Refused(denial) => outbox.refuse(*denial),
-                Reply::Bytes(bytes) => {
+                Due::Ack(owed) => owed.take().into_iter().for_each(|owed| outbox.acknowledge(owed)),
+                Due::Refused(denial) => outbox.refuse(*denial),
+                Due::Bytes(bytes) => {
                     outbox.begin_answer(self.is_kin, bytes.len() as u64);
                     outbox.answer_part(Payload::Whole(bytes));
                     end(outbox, self.is_kin, None);
                 }
-                Reply::Offered(parts) => {
+                Due::Offered(parts) => {
                     let mut at = self.begun.unwrap_or_else(|| {
                         outbox.begin_answer(false, parts.iter().map(|part| part.len as u64).sum());
                         Position::default()
@@ -236,7 +237,7 @@ impl Replies {
                     }
                     end(outbox, false, None);
                 }
-                Reply::Places(spots) => {
+                Due::Places(spots) => {
                     let mut at = match self.begun {
                         Some(at) => at,
                         None if spots.iter().all(is_there) => {
