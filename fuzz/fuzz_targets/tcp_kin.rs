@@ -1,13 +1,6 @@
 //! What peers of this library say to each other over TCP.
 #![no_main]
 
-#[path = "../../fabric-core/tests/tcp_wire/fuzzed.rs"]
-#[allow(dead_code)] // the other target's part
-mod fuzzed;
-#[path = "../../fabric-core/tests/tcp_wire/host.rs"]
-#[allow(dead_code)] // what only tests ask
-mod host;
-
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    let _ = fuzzed::kin(bytes);
+    fabric_fuzz::kin(bytes);
 });
