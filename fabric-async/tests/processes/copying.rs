@@ -2,13 +2,14 @@
 
 use std::os::fd::OwnedFd;
 
-use fabric_async::{DownReason, Endpoint, Error, EventKind, FiAddr};
+use fabric_async::{Endpoint, Error, FiAddr};
 use rustix::fs::SealFlags;
 
-use crate::hostile::{hello, knock, memory, say, still_works};
-use crate::onesided::{Impostor, hear_with, killed_later, word};
+use crate::hostile::{hello, knock, memory, say};
+use crate::onesided::{Impostor, hear_with, word};
 use crate::role::Peer;
 use crate::run;
+use crate::witness::{killed_later, next_to_break, still_works};
 
 const ROUNDS: u64 = 30;
 /// The first is short enough to be copied in one go.
@@ -184,13 +185,7 @@ fn false_places_end_that_connection_only() {
             rustix::io::pwrite(&segment, &record, 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &(6 | 32 << 16 | 1u64 << 40).to_le_bytes(), 4096).unwrap();
             say(&socket, &word(101, 0), &[]);
-            let down = loop {
-                if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
-                    break reason;
-                }
-            };
-            let DownReason::Protocol(what) = down else { panic!("{reason}: {down:?}") };
-            assert!(what.contains(reason), "{reason}: {what}");
+            next_to_break(&mut events, reason).await;
         }
         assert_eq!(ep.stats().unexpected, 0, "nothing of it is left");
         still_works(&ep).await;

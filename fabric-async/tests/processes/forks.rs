@@ -5,12 +5,12 @@ use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, FiAddr};
+use fabric_async::{DownReason, Endpoint, Error, FiAddr};
 
 use crate::census::alone;
-use crate::hostile::still_works;
 use crate::role::Peer;
 use crate::run;
+use crate::witness::{next_end, still_works};
 
 /// Talks to a peer.
 async fn talks(ep: &Endpoint, peer: FiAddr) {
@@ -26,15 +26,6 @@ async fn with_friend() -> (Endpoint, Peer, FiAddr) {
     let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
     talks(&ep, peer).await;
     (ep, friend, peer)
-}
-
-/// How the only peer of an endpoint ends.
-async fn end(events: &mut EventQueue) -> DownReason {
-    loop {
-        if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
-            return reason;
-        }
-    }
 }
 
 /// What the descriptors of a process lead to.
@@ -67,7 +58,7 @@ fn a_program_that_is_started_keeps_nothing() {
             assert!(inherited.is_empty(), "{inherited:?}");
             talks(&ep, peer).await;
             drop(ep);
-            assert_eq!(end(&mut events).await, DownReason::Closed);
+            assert_eq!(next_end(&mut events).await, DownReason::Closed);
             // The name is free.
             let again = Endpoint::bind(&name[..]).await.unwrap();
             still_works(&again).await;
@@ -156,7 +147,7 @@ fn a_child_ends_no_connection_over_tcp() {
             // The child has all descriptors, and keeps neither the connections nor those who would connect.
             let name = ep.name().to_string();
             ep.close().unwrap();
-            assert_eq!(end(&mut events).await, DownReason::Closed);
+            assert_eq!(next_end(&mut events).await, DownReason::Closed);
             assert!(matches!(watcher.lookup(&name[..]).await, Err(Error::NoSuchPeer(_))));
             drop(child);
         });
@@ -205,7 +196,7 @@ fn a_child_that_lingers_keeps_no_connection() {
             talks(&ep, peer).await;
             let name = ep.name().to_string();
             drop(ep);
-            assert_eq!(end(&mut events).await, DownReason::Closed);
+            assert_eq!(next_end(&mut events).await, DownReason::Closed);
             assert!(matches!(watcher.lookup(&name[..]).await, Err(Error::NoSuchPeer(_))));
             assert!(matches!(Endpoint::bind(&name[..]).await, Err(Error::AddressInUse(_))));
             drop(child);

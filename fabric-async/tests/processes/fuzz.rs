@@ -12,11 +12,11 @@ use futures_util::FutureExt;
 use tokio::task::JoinSet;
 
 use crate::census::{Census, alone, mappings, private_bytes};
-use crate::hostile::still_works;
 use crate::role::Peer;
 use crate::run;
 use crate::scribbler::{AREA, Random};
 use crate::stages::ended;
+use crate::witness::still_works;
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 /// Scribblers in a row, each with a seed of its own.

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
-use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue};
+use fabric_async::{DownReason, Endpoint, Error, EventKind};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
@@ -12,6 +12,7 @@ use rustix::net::{
 
 use crate::role::Peer;
 use crate::run;
+use crate::witness::{next_rejection, still_works};
 
 const LINES: u32 = 64;
 const SEGMENT: usize = 4096 + 64 * LINES as usize;
@@ -52,24 +53,6 @@ pub(crate) fn say(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
         control.push(SendAncillaryMessage::ScmRights(&fds));
     }
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
-}
-
-/// The endpoint still works: a friend can connect, send and get an answer.
-pub(crate) async fn still_works(ep: &Endpoint) {
-    let friend = Endpoint::bind("shm://").await.unwrap();
-    let peer = friend.lookup(ep.name()).await.unwrap();
-    friend.send(peer, "are you there").tag(99).await.unwrap();
-    let got = ep.recv().tag(99).await.unwrap();
-    ep.send(got.source().unwrap(), "yes").await.unwrap();
-    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
-}
-
-async fn next_rejection(events: &mut EventQueue) -> Error {
-    loop {
-        if let EventKind::Rejected { error } = events.next().await.kind {
-            return error;
-        }
-    }
 }
 
 #[test]

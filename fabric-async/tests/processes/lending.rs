@@ -1,13 +1,14 @@
 //! Loans between processes that die or lie.
 #![allow(unsafe_code)] // receiving where it lies
 
-use fabric_async::{DownReason, Endpoint, Error, EventKind};
+use fabric_async::{DownReason, Endpoint, Error};
 use rustix::fs::SealFlags;
 
-use crate::hostile::{hello, knock, memory, say, still_works};
-use crate::onesided::{grant, killed_later, mapped, word};
+use crate::hostile::{hello, knock, memory, say};
+use crate::onesided::{grant, mapped, word};
 use crate::role::Peer;
 use crate::run;
+use crate::witness::{killed_later, next_end, next_to_break, still_works};
 
 pub(crate) const FRAME: usize = 300_000;
 /// Of a length that only one test lends, since it counts what is mapped.
@@ -109,13 +110,7 @@ fn false_loans_end_that_connection_only() {
             rustix::io::pwrite(&segment, &record[8..], 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &record[..8], 4096).unwrap();
             say(&socket, &word(101, 0), &[]);
-            let down = loop {
-                if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
-                    break reason;
-                }
-            };
-            let DownReason::Protocol(what) = down else { panic!("{reason}: {down:?}") };
-            assert!(what.contains(reason), "{reason}: {what}");
+            next_to_break(&mut events, reason).await;
         }
         // Memory twice under one name, and no memory at all.
         for (what, saying) in [("twice", grant(7, 4096, 1)), ("another size", grant(8, 1 << 20, 1))] {
@@ -124,11 +119,7 @@ fn false_loans_end_that_connection_only() {
             say(&socket, &hello("liar", 1, 64), &[&segment]);
             say(&socket, &grant(7, 4096, 1), &[&lent]);
             say(&socket, &saying, &[&lent]);
-            let down = loop {
-                if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
-                    break reason;
-                }
-            };
+            let down = next_end(&mut events).await;
             let DownReason::Protocol(reason) = down else { panic!("{what}: {down:?}") };
             assert!(reason.contains(what) || reason.contains("the same memory"), "{what}: {reason}");
         }

@@ -1,11 +1,12 @@
 //! Messages that end when another process has received them.
 
-use fabric_async::{DownReason, Endpoint, EventKind, Progress, WaitPolicy};
+use fabric_async::{Endpoint, Progress, WaitPolicy};
 use rustix::fs::SealFlags;
 
-use crate::hostile::{hello, knock, memory, say, still_works};
+use crate::hostile::{hello, knock, memory, say};
 use crate::role::{Peer, wait_for_parent};
 use crate::run;
+use crate::witness::{next_to_break, still_works};
 
 const COUNT: u64 = 60;
 
@@ -87,13 +88,7 @@ fn false_receipts_end_that_connection_only() {
             rustix::io::pwrite(&segment, &record[8..], 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &record[..8], 4096).unwrap();
             say(&socket, b"fab-shm\0\x01\0\x65\0\0\0\0\0\0\0\0\0", &[]);
-            let down = loop {
-                if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
-                    break reason;
-                }
-            };
-            let DownReason::Protocol(what) = down else { panic!("{reason}: {down:?}") };
-            assert!(what.contains(reason), "{reason}: {what}");
+            next_to_break(&mut events, reason).await;
         }
         // An honest one is confirmed: by its bit, and the word that there are some.
         let segment = memory(4096 + 64 * 64, all);

@@ -9,9 +9,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpSocket;
 
 use crate::census::{Census, alone};
-use crate::hostile::still_works;
 use crate::role::{Peer, wait_for_parent};
 use crate::run;
+use crate::witness::still_works;
 
 const WORD: &str = "are you there?";
 /// What a caller ends with: it was served, or it was refused for want of resources.

@@ -27,6 +27,7 @@ mod stopped;
 mod tcp;
 mod udp;
 mod vectors;
+mod witness;
 
 use std::future::Future;
 use std::time::Duration;

@@ -11,26 +11,15 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
 };
 
-use crate::hostile::{hello, knock, memory, say, still_works};
+use crate::hostile::{hello, knock, memory, say};
 use crate::role::Peer;
 use crate::run;
+use crate::witness::{killed_later, still_works};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const ROUNDS: u64 = 40;
 pub(crate) const AREA: usize = 1 << 20;
 pub(crate) const WIDE: usize = 3 << 20;
-
-pub(crate) fn moment(round: u64) -> Duration {
-    Duration::from_micros(round.wrapping_mul(6_364_136_223_846_793_005) >> 33 & 0x7ff)
-}
-
-pub(crate) fn killed_later(mut victim: Peer, round: u64) -> std::thread::JoinHandle<()> {
-    std::thread::spawn(move || {
-        std::thread::sleep(moment(round));
-        victim.0.kill().unwrap();
-        victim.0.wait().unwrap();
-    })
-}
 
 /// Regions of this size that this process has mapped. The tests run side by side in one process: one that counts at
 /// once needs a size of its own.

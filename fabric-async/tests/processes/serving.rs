@@ -1,12 +1,13 @@
 //! Registered buffers between processes that die or lie.
 
-use fabric_async::{Access, AtomicOp, DownReason, Endpoint, Error, EventKind, RemoteRegion};
+use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 use rustix::fs::SealFlags;
 
-use crate::hostile::{hello, knock, memory, say, still_works};
-use crate::onesided::{AREA, Impostor, grant, hear_with, killed_later, word};
+use crate::hostile::{hello, knock, memory, say};
+use crate::onesided::{AREA, Impostor, grant, hear_with, word};
 use crate::role::Peer;
 use crate::run;
+use crate::witness::{killed_later, next_to_break, still_works};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const ROUNDS: u64 = 30;
@@ -118,13 +119,7 @@ fn false_requests_end_that_connection_only() {
             rustix::io::pwrite(&segment, &record, 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &u64::to_le_bytes(header), 4096).unwrap();
             say(&socket, &word(101, 0), &[]);
-            let down = loop {
-                if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
-                    break reason;
-                }
-            };
-            let DownReason::Protocol(what) = down else { panic!("{reason}: {down:?}") };
-            assert!(what.contains(reason), "{reason}: {what}");
+            next_to_break(&mut events, reason).await;
         }
         assert_eq!(region.look()[..], [7; 100]);
         still_works(&ep).await;

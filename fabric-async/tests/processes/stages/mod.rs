@@ -11,9 +11,9 @@ use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, FiAddr, P
 use rustix::process::Signal;
 
 use crate::census::{Census, alone};
-use crate::hostile::still_works;
 use crate::role::Peer;
 use crate::run;
+use crate::witness::still_works;
 
 /// How often a victim comes and dies; nothing may grow from the second time on.
 const ROUNDS: usize = 3;

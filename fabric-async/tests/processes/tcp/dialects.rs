@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::{bound, is_gone, next_end, next_rejection, still_works};
 use crate::role::Peer;
 use crate::run;
+use crate::witness::killed_after;
 
 const LONG: usize = 3_000_000;
 
@@ -121,15 +122,11 @@ fn kills_are_noticed_and_disturb_nobody() {
     run(async {
         let (ep, mut events) = bound().await;
         for kill in 0..20u64 {
-            let mut victim = Peer::start("tcp chatter in rxm", &ep.name().to_string());
+            let victim = Peer::start("tcp chatter in rxm", &ep.name().to_string());
             let source = ep.recv().tag(1).await.unwrap().source().unwrap();
             // It receives nothing: what it is offered it reads ahead, as far as its budget goes.
             let offered = ep.send(source, vec![9; 30 << 20]).start().unwrap();
-            let killer = std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_micros(kill * 300));
-                victim.0.kill().unwrap();
-                victim.0.wait().unwrap();
-            });
+            let killer = killed_after(victim, Duration::from_micros(kill * 300));
             let error = loop {
                 match ep.recv().tag(1).from(source).await {
                     Ok(message) => assert!(message.iter().all(|byte| *byte == message[0])),

@@ -14,44 +14,19 @@ pub(crate) use onesided::target;
 
 use std::time::Duration;
 
-use fabric_async::{DownReason, Endpoint, Error, EventKind, EventQueue, Progress, Protocol};
+use fabric_async::{Endpoint, Error, EventQueue, Progress, Protocol};
 
 pub(crate) use namespaces::{lonely, mirror};
 
 use crate::role::Peer;
 use crate::run;
+use crate::witness::{killed_after, next_end, next_rejection, still_works};
 
 /// An endpoint at an address of its own on the network inside the machine.
 async fn bound() -> (Endpoint, EventQueue) {
     let ep = Endpoint::bind("tcp://").await.unwrap();
     let events = ep.events().unwrap();
     (ep, events)
-}
-
-/// The endpoint still works: a friend can connect, send and get an answer.
-async fn still_works(ep: &Endpoint) {
-    let friend = Endpoint::bind("tcp://").await.unwrap();
-    let peer = friend.lookup(ep.name()).await.unwrap();
-    friend.send(peer, "are you there").tag(99).await.unwrap();
-    let got = ep.recv().tag(99).await.unwrap();
-    ep.send(got.source().unwrap(), "yes").await.unwrap();
-    assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
-}
-
-async fn next_rejection(events: &mut EventQueue) -> Error {
-    loop {
-        if let EventKind::Rejected { error } = events.next().await.kind {
-            return error;
-        }
-    }
-}
-
-async fn next_end(events: &mut EventQueue) -> DownReason {
-    loop {
-        if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
-            return reason;
-        }
-    }
 }
 
 /// Plays the part of one that sends back what it receives; its name and that of the survivor are in `names`.
@@ -132,13 +107,9 @@ fn kills_are_noticed_and_disturb_nobody() {
         let ready = ep.recv().tag(3).await.unwrap();
         let to_friend = ready.source().unwrap();
         for kill in 0..30u64 {
-            let mut victim = Peer::start("tcp chatter", &ep.name().to_string());
+            let victim = Peer::start("tcp chatter", &ep.name().to_string());
             let source = ep.recv().tag(1).await.unwrap().source().unwrap();
-            let killer = std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_micros(kill * 300));
-                victim.0.kill().unwrap();
-                victim.0.wait().unwrap();
-            });
+            let killer = killed_after(victim, Duration::from_micros(kill * 300));
             let error = loop {
                 match ep.recv().tag(1).from(source).await {
                     Ok(message) => assert!(message.iter().all(|byte| *byte == message[0])),

@@ -9,9 +9,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::hostile::{accepted, header, until_gone};
 use super::{bound, next_end, still_works};
-use crate::onesided::killed_later;
 use crate::role::Peer;
 use crate::run;
+use crate::witness::killed_later;
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const LEN: usize = 16 << 20;
