@@ -126,10 +126,13 @@ impl RegionCounters {
     ) -> Result<()> {
         let remote = CounterBind::REMOTE_READ | CounterBind::REMOTE_WRITE;
         if what.is_empty() || !remote.contains(what) {
-            return Err(Error::BadFlags { what: "counter of a region", flags: format!("{what:?}") });
+            return Err(Error::BadFlags {
+                what: "counter of a region",
+                flags: format!("{what:?}, not REMOTE_READ, REMOTE_WRITE or both"),
+            });
         }
         if !domain.info.caps.contains(Caps::RMA_EVENT) {
-            return Err(Error::NotSupported("counting what peers do (FI_RMA_EVENT was not asked for)"));
+            return Err(Error::NotSupported("counting what peers do (the domain has no FI_RMA_EVENT)"));
         }
         if !counter.node.parent().is_some_and(|parent| Arc::ptr_eq(parent, &domain.node)) {
             return Err(Error::Foreign(Class::Counter, Class::Domain));

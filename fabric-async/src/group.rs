@@ -59,7 +59,7 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inner.node.check_open()?;
         let caps = self.info().caps;
         if !caps.contains(Caps::MULTICAST) {
-            return Err(Error::NotSupported("multicast groups (FI_MULTICAST was not asked for)"));
+            return Err(Error::NotSupported("multicast groups (the endpoint has no FI_MULTICAST)"));
         }
         if !caps.contains(Caps::RECV) {
             return Err(Error::NotSupported("this direction (FI_RECV was left out)"));

@@ -177,7 +177,9 @@ impl RemoteRegion {
     /// [`Error::Invalid`] when they describe no region.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let invalid = |why: &str| Error::Invalid { what: "description of a region", why: why.into() };
-        let bytes: [u8; Self::ENCODED] = bytes.try_into().map_err(|_| invalid("another length"))?;
+        let bytes: [u8; Self::ENCODED] = bytes
+            .try_into()
+            .map_err(|_| invalid(&format!("it has {} bytes instead of {}", bytes.len(), Self::ENCODED)))?;
         let word =
             |at: usize| bytes[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         let access = Access::from_bits(u32::from(bytes[16])).ok_or_else(|| invalid("unknown rights"))?;

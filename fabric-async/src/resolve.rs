@@ -57,7 +57,9 @@ pub(crate) async fn found(
         }
     }
     if addresses.is_empty() {
-        return Err(none("it has none that can be reached from here".into()));
+        return Err(none(
+            "it has none that can be used here, of the family of the endpoint's own address".into(),
+        ));
     }
     Ok(addresses)
 }

@@ -94,11 +94,13 @@ impl Address {
         if scheme.names_sockets() && !name.is_empty() {
             let Ok(at) = name.parse::<SocketAddr>() else {
                 return bad(
-                    "it takes an IP address and a port, as in tcp://127.0.0.1:5000 or tcp://[::1]:5000; a host is looked up first",
+                    "it takes an IP address and a port, as in tcp://127.0.0.1:5000 or tcp://[::1]:5000; `resolve` looks up the name of a host",
                 );
             };
             if at.ip().is_unspecified() || (at.ip().is_multicast() && scheme != Scheme::Udp) {
-                return bad("it takes the address of one machine: peers answer to it");
+                return bad(
+                    "it takes an address by which peers reach this one machine, and 0.0.0.0 or a group is none",
+                );
             }
             return Self::of_socket(scheme, at);
         }

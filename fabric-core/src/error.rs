@@ -166,8 +166,8 @@ pub enum Error {
     /// An endpoint was enabled without an object it needs. `FI_ENOCQ`, `FI_ENOAV`.
     #[error("no {0} is bound")]
     Unbound(Class),
-    /// A remote or local memory key that is taken or unknown. `FI_ENOKEY`.
-    #[error("memory key {key:#x}: {why}")]
+    /// A remote or local memory key that is taken, unknown or closed, or does not grant the access. `FI_ENOKEY`.
+    #[error("memory key {key:#x} {why}")]
     Key {
         /// The key.
         key: u64,

@@ -131,7 +131,7 @@ pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Resu
         Some(end) if end <= region => {}
         end => {
             let len = end.unwrap_or(usize::MAX);
-            return Err(Error::TooLong { what: "access to a memory region", len, limit: region });
+            return Err(Error::TooLong { what: "memory access, offset included,", len, limit: region });
         }
     }
     if !start.is_multiple_of(align) {

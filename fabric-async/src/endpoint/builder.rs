@@ -159,11 +159,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
         if what.is_empty() {
-            return Err(Error::BadFlags { what: "bind_counter", flags: format!("{what:?}") });
+            return Err(Error::BadFlags { what: "bind_counter", flags: "no kind of operation".into() });
         }
         let remote = CounterBind::REMOTE_READ | CounterBind::REMOTE_WRITE;
         if what.intersects(remote) && !self.info.caps.contains(Caps::RMA_EVENT) {
-            return Err(Error::NotSupported("counting what peers do (FI_RMA_EVENT was not asked for)"));
+            return Err(Error::NotSupported("counting what peers do (the endpoint has no FI_RMA_EVENT)"));
         }
         self.hold(&counter.inner.node)?;
         let counters = &mut self.counters;

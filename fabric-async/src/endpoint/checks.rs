@@ -14,7 +14,7 @@ impl EndpointInner {
     pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
         self.node.check_open()?;
         if spec.fence && !self.caps.contains(Caps::FENCE) {
-            return Err(Error::NotSupported("fenced operations (FI_FENCE was not asked for)"));
+            return Err(Error::NotSupported("fenced operations (the endpoint has no FI_FENCE)"));
         }
         if spec.data.is_some() && self.info.domain.cq_data_size == 0 {
             return Err(Error::NotSupported("data for the receiver (cq_data_size is 0)"));
@@ -47,9 +47,9 @@ impl EndpointInner {
         let caps = self.caps;
         if !caps.contains(what) {
             return Err(Error::NotSupported(if what == Caps::RMA {
-                "one-sided operations (FI_RMA was not asked for)"
+                "one-sided operations (the endpoint has no FI_RMA)"
             } else {
-                "atomic operations (FI_ATOMIC was not asked for)"
+                "atomic operations (the endpoint has no FI_ATOMIC)"
             }));
         }
         if !caps.contains(direction) {
@@ -62,7 +62,7 @@ impl EndpointInner {
     pub(crate) fn check_recv(&self, spec: &RecvSpec) -> Result<()> {
         self.node.check_open()?;
         if spec.from.is_some() && !self.caps.contains(Caps::DIRECTED_RECV) {
-            return Err(Error::NotSupported("directed receives (FI_DIRECTED_RECV was not asked for)"));
+            return Err(Error::NotSupported("directed receives (the endpoint has no FI_DIRECTED_RECV)"));
         }
         self.check_caps(spec.tag.is_some(), Caps::RECV)
     }
@@ -79,10 +79,10 @@ impl EndpointInner {
     fn check_caps(&self, tagged: bool, direction: Caps) -> Result<()> {
         let caps = self.caps;
         if tagged && !caps.contains(Caps::TAGGED) {
-            return Err(Error::NotSupported("tagged messages (FI_TAGGED was not asked for)"));
+            return Err(Error::NotSupported("tagged messages (the endpoint has no FI_TAGGED)"));
         }
         if !tagged && !caps.contains(Caps::MSG) {
-            return Err(Error::NotSupported("untagged messages (FI_MSG was not asked for)"));
+            return Err(Error::NotSupported("untagged messages (the endpoint has no FI_MSG)"));
         }
         if !caps.contains(direction) {
             return Err(self.wrong_direction(direction));

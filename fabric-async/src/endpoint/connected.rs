@@ -275,7 +275,8 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     fn connection(&self) -> Result<&Connection> {
-        let none = || Error::NotSupported("the one peer of an endpoint that talks with many");
+        let none =
+            || Error::NotSupported("the one peer, and its connection, of an endpoint that talks with many");
         self.inner.connection.as_ref().ok_or_else(none)
     }
 }

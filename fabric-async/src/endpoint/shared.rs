@@ -215,7 +215,7 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
         if directions & !CqBind::SELECTIVE_COMPLETION != CqBind::RECV {
             return Err(Error::BadFlags {
                 what: "bind_cq of a shared receive context",
-                flags: format!("{directions:?}"),
+                flags: format!("{directions:?}, not RECV"),
             });
         }
         self.hold(&cq.inner.node)?;
@@ -245,7 +245,7 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
         if what != CounterBind::RECV {
             return Err(Error::BadFlags {
                 what: "bind_counter of a shared receive context",
-                flags: format!("{what:?}"),
+                flags: format!("{what:?}, not RECV"),
             });
         }
         self.hold(&counter.inner.node)?;

@@ -77,7 +77,7 @@ impl Denied {
             Self::Beyond(limit) => {
                 let end = usize::try_from(offset).unwrap_or(usize::MAX).checked_add(rest);
                 let len = end.unwrap_or(usize::MAX);
-                Error::TooLong { what: "access to a memory region", len, limit }
+                Error::TooLong { what: "memory access, offset included,", len, limit }
             }
             Self::Across => {
                 let size = atomic.map_or(1, |atomic| atomic.datatype.size());

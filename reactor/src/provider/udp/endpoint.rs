@@ -117,7 +117,7 @@ impl Endpoint {
 
     pub(super) fn join(&mut self, group: &Address) -> Result<u32> {
         if !self.multicasts {
-            return Err(Error::NotSupported("multicast groups (FI_MULTICAST was not asked for)"));
+            return Err(Error::NotSupported("multicast groups (the endpoint has no FI_MULTICAST)"));
         }
         if group.scheme() != Scheme::Udp {
             return Err(Error::WrongScheme { provider: "udp", address: group.clone() });

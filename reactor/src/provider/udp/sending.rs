@@ -165,7 +165,7 @@ impl Endpoint {
             return Err(Error::Invalid { what: "peer address", why });
         }
         if to.ip().is_multicast() && !self.multicasts {
-            return Err(Error::NotSupported("multicast groups (FI_MULTICAST was not asked for)"));
+            return Err(Error::NotSupported("multicast groups (the endpoint has no FI_MULTICAST)"));
         }
         self.routes.note(addr, to);
         Ok(to)
