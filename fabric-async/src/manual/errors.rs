@@ -90,18 +90,19 @@
 //! | [`NoMatch`] | `FI_ENODATA` | 61 | no provider can do what the hints ask; says why, offer by offer |
 //! | [`Protocol`] | `FI_EPROTO` | 71 | the peer broke the protocol, and its connection was ended |
 //! | [`TooLong`] | `FI_EMSGSIZE` | 90 | a message, inject or region access beyond its limit |
-//! | [`NotSupported`] | `FI_EOPNOTSUPP` | 95 | the capability was not asked for, or does not exist |
+//! | [`NotSupported`] | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or that the provider has not |
 //! | [`AddressInUse`] | `FI_EADDRINUSE` | 98 | the name is taken by a living endpoint |
-//! | [`StaleAddress`], [`UnknownSource`] | `FI_EADDRNOTAVAIL` | 99 | a number that was removed, or a sender without one |
+//! | [`StaleAddress`], [`UnknownSource`], [`NoSuchHost`] | `FI_EADDRNOTAVAIL` | 99 | a number that was removed; a sender without one; the name of a host without an address |
 //! | [`PeerGone`] | `FI_ECONNRESET` | 104 | the peer was connected, and died or closed |
-//! | [`NoSuchPeer`], [`Refused`] | `FI_ECONNREFUSED` | 111 | nobody has that name; the peer declined, with its reason |
+//! | [`TimedOut`] | `FI_ETIMEDOUT` | 110 | whoever was called to be connected has not answered in time |
+//! | [`NoSuchPeer`], [`Refused`], [`Rejected`] | `FI_ECONNREFUSED` | 111 | nobody has that name; the peer declined, with its reason; its program did, with private data |
 //! | [`Canceled`] | `FI_ECANCELED` | 125 | the endpoint closed first |
 //! | [`Closed`] | `FI_EOPBADSTATE` | 258 | the object was closed |
 //! | [`CountedError`] | `FI_EAVAIL` | 259 | an operation failed while its counter was waited for |
 //! | [`BadFlags`] | `FI_EBADFLAGS` | 260 | flags that mean nothing here |
 //! | [`Foreign`] | `FI_EDOMAIN` | 262 | objects of different domains or fabrics |
 //! | [`Truncated`] | `FI_ETRUNC` | 265 | the message was longer than the room |
-//! | [`Key`] | `FI_ENOKEY` | 266 | a memory key that is taken or unknown |
+//! | [`Key`] | `FI_ENOKEY` | 266 | a memory key that is taken, unknown or closed, or does not grant the access |
 //! | [`Unbound`] | `FI_ENOCQ`, `FI_ENOAV` | 263, 267 | a post to a queue that is not bound; an endpoint without address vector |
 //! | [`Os`] | the system's own | | a system call failed; it is named |
 //!
@@ -137,6 +138,9 @@
 //! [`PeerGone`]: crate::Error::PeerGone
 //! [`NoSuchPeer`]: crate::Error::NoSuchPeer
 //! [`Refused`]: crate::Error::Refused
+//! [`Rejected`]: crate::Error::Rejected
+//! [`TimedOut`]: crate::Error::TimedOut
+//! [`NoSuchHost`]: crate::Error::NoSuchHost
 //! [`Canceled`]: crate::Error::Canceled
 //! [`Closed`]: crate::Error::Closed
 //! [`BadFlags`]: crate::Error::BadFlags
