@@ -30,8 +30,9 @@ pub(crate) struct AvInner {
     is_fixed: bool,
 }
 
-/// What names an endpoint: an [`Address`], or text like `shm://echo`. Calls that can wait also take the name of a host, as
-/// `tcp://localhost:7000`; see [`resolve`](crate::resolve()).
+/// What names an endpoint: an [`Address`], or text like `shm://echo`. [`Endpoint::bind`](crate::Endpoint::bind) and
+/// [`Endpoint::lookup`](crate::Endpoint::lookup) also take the name of a host, as `tcp://localhost:7000`; for all other
+/// calls [`resolve`](crate::resolve()) looks it up first.
 pub trait ToAddress {
     /// The address.
     ///

@@ -151,7 +151,8 @@ impl PassiveEndpointBuilder {
 
 impl PassiveEndpoint {
     /// Listens at this address, or at a fresh one if it has no port, with a fabric and a domain of its own: accepted endpoints
-    /// live in that domain, each with a completion queue and an event queue of its own. [`Endpoint::connect`] has an example.
+    /// live in that domain, each with a completion queue and an event queue of its own. [`Endpoint::connect`] has an example. The
+    /// name of a host is [looked up](crate::resolve()) first.
     ///
     /// # Errors
     /// [`Error::NoMatch`] of providers without connected endpoints; [`Error::BadAddress`]; and those of

@@ -11,7 +11,8 @@ use crate::av::ToAddress;
 /// the system wants them tried. What is an address already is the only one.
 ///
 /// [`Endpoint::bind`](crate::Endpoint::bind) and [`Endpoint::lookup`](crate::Endpoint::lookup) do this by themselves, and
-/// try one after the other. Calls that do not wait, as [`AddressVector::insert`](crate::AddressVector::insert), take
+/// try one after the other. All other calls, as [`Endpoint::connect`](crate::Endpoint::connect),
+/// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) and [`AddressVector::insert`](crate::AddressVector::insert), take
 /// addresses only: look up first, and choose.
 ///
 /// The system is asked (`getaddrinfo`) on a thread of Tokio's for blocking calls, so the runtime goes on meanwhile. Nothing is

@@ -120,7 +120,6 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{CqBind, EpType, EventKind, Fabric, Hints, discover};
-    /// use futures_util::StreamExt;
     ///
     /// let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg)).await?.swap_remove(0);
     /// let fabric = Fabric::open(&info)?;
@@ -188,12 +187,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 impl Endpoint {
     /// Connects with whoever listens at this address, with a fabric, a domain, a completion queue and an event queue of its
     /// own, as [`bind`](Self::bind) has them. The other side is a [`PassiveEndpoint`](crate::PassiveEndpoint), or a program
-    /// with libfabric that has one.
+    /// with libfabric that has one. The name of a host is [looked up](crate::resolve()) first.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
     /// use fabric_async::{Endpoint, PassiveEndpoint};
-    /// use futures_util::StreamExt;
     ///
     /// let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
     /// let name = door.name().clone();

@@ -9,7 +9,6 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
 //! use fabric_async::{Endpoint, Error, PassiveEndpoint};
-//! use futures_util::StreamExt;
 //!
 //! let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
 //! let name = door.name().clone();
@@ -42,6 +41,9 @@
 //!
 //! # Calling
 //!
+//! The address has an IP address and a port. The name of a host is [looked up](crate::resolve()) first:
+//! `Endpoint::connect(&resolve("tcp://localhost:7000").await?[0])` calls the first address that it has.
+//!
 //! [`Endpoint::connect`] ends when the peer has accepted. Both sides may say something with that, up to
 //! [`MAX_PRIVATE_DATA`] bytes each; afterwards [`Endpoint::private_data`] is what the other has said. Otherwise the error says
 //! why not: [`NoSuchPeer`] when nobody listens there, [`Rejected`] with the private data of who does not want to, [`Protocol`]
@@ -49,6 +51,10 @@
 //! [`Connect::timeout`](crate::Connect::timeout) says: a libfabric program answers only while it looks at its event queue.
 //!
 //! Dropping the future gives the attempt up. The other side may have accepted by then: its endpoint hears of the end.
+//!
+//! Only endpoints of this type are to call a passive endpoint. One without connections that is told its address gets in as far
+//! as the request, whose private data are then the bytes by which such endpoints greet each other. When it is rejected, its
+//! `lookup` is [`Refused`](crate::Error::Refused), whatever the reason: say who you are in the private data, and look at it.
 //!
 //! # Answering
 //!
