@@ -32,6 +32,10 @@
 //! | [`.start()?`](SendRequest::start) | the returned [`Operation`], awaited later | [`Error::Again`] |
 //! | [`.post()?`](SendRequest::post) | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::Again`] |
 //!
+//! A request is no future yet: `.await`, `select!` and `timeout` make one of it. Where a future is asked for, as by
+//! `FuturesUnordered` or `tokio::spawn`, `.start()?` gives an [`Operation`], which borrows nothing; `.into_future()` makes
+//! one that may wait for credit.
+//!
 //! Dropping a future never loses a message and never frees memory that is in use: see [`manual::cancellation`].
 //!
 //! # Where to read on

@@ -89,7 +89,7 @@ impl<M: ThreadModel> IntoFuture for LendRequest<'_, M> {
 ///
 /// # Panics
 /// When polled after it has resolved.
-#[must_use = "dropping an operation withdraws or abandons it"]
+#[must_use = "nobody hears how a dropped operation ends"]
 pub struct LendOperation(Operation<Loan>);
 
 impl Future for LendOperation {

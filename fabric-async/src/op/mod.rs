@@ -140,7 +140,7 @@ impl Report {
 ///
 /// # Panics
 /// When polled after it has resolved.
-#[must_use = "dropping an operation withdraws or abandons it"]
+#[must_use = "nobody hears how a dropped operation ends; a receive that is dropped takes nothing"]
 pub struct Operation<B> {
     state: State<B>,
 }
