@@ -24,6 +24,7 @@ pub const MAX_NAME: usize = 80;
 /// # Ok::<(), fabric_async::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[doc(alias = "fi_av_straddr")]
 pub struct Address {
     scheme: Scheme,
     name: Arc<str>,

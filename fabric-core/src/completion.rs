@@ -304,6 +304,7 @@ impl<B> From<Failed<B>> for Error {
 #[derive(Debug)]
 #[non_exhaustive]
 #[doc(alias = "fi_cq_tagged_entry")]
+#[doc(alias = "fi_cq_readerr")]
 pub struct Completion {
     /// The number given with `.context(…)` at the post.
     pub context: u64,

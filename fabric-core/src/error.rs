@@ -18,6 +18,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// No room now: a queue, a credit or a completion entry is missing. Nothing was queued; try again after
     /// progress, or use the awaiting form. `FI_EAGAIN`.
+    #[doc(alias = "FI_EAGAIN")]
     #[error("try again: no free {0}")]
     Again(Scarce),
     /// No provider can satisfy the hints. `FI_ENODATA`.

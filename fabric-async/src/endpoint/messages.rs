@@ -30,6 +30,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// The request is posted when it is *awaited*, which is before the first poll: in `select!`, also in a branch that
     /// is switched off by `if`. To decide first, [reserve](Self::reserve) and send with the permit.
     #[doc(alias = "fi_send")]
+    #[doc(alias = "fi_sendmsg")]
+    #[doc(alias = "fi_tsendmsg")]
     #[inline]
     pub fn send<B: IoBuf>(&self, peer: FiAddr, buf: B) -> SendRequest<'_, B, M> {
         SendRequest::new(self, peer, buf)
@@ -132,6 +134,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`]; the buffer is dropped. [`Operation::cancel`] gets it back instead.
     #[doc(alias = "fi_recv")]
+    #[doc(alias = "fi_recvmsg")]
+    #[doc(alias = "fi_trecvmsg")]
     pub fn recv_into<B: IoBufMut>(&self, buf: B) -> RecvRequest<'_, B, M> {
         RecvRequest::new(self, buf)
     }

@@ -16,6 +16,7 @@
 //! | C | here |
 //! |---|---|
 //! | `fi_getinfo` | [`discover`], with [`Hints`] |
+//! | `fi_allocinfo`, `fi_dupinfo`, `fi_freeinfo` | `Hints::new`, `clone`, drop |
 //! | `fi_fabric` | [`Fabric::open`] |
 //! | `prov_name` `"tcp;ofi_rxm"`, `FI_PROTO_RXM` | [`Hints::provider`](crate::Hints::provider), [`Protocol::Rxm`](crate::Protocol::Rxm); [`tcp`](super::tcp#the-other-dialect) says when that matters |
 //! | `fi_domain`, `fi_domain2` | [`Fabric::domain`], [`Fabric::domain_builder`] |
@@ -36,6 +37,7 @@
 //! | `fi_mr_bind` with a counter | [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter) |
 //! | `FI_MR_VIRT_ADDR` | [`RemoteRegion::base`](crate::RemoteRegion::base), where the hints agree to [`MrMode::BASIC`](crate::MrMode::BASIC) |
 //! | `fi_mr_reg`, `fi_mr_key` | [`Domain::alloc`], [`Domain::register`], [`Domain::register_buffer`](crate::Domain::register_buffer), [`MemoryRegion::key`](crate::MemoryRegion::key) |
+//! | `fi_mr_desc`, `FI_MR_LOCAL` | nothing: no provider here asks for it, and the buffer of an operation is registered nowhere |
 //! | `fi_close` | `close`, or drop; see [`errors`](super::errors) |
 //! | all of the above up to `fi_enable` | [`Endpoint::bind`] |
 //!
@@ -55,6 +57,8 @@
 //! | `fi_recv`, `fi_trecv` | [`Endpoint::recv_into`], [`Endpoint::recv`], with [`tag`](crate::RecvRequest::tag) or [`tag_mask`](crate::RecvRequest::tag_mask) |
 //! | `fi_sendv`, `fi_tsendv`, `fi_writev` | the same with a [`Gather`](crate::Gather) |
 //! | `fi_recvv`, `fi_trecvv`, `fi_readv` | the same with a [`Scatter`](crate::Scatter) |
+//! | `fi_sendmsg`, `fi_recvmsg` and their like, with flags | the same, with a method of the request for each flag |
+//! | `fi_inject_atomic` | an atomic operation that is `.start()`ed, and dropped |
 //! | `FI_MORE` | [`Endpoint::inject_all`](crate::Endpoint::inject_all), [`Endpoint::post_all`](crate::Endpoint::post_all) |
 //! | `FI_MULTI_RECV`, `FI_OPT_MIN_MULTI_RECV` | [`Endpoint::recv_multi`](crate::Endpoint::recv_multi), [`min_free`](crate::MultiRecvRequest::min_free); the completion with `FI_MULTI_RECV` is an entry of its own, [`OpKind::Release`](crate::OpKind::Release) |
 //! | `FI_PEEK`, `FI_PEEK \| FI_CLAIM` | [`Endpoint::probe`](crate::Endpoint::probe), [`Probe::claim`](crate::Probe::claim) |
@@ -70,6 +74,7 @@
 //!
 //! | C | here |
 //! |---|---|
+//! | `FI_CQ_FORMAT_…`, `struct fi_context` | one format, [`Completion`](crate::Completion); a context is a number |
 //! | `fi_cq_read`, `fi_cq_readfrom` | [`CompletionQueue::try_batch`], [`Transfer::source`](crate::Transfer::source) |
 //! | `fi_cq_sread` | [`CompletionQueue::next_batch`], or the queue as a `Stream` |
 //! | `fi_cq_readerr` | [`Completion::error`](crate::Completion::error) |

@@ -69,6 +69,7 @@ impl<R: Row> Answer<R> for Fetch {
 /// each other.
 #[must_use = "nothing happens before the request is awaited, started or posted"]
 #[doc(alias = "fi_atomic")]
+#[doc(alias = "fi_atomicmsg")]
 pub struct AtomicRequest<'a, R, A, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
     spec: SendSpec,

@@ -63,6 +63,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A receive whose number is removed or taken back
     /// while it waits ends with `StaleAddress`.
     #[doc(alias = "FI_DIRECTED_RECV")]
+    #[doc(alias = "FI_ADDR_UNSPEC")]
     pub fn from(mut self, peer: FiAddr) -> Self {
         self.spec.from = Some(peer);
         self

@@ -50,6 +50,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
 
     /// Data for the receiver's completion (`fi_senddata`, `FI_REMOTE_CQ_DATA`).
     #[doc(alias = "fi_senddata")]
+    #[doc(alias = "fi_tsenddata")]
     pub fn data(mut self, data: u64) -> Self {
         self.spec.data = Some(data);
         self

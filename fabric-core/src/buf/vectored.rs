@@ -18,6 +18,7 @@ use super::{AnyBuf, FlatBuf, IoBuf, IoBufMut, Payload, Source};
 /// ```
 #[derive(Debug, Default)]
 #[doc(alias = "fi_sendv")]
+#[doc(alias = "fi_tsendv")]
 #[doc(alias = "fi_writev")]
 #[doc(alias = "iovec")]
 pub struct Gather {
@@ -42,6 +43,7 @@ pub struct Gather {
 /// ```
 #[derive(Debug, Default)]
 #[doc(alias = "fi_recvv")]
+#[doc(alias = "fi_trecvv")]
 #[doc(alias = "fi_readv")]
 #[doc(alias = "iovec")]
 pub struct Scatter {

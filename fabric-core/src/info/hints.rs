@@ -35,6 +35,7 @@ macro_rules! hints {
         #[derive(Clone, Debug, Default, PartialEq)]
         #[non_exhaustive]
         #[must_use]
+        #[doc(alias = "fi_allocinfo")]
         pub struct Hints {
             /// Duties the application agrees to.
             pub mode: Mode,

@@ -57,6 +57,8 @@ pub use refusal::{Mismatch, NoMatch};
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_info")]
+#[doc(alias = "fi_dupinfo")]
+#[doc(alias = "fi_freeinfo")]
 pub struct Info {
     /// What endpoints can do.
     pub caps: Caps,

@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[doc(alias = "fi_wait_obj")]
+#[doc(alias = "FI_WAIT_NONE")]
+#[doc(alias = "FI_WAIT_UNSPEC")]
+#[doc(alias = "FI_WAIT_FD")]
 pub enum WaitPolicy {
     /// Never sleeps: a pending operation keeps its task runnable. Lowest latency, one core busy. Other tasks of the
     /// same executor run in between.
