@@ -21,16 +21,19 @@ const MOST: usize = 1024;
 struct Leaving {
     socket: Socket,
     rest: Vec<u8>,
+    /// The peer may still send something.
+    is_spoken_to: bool,
     until: Instant,
 }
 
-/// Closes a connection, when the peer has what was sent and has closed too, or does not within a few seconds.
+/// Closes a connection, when the peer has what was sent and has closed too, or does not within a few seconds. It is called
+/// with the lock of a domain: what it does at once is bounded, however fast the peer talks on.
 pub(crate) fn close(mut socket: Socket, rest: &[u8]) {
     if !socket.is_ours() {
         return;
     }
     socket.unwatch();
-    let mut leaving = Leaving { socket, rest: rest.to_vec(), until: Instant::now() + PATIENCE };
+    let mut leaving = Leaving::new(socket, rest);
     if leaving.go_on() {
         static THREAD: OnceLock<Option<Sender<Leaving>>> = OnceLock::new();
         let thread = THREAD.get_or_init(|| {
@@ -59,7 +62,8 @@ fn see_off(newcomers: &Receiver<Leaving>) {
             .iter()
             .map(|leaving| {
                 let room = if leaving.rest.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-                PollFd::from_borrowed_fd(leaving.socket.as_fd(), PollFlags::IN | room)
+                let news = if leaving.is_spoken_to { PollFlags::IN } else { PollFlags::empty() };
+                PollFd::from_borrowed_fd(leaving.socket.as_fd(), news | room)
             })
             .collect();
         let timeout = Timespec::try_from(LOOK).ok();
@@ -70,7 +74,11 @@ fn see_off(newcomers: &Receiver<Leaving>) {
 }
 
 impl Leaving {
-    /// Sends and reads what can be; false when the connection can be closed.
+    fn new(socket: Socket, rest: &[u8]) -> Self {
+        Self { socket, rest: rest.to_vec(), is_spoken_to: true, until: Instant::now() + PATIENCE }
+    }
+
+    /// Sends and reads what can be, within a bound; false when the connection can be closed.
     fn go_on(&mut self) -> bool {
         while !self.rest.is_empty() {
             match self.socket.send(&[IoSlice::new(&self.rest)]) {
@@ -82,6 +90,12 @@ impl Leaving {
         if self.rest.is_empty() {
             self.socket.finish();
         }
-        self.socket.drain()
+        self.is_spoken_to = self.is_spoken_to && self.socket.drain();
+        // Who sends no more may still read.
+        self.is_spoken_to || !self.rest.is_empty()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "farewell_tests.rs"]
+mod tests;

@@ -25,6 +25,8 @@ const BACKLOG: i32 = 4096;
 const SILENCE: Duration = Duration::from_secs(30);
 /// The kernel asks so many times whether it is still there, in the second half of that time.
 const ATTEMPTS: u32 = 3;
+/// Bytes that are thrown away in one go: a peer may send them faster than that.
+const DRAINED: usize = 64 << 10;
 
 /// Where peers connect.
 #[derive(Debug)]
@@ -232,16 +234,17 @@ impl Socket {
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Write);
     }
 
-    /// Throws away what has arrived; true when more may come.
+    /// Throws away what has arrived, up to a bound; true when more may come.
     pub(crate) fn drain(&self) -> bool {
         let mut room = [MaybeUninit::<u8>::uninit(); 4096];
-        loop {
+        for _ in 0..DRAINED / room.len() {
             match rustix::net::recv(&self.fd, &mut room[..], RecvFlags::DONTWAIT) {
                 Ok((_, 0)) => return false,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return errno == Errno::AGAIN,
             }
         }
+        true
     }
 }
 
