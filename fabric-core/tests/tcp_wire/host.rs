@@ -87,6 +87,13 @@ impl Receiver {
         op
     }
 
+    /// An operation whose message of so many bytes the peer may read.
+    pub(crate) fn offers(&mut self, len: usize) -> OpKey {
+        let op = self.sending(&vec![1; len]);
+        self.inbox.replies.offers.add(op, None, len, &self.maps);
+        op
+    }
+
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<Taken, Broken> {
         self.inbox.take(bytes, PEER, &mut self.rx, &mut self.maps)
     }

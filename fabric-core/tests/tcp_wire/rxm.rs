@@ -506,3 +506,24 @@ fn what_was_only_offered_goes_with_the_peer() {
     assert_eq!(receiver.got(op).1, b"abc");
     assert!(!receiver.inbox.has_aside() && receiver.inbox.end().is_empty());
 }
+
+/// What was put aside is looked at later, and may be wrong then: the message that is in the middle of arriving fails with the
+/// connection, as any other.
+#[test]
+fn a_lie_that_was_put_aside_leaves_no_message_behind() {
+    let mut receiver = Receiver::of_rxm(300, HERE);
+    let halved = receiver.post(UNTAGGED, None);
+    let too_much = framed(&packet(PacketKind::Eager, 0, 1000), &[1; 1000]);
+    let lie = framed(&Packet { connection: HERE + 1, ..packet(PacketKind::Eager, 0, 3) }, b"abc");
+    let begun = segment(1, Step::First, &[2; 10], 30);
+    let last = segment(1, Step::Last, &[2; 20], 30);
+    let bytes = [begun, too_much, lie, last[..last.len() - 5].to_vec()].concat();
+    assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len());
+    let aside = receiver.post(UNTAGGED, None);
+    assert!(matches!(receiver.take(&[]), Err(Broken(what)) if what.contains("quotes")));
+    assert_eq!(receiver.got(aside).0.len, 1000);
+    for landing in receiver.inbox.end() {
+        receiver.rx.fail(&mut receiver.maps, landing, Error::Canceled);
+    }
+    assert_eq!(receiver.end(halved).expect("has ended").error.as_deref(), Some(&Error::Canceled));
+}

@@ -82,8 +82,19 @@ impl Inbox {
         if !self.has_aside() {
             return Ok(());
         }
-        // A frame may be in the middle of arriving.
+        // A frame may be in the middle of arriving. It is there still when what was put aside turns out to be wrong.
         let landing = self.landing.take();
+        let result = self.take_all_kept(who, (rx, host), taken);
+        self.landing = landing;
+        result
+    }
+
+    fn take_all_kept(
+        &mut self,
+        who: Who,
+        (rx, host): (&mut RxContext, &mut dyn Host),
+        taken: &mut Taken,
+    ) -> Result<(), Broken> {
         while let Some(bytes) = self.aside.frames.pop_front() {
             let mut part = Taken::default();
             let is_taken = self.take_kept(&bytes, who, (&mut *rx, &mut *host), &mut part);
@@ -94,7 +105,6 @@ impl Inbox {
             }
             self.aside.bytes -= bytes.len();
         }
-        self.landing = landing;
         Ok(())
     }
 
