@@ -35,7 +35,7 @@ async fn say(socket: &mut TcpStream, kind: ControlKind, private: &[u8]) {
 }
 
 /// A packet within its frame, with everything at will.
-fn packet(connection: u64, kind: u8, len: u64, body: &[u8]) -> Vec<u8> {
+pub(super) fn packet(connection: u64, kind: u8, len: u64, body: &[u8]) -> Vec<u8> {
     let mut bytes = vec![3, 0, 0, 0, 0, 0, 16, 0];
     bytes.extend((16 + 64 + body.len() as u64).to_le_bytes());
     let prefix = bytes.len();
@@ -48,7 +48,7 @@ fn packet(connection: u64, kind: u8, len: u64, body: &[u8]) -> Vec<u8> {
 }
 
 /// Asks an endpoint for a connection in RXM; what packets there must quote.
-async fn accepted(ep: &Endpoint) -> (TcpStream, u64) {
+pub(super) async fn accepted(ep: &Endpoint) -> (TcpStream, u64) {
     let mut socket = TcpStream::connect(ep.name().socket().unwrap()).await.unwrap();
     let request = Request { port: 9, instance: 7, connection: 3 };
     say(&mut socket, ControlKind::Request, &request.encode()).await;

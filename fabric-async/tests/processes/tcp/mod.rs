@@ -9,6 +9,7 @@ mod networks;
 mod onesided;
 mod options;
 mod ring;
+mod siege;
 
 pub(crate) use onesided::target;
 

@@ -162,7 +162,7 @@ impl Link {
 
     /// Nothing that was collected is left to be sent that could be.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.is_blocked || self.outbox.pending().is_empty()
+        self.is_blocked || self.is_deaf || self.outbox.pending().is_empty()
     }
 
     pub(crate) fn into_socket(mut self) -> (Socket, Vec<u8>) {

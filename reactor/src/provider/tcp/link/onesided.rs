@@ -75,10 +75,10 @@ impl Link {
     /// Whether something is to be done here without news: questions to be answered, or bytes to be looked at.
     pub(crate) fn has_duties(&self) -> bool {
         let replies = &self.inbox.replies;
-        let answers = !replies.is_empty() && !self.is_blocked && !self.is_sending() && !replies.is_in_hand();
-        answers
-            || self.can_ask() && !self.is_blocked && !self.is_sending()
-            || self.is_fresh && !self.is_clogged()
+        // Of a peer that has gone there may be messages to be received, and nobody to be answered.
+        let is_heard = !self.is_deaf && !self.is_blocked && !self.is_sending();
+        let answers = is_heard && !replies.is_empty() && !replies.is_in_hand();
+        answers || is_heard && self.can_ask() || self.is_fresh && !self.is_clogged()
     }
 
     /// Whether nothing can be sent before the owner of some memory has given it back: an answer has begun.

@@ -1,0 +1,96 @@
+//! Peers that leave something behind, or do not let go.
+
+use std::time::Duration;
+
+use fabric_async::{Access, Endpoint, RemoteRegion};
+use fabric_core::buf::Payload;
+use fabric_core::provider::Remote;
+use fabric_core::tcp::{Frame, Order, Outbox, Rows};
+use tokio::io::AsyncWriteExt;
+
+use super::dialects::packet;
+use super::{bound, dialects, hostile, next_end, still_works};
+use crate::run;
+
+/// A question for bytes of a region.
+fn question(region: &RemoteRegion) -> Vec<u8> {
+    let place = region.slice(..);
+    let rows =
+        Rows::of(&[Remote { key: place.key, offset: place.offset, len: place.len, atomic: None }]).unwrap();
+    let mut outbox = Outbox::new(Order::Little);
+    assert!(outbox.push_frame(&Frame::read(&rows), &rows, Payload::Whole(&[])));
+    outbox.pending().to_vec()
+}
+
+/// How often the domain looks for news while nothing happens.
+async fn looks_at_nothing(ep: &Endpoint) -> u64 {
+    let looks = || ep.domain().stats().passes + ep.domain().stats().parks;
+    let before = looks();
+    let _ = tokio::time::timeout(Duration::from_millis(500), ep.recv().tag(98)).await;
+    looks() - before
+}
+
+/// What it has sent is still there to be received, so its connection is; but answers that it has asked for are nobody's.
+#[test]
+fn who_has_gone_with_an_answer_owed_keeps_nobody_awake() {
+    const PART: usize = 16 << 10;
+    const PARTS: usize = 1100;
+    run(async {
+        let (ep, mut events) = bound().await;
+        let mut memory = ep.domain().register_buffer(vec![7; 4096], Access::REMOTE_READ, None).unwrap();
+        let (mut socket, connection) = dialects::accepted(&ep).await;
+        socket.write_all(&packet(connection, 0, 1, b"x")).await.unwrap();
+        let source = ep.recv().await.unwrap().source().unwrap();
+        // It does not answer, which tells this side when it has gone.
+        let asked = ep.read(source, RemoteRegion::new(1, 8, Access::REMOTE_READ).slice(..)).start().unwrap();
+        // More than the endpoint keeps for nobody.
+        let part = packet(connection, 0, PART as u64, &[1; PART]);
+        let asks = question(&memory.remote());
+        let flood = async {
+            for _ in 0..PARTS {
+                socket.write_all(&part).await.unwrap();
+            }
+            socket.write_all(&asks).await.unwrap();
+            socket.shutdown().await.unwrap();
+        };
+        let in_hand = memory.look();
+        let (failed, ()) = tokio::join!(asked, flood);
+        assert!(failed.unwrap_err().error.is_peer_gone());
+        drop(in_hand);
+        let looks = looks_at_nothing(&ep).await;
+        assert!(looks < 2000, "{looks} looks at nothing");
+        for _ in 0..PARTS {
+            assert_eq!(ep.recv().await.unwrap().len(), PART);
+        }
+        next_end(&mut events).await;
+        still_works(&ep).await;
+    });
+}
+
+/// They are not listened to any more, and hold up nobody while they shout.
+#[test]
+fn who_talks_on_after_the_end_holds_up_nobody() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let mut shouting = Vec::new();
+        for port in 1..5 {
+            let mut socket = hostile::accepted(&ep, port).await;
+            socket.write_all(&hostile::header(200, 0, 0, 16, 16)).await.unwrap();
+            let socket = socket.into_std().unwrap();
+            socket.set_nonblocking(false).unwrap();
+            shouting.push(std::thread::spawn(move || {
+                use std::io::Write;
+                let noise = vec![0; 1 << 20];
+                while (&socket).write(&noise).is_ok() {}
+            }));
+        }
+        for _ in 1..5 {
+            next_end(&mut events).await;
+            still_works(&ep).await;
+        }
+        // None of them is heard out for ever.
+        for shouting in shouting {
+            shouting.join().unwrap();
+        }
+    });
+}
