@@ -67,7 +67,11 @@ impl Write {
         if rows.total() != Some(frame.payload) {
             return Err(Broken("a write whose places are not as long as its bytes"));
         }
-        let (spots, denial) = match replies.find(rows, OpKind::Write, host) {
+        // Data that comes with no bytes at all is an access too: there is an owner to be told.
+        let is_wanted = replies.is_target || frame.data.is_none();
+        let unwanted = Denial { asked: false, row: 0, why: Denied::Unknown };
+        let found = if is_wanted { replies.find(rows, OpKind::Write, host) } else { Err(unwanted) };
+        let (spots, denial) = match found {
             Ok(spots) => (spots, None),
             Err(denial) if replies.is_kin && frame.owes().is_some() => (Vec::new(), Some(denial)),
             Err(_) => return Err(NOT_ITS),

@@ -481,3 +481,22 @@ proptest! {
         }
     }
 }
+
+/// Where peers reach no memory they cannot fill the owner's queue with data that comes with none either.
+#[test]
+fn data_alone_is_for_targets_only() {
+    for is_kin in [false, true] {
+        let mut owner = server(is_kin);
+        assert_eq!(owner.take(&write(&[], Some(5), b"")).unwrap().owed.len(), 1);
+        assert_eq!(owner.maps.told.len(), 1);
+        owner.inbox.serve(fabric_core::provider::EpId(0), false, false);
+        match owner.take(&write(&[], Some(5), b"")) {
+            Err(Broken(what)) => assert!(!is_kin && what.contains("may not reach"), "{what}"),
+            Ok(taken) => {
+                let said: Vec<_> = taken.owed.into_iter().map(said).collect();
+                assert!(is_kin && matches!(said[..], [FrameKind::Refused(_)]), "{said:?}");
+            }
+        }
+        assert_eq!(owner.maps.told.len(), 1);
+    }
+}
