@@ -50,6 +50,10 @@ const SCRATCH: usize = 256 << 10;
 /// How long a peer has to say who it is, to answer, and to stop refusing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Bits of a token that tell which socket. All 32 of the endpoint's number are needed: each connection that is accepted may take
+/// another one, for as long as the domain is open.
+const ID_BITS: u32 = 30;
+
 /// What a descriptor of an endpoint is for. Packed into the token it is watched with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
@@ -68,17 +72,18 @@ impl Token {
             Self::Socket(id) => (2, id),
             Self::Ring => (3, 0),
         };
-        kind << 60 | u64::from(ep.0 & 0x0fff_ffff) << 32 | u64::from(id)
+        debug_assert!(id >> ID_BITS == 0, "more sockets than there are descriptors");
+        kind << 62 | u64::from(ep.0) << ID_BITS | u64::from(id)
     }
 
     pub(crate) fn unpack(token: u64) -> (EpId, Self) {
-        let kind = match token >> 60 {
+        let kind = match token >> 62 {
             0 => Self::Listener,
             1 => Self::Clock,
             3 => Self::Ring,
-            _ => Self::Socket(token as u32),
+            _ => Self::Socket(token as u32 & ((1 << ID_BITS) - 1)),
         };
-        (EpId((token >> 32) as u32 & 0x0fff_ffff), kind)
+        (EpId((token >> ID_BITS) as u32), kind)
     }
 }
 
@@ -401,6 +406,26 @@ impl Drop for Endpoint {
             if let Stage::Up(link) = stage {
                 let (socket, rest) = link.into_socket();
                 farewell::close(socket, &rest);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_tell_all_endpoints_apart() {
+        for ep in [0, 1, 1 << 28, u32::MAX].map(EpId) {
+            for token in [
+                Token::Listener,
+                Token::Clock,
+                Token::Socket(0),
+                Token::Socket((1 << ID_BITS) - 1),
+                Token::Ring,
+            ] {
+                assert_eq!(Token::unpack(token.pack(ep)), (ep, token));
             }
         }
     }
