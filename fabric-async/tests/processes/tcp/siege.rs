@@ -6,7 +6,8 @@ use fabric_async::{Access, Endpoint, RemoteRegion};
 use fabric_core::buf::Payload;
 use fabric_core::provider::Remote;
 use fabric_core::tcp::{Frame, Order, Outbox, Rows};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::dialects::packet;
 use super::{bound, dialects, hostile, next_end, still_works};
@@ -92,5 +93,36 @@ fn who_talks_on_after_the_end_holds_up_nobody() {
         for shouting in shouting {
             shouting.join().unwrap();
         }
+    });
+}
+
+/// A peer comes back before its end was noticed. What had begun to leave for the one that was does not go on with the one that is:
+/// its header has gone elsewhere.
+#[test]
+fn half_a_message_is_not_finished_for_the_next_life_of_its_peer() {
+    const LONG: usize = 64 << 20;
+    run(async {
+        let (ep, mut events) = bound().await;
+        let mut first = hostile::accepted(&ep, 9).await;
+        first.write_all(&[&hostile::header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+        let source = ep.recv().await.unwrap().source().unwrap();
+        let peer = ep.address_vector().insert("tcp://127.0.0.1:9").unwrap();
+        assert_eq!(peer, source);
+        let long = ep.send(source, vec![1; LONG]).start().unwrap();
+        let behind = ep.send(source, "behind").start().unwrap();
+        first.read_exact(&mut [0; 16 + 100]).await.unwrap();
+
+        let mut second = TcpStream::connect(ep.name().socket().unwrap()).await.unwrap();
+        second.write_all(&hostile::request(9, 8)).await.unwrap();
+        second.read_exact(&mut [0; 40]).await.unwrap();
+        assert!(long.await.unwrap_err().error.is_peer_gone());
+        assert!(behind.await.unwrap_err().error.is_peer_gone());
+        next_end(&mut events).await;
+        ep.send(peer, "anew").await.unwrap();
+        let mut heard = [0; 16 + 4];
+        second.read_exact(&mut heard).await.unwrap();
+        assert_eq!(heard[..], [&hostile::header(0, 0, 0, 16, 20)[..], b"anew"].concat());
+        drop(first);
+        still_works(&ep).await;
     });
 }

@@ -110,11 +110,14 @@ impl Endpoint {
             return farewell::close(caller.into_socket(), &[]);
         }
         if verdict == Verdict::Replace
-            && let Some(old) = self.peers[peer].link.take()
+            && let Some(old) = self.peers[peer].link
         {
-            match self.stages.get(old) {
-                Some(Stage::Up(_)) => self.link_down(host, old),
-                _ => drop(self.stages.try_remove(old)),
+            if let Some(Stage::Up(_)) = self.stages.get(old) {
+                // With all that was for it: half of a message may have left.
+                self.link_down(host, old);
+            } else {
+                self.peers[peer].link = None;
+                self.stages.try_remove(old);
             }
         }
         self.next_connection = self.next_connection.wrapping_add(1);
