@@ -40,6 +40,20 @@ pub struct OpKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpId(pub u32);
 
+impl EpId {
+    /// Bits of the number that say the place; those above tell apart who had it.
+    #[doc(hidden)]
+    pub const PLACE_BITS: u32 = 20;
+
+    /// Its place among the endpoints of the domain: as small as they are few, and nobody else's while it is open.
+    #[doc(hidden)]
+    #[must_use]
+    #[inline]
+    pub const fn place(self) -> usize {
+        (self.0 & ((1 << Self::PLACE_BITS) - 1)) as usize
+    }
+}
+
 /// What is to be done at a peer: a message sent, its memory accessed, or only a connection made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendSpec {

@@ -1,59 +1,78 @@
 //! Objects by number. A number is never used twice, so that a handle of a closed object names nobody.
 
-/// Objects by number. It takes as much memory as there are objects, however many there have been.
+use fabric_core::provider::EpId;
+
+/// How many there can be at once. The bits of a number above that of its place count how often it was taken before.
+const PLACES: usize = 1 << EpId::PLACE_BITS;
+
+/// Objects by number. It takes as much memory as there were objects at once. A place is used again under other numbers,
+/// until it has had all that it can have.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
-    /// In the order of their numbers.
-    rows: Vec<(u32, Box<T>)>,
-    next: u32,
+    rows: Vec<Row<T>>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Row<T> {
+    /// Of what is here, or will be next.
+    number: u32,
+    value: Option<Box<T>>,
 }
 
 impl<T> Table<T> {
     pub(crate) const fn new() -> Self {
-        Self { rows: Vec::new(), next: 0 }
+        Self { rows: Vec::new(), free: Vec::new() }
     }
 
     /// # Panics
-    /// When four thousand million objects have been here: there is no number left.
+    /// With a million objects: there is no place left.
     pub(crate) fn insert(&mut self, value: T) -> u32 {
-        let number = self.next;
-        self.next = number.checked_add(1).expect("a number that nobody has had");
-        self.rows.push((number, Box::new(value)));
+        let value = Some(Box::new(value));
+        if let Some(place) = self.free.pop() {
+            let row = &mut self.rows[place as usize];
+            row.value = value;
+            return row.number;
+        }
+        let number = self.rows.len() as u32;
+        assert!(self.rows.len() < PLACES, "a place for another object");
+        self.rows.push(Row { number, value });
         number
     }
 
+    #[inline]
     pub(crate) fn get(&self, number: u32) -> Option<&T> {
-        Some(&self.rows[self.position(number)?].1)
+        let row = self.rows.get(Self::place(number)).filter(|row| row.number == number)?;
+        row.value.as_deref()
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
-        let at = self.position(number)?;
-        Some(&mut self.rows[at].1)
+        let row = self.rows.get_mut(Self::place(number)).filter(|row| row.number == number)?;
+        row.value.as_deref_mut()
     }
 
     pub(crate) fn remove(&mut self, number: u32) -> Option<Box<T>> {
-        Some(self.rows.remove(self.position(number)?).1)
+        let row = self.rows.get_mut(Self::place(number)).filter(|row| row.number == number)?;
+        let value = row.value.take()?;
+        // A place that has had its last number stays empty.
+        if let Some(next) = number.checked_add(PLACES as u32) {
+            row.number = next;
+            self.free.push(Self::place(number) as u32);
+        }
+        Some(value)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.rows.iter().map(|(number, row)| (*number, &**row))
+        self.rows.iter().filter_map(|row| Some((row.number, row.value.as_deref()?)))
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.rows.iter_mut().map(|(_, row)| &mut **row)
+        self.rows.iter_mut().filter_map(|row| row.value.as_deref_mut())
     }
 
-    /// Where it is: mostly none was ever removed before it.
-    #[inline]
-    fn position(&self, number: u32) -> Option<usize> {
-        match self.rows.get(number as usize) {
-            Some((there, _)) if *there == number => Some(number as usize),
-            _ => self.search(number),
-        }
-    }
-
-    fn search(&self, number: u32) -> Option<usize> {
-        self.rows.binary_search_by_key(&number, |(there, _)| *there).ok()
+    fn place(number: u32) -> usize {
+        number as usize % PLACES
     }
 }
 
@@ -74,7 +93,20 @@ mod tests {
             assert_eq!(table.iter().collect::<Vec<_>>(), [(first, &0), (stays, &round)]);
             assert_eq!(table.remove(stays), Some(Box::new(round)));
         }
-        assert_eq!((table.rows.len(), table.insert(7)), (1, 1999));
-        assert!(table.rows.capacity() < 10, "{} places", table.rows.capacity());
+        assert_eq!((table.rows.len(), table.iter().count()), (3, 1));
+    }
+
+    #[test]
+    fn no_number_is_used_twice() {
+        let mut table = Table::new();
+        let mut before = std::collections::HashSet::new();
+        for _ in 0..10_000 {
+            let number = table.insert(());
+            assert!(before.insert(number), "{number} again");
+            table.remove(number);
+            assert_eq!(table.remove(number), None);
+        }
+        // The first place has had all its numbers, and the second one has begun.
+        assert!(table.rows.len() > 1 && before.iter().all(|number| table.get(*number).is_none()));
     }
 }

@@ -34,6 +34,9 @@ use super::socket::{self, Listener};
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
 const UNEXPECTED_BYTES: usize = 16 << 20;
 
+/// Bits of a connection's place in a token.
+const ID_BITS: u32 = 30;
+
 /// What a descriptor of an endpoint is for. Packed into the token it is watched with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
@@ -49,17 +52,18 @@ impl Token {
             Self::Incoming(id) => (1, id),
             Self::Outgoing(id) => (2, id),
         };
-        kind << 60 | u64::from(ep.0 & 0x0fff_ffff) << 32 | u64::from(id)
+        debug_assert!(id >> ID_BITS == 0, "more connections than there are descriptors");
+        kind << (u32::BITS + ID_BITS) | u64::from(ep.0) << ID_BITS | u64::from(id)
     }
 
     pub(crate) fn unpack(token: u64) -> (EpId, Self) {
-        let id = token as u32;
-        let kind = match token >> 60 {
+        let id = token as u32 & ((1 << ID_BITS) - 1);
+        let kind = match token >> (u32::BITS + ID_BITS) {
             0 => Self::Listener,
             1 => Self::Incoming(id),
             _ => Self::Outgoing(id),
         };
-        (EpId((token >> 32) as u32 & 0x0fff_ffff), kind)
+        (EpId((token >> ID_BITS) as u32), kind)
     }
 }
 

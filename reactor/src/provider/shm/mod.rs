@@ -129,7 +129,7 @@ impl Provider for ShmProvider {
 struct ShmDomain {
     wait: Arc<dyn WaitSet>,
     endpoints: Vec<Endpoint>,
-    /// Where each endpoint is in `endpoints`, by its number.
+    /// Where each endpoint is in `endpoints`, by its place in the domain.
     places: Vec<Option<u32>>,
     /// Where the endpoints are that passes are made over; `callers` says why a pass may leave out others.
     attended: Vec<usize>,
@@ -170,7 +170,8 @@ impl ShmDomain {
 
     #[inline]
     fn place(&self, ep: EpId) -> Option<usize> {
-        self.places.get(ep.0 as usize).copied().flatten().map(|place| place as usize)
+        let place = self.places.get(ep.place()).copied().flatten()? as usize;
+        (self.endpoints[place].id() == ep).then_some(place)
     }
 
     /// Looks at an endpoint that is not attended, each in turn.
@@ -187,7 +188,7 @@ impl ShmDomain {
     }
 
     fn insert(&mut self, ep: EpId, endpoint: Endpoint) {
-        let number = ep.0 as usize;
+        let number = ep.place();
         if number >= self.places.len() {
             self.places.resize(number + 1, None);
         }
@@ -196,10 +197,11 @@ impl ShmDomain {
     }
 
     fn remove(&mut self, ep: EpId) -> Option<Endpoint> {
-        let place = self.places.get_mut(ep.0 as usize)?.take()?;
-        let endpoint = self.endpoints.swap_remove(place as usize);
-        if let Some(moved) = self.endpoints.get(place as usize) {
-            self.places[moved.id().0 as usize] = Some(place);
+        let place = self.place(ep)?;
+        self.places[ep.place()] = None;
+        let endpoint = self.endpoints.swap_remove(place);
+        if let Some(moved) = self.endpoints.get(place) {
+            self.places[moved.id().place()] = Some(place as u32);
         }
         let attended = self.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.attended);
         self.attended = attended.map(|(place, _)| place).collect();

@@ -179,11 +179,12 @@ impl TcpDomain {
         }
     }
 
-    /// A new endpoint, which has the highest number.
+    /// A new endpoint, in the order of their numbers.
     fn add(&mut self, mut opened: Endpoint) {
         opened.is_attended = true;
         self.attended.push(opened.id());
-        self.endpoints.push(opened);
+        let at = self.endpoints.partition_point(|endpoint| endpoint.id() < opened.id());
+        self.endpoints.insert(at, opened);
     }
 
     /// Does something with each endpoint that passes look at. Those that are quiet afterwards are not looked at any more, until
