@@ -13,7 +13,7 @@ use fabric_core::mr::RegionTable;
 use fabric_core::provider::{Deed, EpId, Express, OpKey, Remote};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::Class;
-use fabric_core::{Error, FiAddr, Result};
+use fabric_core::{Error, FiAddr, Result, Scarce};
 use slab::Slab;
 
 use crate::connecting::Door;
@@ -103,7 +103,7 @@ impl Counters {
         self.send.is_some() || self.read.is_some() || self.write.is_some()
     }
 
-    fn of(&self, kind: OpKind) -> Option<CounterId> {
+    pub(crate) fn of(&self, kind: OpKind) -> Option<CounterId> {
         match kind {
             OpKind::Send => self.send,
             OpKind::Recv => self.recv,
@@ -194,6 +194,20 @@ pub(crate) enum FollowUp {
     Resume,
 }
 
+/// Whether a number is one of this vector.
+pub(crate) fn known(vectors: &Table<Vector>, av: AvId, addr: FiAddr) -> Result<()> {
+    let vector = vectors.get(av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
+    vector.table.get(addr).map(drop)
+}
+
+/// Reserves an entry of a queue.
+#[inline]
+pub(crate) fn reserve_in(cqs: &mut Table<CompletionRing>, id: Option<CqId>) -> Result<()> {
+    let id = id.ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
+    let ring = cqs.get_mut(id.0).ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
+    if ring.reserve() { Ok(()) } else { Err(Error::Again(Scarce::CompletionEntry)) }
+}
+
 impl Hub {
     pub(crate) fn new() -> Self {
         Self {
@@ -233,8 +247,7 @@ impl Hub {
     /// Whether a number is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
         let ep = self.eps.get(ep.0).ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        let vector = self.vectors.get(ep.bound.av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
-        vector.table.get(addr).map(drop)
+        known(&self.vectors, ep.bound.av, addr)
     }
 
     /// The queue an operation of this kind reports to.
@@ -249,9 +262,8 @@ impl Hub {
 
     /// Reserves the entry an operation will report to.
     pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<()> {
-        let id = self.queue_of(ep, kind).ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
-        let ring = self.cq(id).ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
-        if ring.reserve() { Ok(()) } else { Err(Error::Again(fabric_core::Scarce::CompletionEntry)) }
+        let queue = self.queue_of(ep, kind);
+        reserve_in(&mut self.cqs, queue)
     }
 
     /// Gives an entry back that was reserved and is not needed.

@@ -7,10 +7,11 @@ use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::event::EventKind;
 use fabric_core::matching::RecvSpec;
 use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec};
+use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result, Scarce};
 
 use crate::engine::Locked;
-use crate::hub::{FollowUp, Hub};
+use crate::hub::{FollowUp, Hub, known, reserve_in};
 use crate::ops::{Credit, Op, Phase, Posted, Route};
 use crate::transmit::Fence;
 
@@ -295,23 +296,21 @@ impl Hub {
         route: Route,
         credit: Credit,
     ) -> Option<Error> {
-        let refused = match self.ep(ep) {
-            Ok(state) if credit == Credit::Now && state.posted_recvs >= state.bound.rx_size => {
-                Some(Error::Again(Scarce::ReceiveEntry))
-            }
-            Ok(_) => from.and_then(|from| self.check_address(ep, from).err()),
-            Err(error) => Some(error),
-        };
-        let refused = refused.or_else(|| match route.reserves() {
-            true => self.reserve_entry(ep, OpKind::Recv).err(),
-            false => None,
-        });
-        if refused.is_none()
-            && let Ok(ep) = self.ep(ep)
-        {
-            ep.posted_recvs += 1;
+        let Self { eps, cqs, vectors, .. } = self;
+        let Some(state) = eps.get_mut(ep.0) else { return Some(Error::Closed(Class::Endpoint)) };
+        if credit == Credit::Now && state.posted_recvs >= state.bound.rx_size {
+            return Some(Error::Again(Scarce::ReceiveEntry));
         }
-        refused
+        if let Some(Err(error)) = from.map(|from| known(vectors, state.bound.av, from)) {
+            return Some(error);
+        }
+        if route.reserves()
+            && let Err(error) = reserve_in(cqs, state.bound.rx_cq)
+        {
+            return Some(error);
+        }
+        state.posted_recvs += 1;
+        None
     }
 
     /// Whether it is fenced, and something that was posted before it for its peer has not ended.
@@ -323,9 +322,11 @@ impl Hub {
     /// Counts an operation that has ended where it was posted.
     #[inline]
     pub(crate) fn count_at_once(&mut self, ep: EpId, kind: OpKind, len: usize) {
-        self.count(ep, kind, len, true);
-        if let Some(ep) = self.eps.get_mut(ep.0) {
-            ep.stats.at_once += 1;
+        let Some(ep) = self.eps.get_mut(ep.0) else { return };
+        ep.stats.moved(kind, len);
+        ep.stats.at_once += 1;
+        if let Some(counter) = ep.bound.counters.of(kind) {
+            self.count_at(counter, true);
         }
     }
 
