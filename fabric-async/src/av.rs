@@ -141,7 +141,7 @@ impl<M: ThreadModel> AddressVector<M> {
     ///
     /// # Errors
     /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider; [`Error::Invalid`] for
-    /// an address without a name; [`Error::NotSupported`] where it is that of a connected endpoint; [`Error::Closed`].
+    /// an address without a name, or with port 0; [`Error::NotSupported`] where it is that of a connected endpoint; [`Error::Closed`].
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
         self.inner.check_changeable()?;
@@ -152,6 +152,12 @@ impl<M: ThreadModel> AddressVector<M> {
         }
         if address.name().is_empty() {
             return Err(Error::Invalid { what: "peer address", why: format!("{address} has no name") });
+        }
+        if address.socket().is_some_and(|at| at.port() == 0) {
+            let why = format!(
+                "{address} has port 0, which asks for one where it is bound; `name` tells which it got"
+            );
+            return Err(Error::Invalid { what: "peer address", why });
         }
         self.inner.domain.core.insert_address(self.inner.id, &address)
     }

@@ -321,7 +321,7 @@ impl Domain {
     /// # Errors
     /// [`Error::Again`] when peers have too much; what the operating system refuses.
     pub fn loan(&self, len: usize) -> Result<Loan> {
-        let Some(lender) = &self.lender else { return Ok(Loan::copied(len)) };
+        let Some(lender) = &self.lender else { return Loan::copied(len) };
         if let Some(loan) = lender.reuse(len) {
             return Ok(loan);
         }

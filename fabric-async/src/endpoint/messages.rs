@@ -203,7 +203,7 @@ impl<M: ThreadModel> Endpoint<M> {
     ///
     /// # Errors
     /// [`Error::Again`](crate::Error::Again) when peers have too much that they have not returned;
-    /// [`Error::TooLong`](crate::Error::TooLong) above 4 GiB, with `shm`;
+    /// [`Error::TooLong`](crate::Error::TooLong) above 4 GiB;
     /// [`Error::Closed`](crate::Error::Closed); [`Error::Os`](crate::Error::Os) without the memory.
     pub fn loan(&self, len: usize) -> Result<Loan> {
         self.inner.node.check_open()?;

@@ -163,6 +163,17 @@ pub(crate) async fn addresses_of_other_kinds_are_refused(setup: Setup) {
     }
     let empty = a.ep.lookup(setup.fresh()).await.unwrap_err();
     assert!(matches!(empty, Error::Invalid { .. }), "nobody has no name: {empty}");
+    if a.ep.name().socket().is_none() {
+        return;
+    }
+    let unbound = format!("{}://127.0.0.1:0", setup.provider);
+    let error = a.av.insert(&unbound[..]).unwrap_err();
+    assert!(matches!(&error, Error::Invalid { why, .. } if why.contains("port 0")), "{error}");
+    // One of those that are kept for documents.
+    let elsewhere = format!("{}://192.0.2.1:7000", setup.provider);
+    let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
+    let error = builder.name(&elsewhere[..]).unwrap().enable().await.unwrap_err();
+    assert!(matches!(&error, Error::BadAddress { text, .. } if text.contains("192.0.2.1:7000")), "{error}");
 }
 
 pub(crate) async fn guests_are_welcomed_and_forgotten(setup: Setup) {

@@ -196,6 +196,15 @@ pub(crate) async fn what_was_lent_is_given_back_once(setup: Setup) {
     assert!(second.iter().all(|byte| *byte == 2), "two loans are two pieces of memory");
 }
 
+/// A length that cannot be is an error, whatever the memory is made of.
+pub(crate) async fn a_loan_has_a_longest_length(setup: Setup) {
+    let a = setup.station().await;
+    for len in [usize::MAX, 1 << 50, (1 << 32) + 1] {
+        let refused = a.ep.loan(len).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::TooLong { len: asked, .. } if asked == len), "{refused}");
+    }
+}
+
 /// A loan is its own domain's: others copy it, and never lend something else in its place.
 pub(crate) async fn loans_of_another_domain_are_copied(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;

@@ -302,6 +302,7 @@ macro_rules! scenarios {
                 a_peer_that_returns_nothing_gets_copies: MSG,
                 what_was_lent_is_given_back_once: MSG,
                 loans_of_another_domain_are_copied: MSG,
+                a_loan_has_a_longest_length: MSG,
                 a_promise_is_for_one_receive: MSG,
                 many_pieces_of_memory_go_to_one_peer: MSG,
                 long_ones_are_copied_by_and_by: MSG,

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::{Pool, PooledBuf, Source};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Memory to be written in place and lent to a peer, by which it is read where it lies.
 ///
@@ -24,7 +24,14 @@ pub trait LoanMemory: Send + Sync + 'static {
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
+/// `ENOMEM`.
+const OUT_OF_MEMORY: i32 = 12;
+
 impl Loan {
+    /// The longest.
+    #[doc(hidden)]
+    pub const LIMIT: usize = 1 << 32;
+
     /// A loan of a provider's memory.
     #[doc(hidden)]
     #[must_use]
@@ -33,10 +40,21 @@ impl Loan {
     }
 
     /// A loan of a provider that has no memory to lend: it is copied.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], as with those that lend; [`Error::Os`] without the memory.
     #[doc(hidden)]
-    #[must_use]
-    pub fn copied(len: usize) -> Self {
-        Self::new(Box::new(vec![0; len]))
+    pub fn copied(len: usize) -> Result<Self> {
+        if len > Self::LIMIT {
+            return Err(Error::TooLong { what: "loan", len, limit: Self::LIMIT });
+        }
+        // Asked for before it is taken, because taking it ends the process where there is none. It is zeroed when it is
+        // touched, not now.
+        let has_memory = Vec::<u8>::new().try_reserve_exact(len).is_ok();
+        if !has_memory {
+            return Err(Error::Os { call: "allocating memory to lend", errno: OUT_OF_MEMORY });
+        }
+        Ok(Self::new(Box::new(vec![0; len])))
     }
 
     #[doc(hidden)]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use bitflags::Flags;
 
-use super::Info;
+use super::{EpType, Info, Protocol};
 
 /// The first attribute on which hints and an offer disagree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,10 @@ pub struct Mismatch {
     pub provider: String,
     /// The domain of the offer.
     pub domain: String,
+    /// The kind of its endpoints.
+    pub ep_type: EpType,
+    /// What they speak.
+    pub protocol: Option<Protocol>,
     /// The attribute, by the name of its method in [`Hints`](super::Hints).
     pub attribute: &'static str,
     /// What the hints ask for; of a set, the part that is missing.
@@ -31,6 +35,8 @@ impl Mismatch {
         Self {
             provider: offer.fabric.provider.clone(),
             domain: offer.domain.name.clone(),
+            ep_type: offer.ep.ep_type,
+            protocol: offer.ep.protocol,
             attribute,
             asked: asked.into(),
             offered: offered.into(),
@@ -41,7 +47,12 @@ impl Mismatch {
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { provider, attribute, asked, offered, .. } = self;
-        write!(f, "{provider}: {attribute}: asked for {asked}, offers {offered}")
+        let which = match (self.ep_type, self.protocol) {
+            (EpType::Msg, _) => " (msg)",
+            (EpType::Rdm, Some(Protocol::Rxm)) => ";ofi_rxm",
+            _ => "",
+        };
+        write!(f, "{provider}{which}: {attribute}: asked for {asked}, offers {offered}")
     }
 }
 
@@ -86,6 +97,9 @@ mod tests {
         let offer = Info::template("shm", "shm", "shm0");
         let refusal = Mismatch::new(&offer, "threading", "Safe", "Domain");
         assert_eq!(refusal.to_string(), "shm: threading: asked for Safe, offers Domain");
+        let of = |ep_type, protocol| Mismatch { ep_type, protocol, ..refusal.clone() }.to_string();
+        assert!(of(EpType::Msg, None).starts_with("shm (msg): threading"));
+        assert!(of(EpType::Rdm, Some(Protocol::Rxm)).starts_with("shm;ofi_rxm: threading"));
         let none = NoMatch { refusals: vec![refusal.clone(), refusal] };
         assert_eq!(none.to_string().lines().count(), 2, "the same reason is given once");
         assert!(NoMatch::default().to_string().contains("nothing is offered"));

@@ -153,7 +153,7 @@ mod tests {
         let refused = |buf: AnyBuf| Registered::new(buf).unwrap_err();
         let (error, buf) = refused("text".into_any());
         assert!(matches!(error, Error::Invalid { .. }) && buf.bytes() == b"text");
-        refused(Loan::copied(8).into_any());
+        refused(Loan::copied(8).unwrap().into_any());
         assert!(Registered::new(bytes::BytesMut::from(&b"abc"[..]).into_any()).is_ok());
         assert!(Registered::new(vec![1; 3].into_boxed_slice().into_any()).is_ok());
     }

@@ -86,6 +86,9 @@ pub(super) fn name(socket: impl AsFd) -> Result<SocketAddr> {
 pub(super) fn refused(call: &'static str, scheme: Scheme, at: SocketAddr) -> impl Fn(Errno) -> Error {
     move |errno| match (errno, Address::of_socket(scheme, at)) {
         (Errno::ADDRINUSE, Ok(at)) => Error::AddressInUse(at),
+        (Errno::ADDRNOTAVAIL, Ok(at)) => {
+            Error::BadAddress { text: at.to_string(), why: "no interface of this machine has it" }
+        }
         (errno, _) => Error::os(call, errno.raw_os_error()),
     }
 }
