@@ -1,6 +1,6 @@
 //! Atomic operations on a peer's memory.
 
-use fabric_async::{Access, AtomicCall, AtomicOp, AtomicType, Error, OpKind};
+use fabric_async::{Access, AtomicCall, AtomicOp, AtomicType, CounterBind, Error, OpKind};
 
 use crate::setup::Setup;
 use crate::station::pair;
@@ -166,4 +166,32 @@ pub(crate) async fn posted_ones_report_what_they_fetched(setup: Setup) {
     assert_eq!((out[1].context, out[1].kind), (2, OpKind::FetchAtomic));
     assert_eq!(out[1].values::<i32>().collect::<Vec<_>>(), [40, 0]);
     assert_eq!((region.load(0), region.load(8), region.load(12)), (Ok(2i32), Ok(42i32), Ok(3i32)));
+}
+
+/// What is done, and cannot be told to its owner any more, is not done again on another way.
+pub(crate) async fn what_fails_is_done_once_at_most(setup: Setup) {
+    let (a, b) = (setup.station().await, setup.station().await);
+    // One without counters, and so with the shortest way there is.
+    let ep = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap().enable().await.unwrap();
+    let to_b = ep.lookup(b.ep.name()).await.unwrap();
+    let mut region = b.domain.alloc(64, BOTH).unwrap();
+    let counter = b.domain.counter().unwrap();
+    region.bind_counter(&counter, CounterBind::REMOTE_WRITE).unwrap();
+    let remote = region.remote();
+    let moving = b.keep_moving();
+    assert_eq!(ep.fetch_add(to_b, remote.at(0), 1u64).await, Ok(0));
+    moving.abort();
+    b.ep.clone().close().unwrap();
+    for _ in 0..10 {
+        let before: u64 = region.load(0).unwrap();
+        let fetched = ep.fetch_add(to_b, remote.at(0), 1u64).await;
+        let done = region.load::<u64>(0).unwrap() - before;
+        match fetched {
+            Ok(old) => assert_eq!((old, done), (before, 1)),
+            Err(error) => {
+                assert!(error.is_peer_gone() || error == Error::StaleAddress(to_b), "{error}");
+                assert!(done <= 1, "done {done} times");
+            }
+        }
+    }
 }

@@ -283,3 +283,18 @@ pub(crate) async fn a_closed_peer_ends_a_batch(setup: Setup) {
     let stopped = a.ep.post_all([a.ep.send(to_b, "x")]).unwrap_err();
     assert_eq!((stopped.error, stopped.rest.len()), (Error::Closed(Class::Endpoint), 1));
 }
+
+/// What a batch gives back is a request like any other, whoever posts it: it leaves, and wakes who sleeps.
+pub(crate) async fn what_is_left_of_a_batch_wakes_sleepers(setup: Setup) {
+    let plan = Plan { entries: 8, ..Plan::default() };
+    let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
+    let sends = (0..).map(|number| a.ep.send(to_b, numbered(number, 8)));
+    let stopped = a.ep.post_all(sends.take(9)).unwrap_err();
+    assert_eq!(stopped.error, Error::Again(Scarce::CompletionEntry));
+    numbers(&b, 0..stopped.posted as u64).await;
+    let waits = tokio::spawn(b.ep.recv().start().unwrap());
+    settled(|| b.domain.stats().parks).await;
+    let left = stopped.rest.into_iter().next().unwrap();
+    left.await.unwrap();
+    assert_eq!(number_of(&waits.await.unwrap().unwrap()), stopped.posted as u64);
+}

@@ -331,6 +331,7 @@ macro_rules! scenarios {
                 an_iterator_that_panics_holds_nothing_up: ANY,
                 writes_go_together_and_tell: RMA_SOURCE,
                 a_closed_peer_ends_a_batch: MSG,
+                what_is_left_of_a_batch_wakes_sleepers: MSG,
             }
             selective {
                 success_is_reported_when_asked_for: BOTH,
@@ -496,6 +497,7 @@ macro_rules! scenarios {
                 a_lock_by_compare_and_swap: ATOMIC,
                 rows_of_values: ATOMIC,
                 misplaced_ones_fail_alone: ATOMIC,
+                what_fails_is_done_once_at_most: ATOMIC_EVENT,
                 posted_ones_report_what_they_fetched: ATOMIC,
             }
             objects {

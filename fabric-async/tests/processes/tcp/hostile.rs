@@ -296,3 +296,44 @@ fn who_asks_for_answers_and_does_not_read_them_is_not_heard() {
         still_works(&ep).await;
     });
 }
+
+/// Waits until nothing is looked at any more: for ever, when something keeps the driver awake.
+async fn falls_asleep(ep: &Endpoint) {
+    let looks = || (ep.domain().stats().passes, ep.domain().stats().parks);
+    let mut before = looks();
+    loop {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        let now = looks();
+        if std::mem::replace(&mut before, now) == now {
+            return;
+        }
+    }
+}
+
+/// A connection that has ended for this side, because a message broke off, is still read, so that its end is noticed; and what
+/// is asked there is nobody's duty.
+#[test]
+fn who_is_not_listened_to_asks_in_vain() {
+    for questions in [1, 2000] {
+        run(async {
+            let (ep, mut events) = bound().await;
+            let mut socket = accepted(&ep, 9).await;
+            socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+            let stuck = ep.recv().await.unwrap().source().unwrap();
+            let long = ep.send(stuck, vec![1; 64 << 20]).start().unwrap();
+            socket.read_exact(&mut [0; 16]).await.unwrap();
+            ep.address_vector().remove(stuck).unwrap();
+            assert_eq!(long.await.unwrap_err().error, Error::StaleAddress(stuck));
+            socket.read_to_end(&mut Vec::new()).await.unwrap();
+
+            socket.write_all(&header(2, 0, 0, 16, 16).repeat(questions)).await.unwrap();
+            still_works(&ep).await;
+            let waits = tokio::spawn(ep.recv().tag(77).start().unwrap());
+            falls_asleep(&ep).await;
+            drop(socket);
+            next_end(&mut events).await;
+            waits.abort();
+            still_works(&ep).await;
+        });
+    }
+}

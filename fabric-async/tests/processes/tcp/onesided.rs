@@ -268,3 +268,33 @@ fn wrong_answers_fail_what_was_asked() {
         still_works(&ep).await;
     });
 }
+
+/// Operations end with the number of their peer, and what it says to them afterwards is thrown away: the connection goes on.
+#[test]
+fn what_was_asked_of_a_peer_that_is_removed_ends() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let mut socket = accepted(&ep, 9).await;
+        socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+        let silent = ep.recv().await.unwrap().source().unwrap();
+        let place = RemoteSlice { key: 1, offset: 0, len: 8 };
+        let read = ep.read(silent, place).start().unwrap();
+        let write = ep.write(silent, RemoteAddr { key: 1, offset: 0 }, vec![7; 8]).start().unwrap();
+        let mut asked = [0; 40 + 40 + 8];
+        socket.read_exact(&mut asked).await.unwrap();
+        ep.address_vector().remove(silent).unwrap();
+        assert_eq!(read.await.unwrap_err().error, Error::StaleAddress(silent));
+        let failed = write.await.unwrap_err();
+        assert_eq!((failed.error, failed.buf), (Error::StaleAddress(silent), vec![7; 8]));
+        // Late answers, a message behind them, and one that nobody has asked for.
+        let answer = [&header(3, 0, 0, 16, 16 + 8)[..], &[5; 8], &header(0, 0, 2, 16, 16)].concat();
+        let message = [&header(0, 0, 0, 16, 17)[..], b"y"].concat();
+        socket.write_all(&[answer, message].concat()).await.unwrap();
+        assert_eq!(&ep.recv().await.unwrap()[..], b"y");
+        socket.write_all(&header(3, 0, 0, 16, 16)).await.unwrap();
+        let end = next_end(&mut events).await;
+        assert!(matches!(end, DownReason::Protocol(_)), "{end:?}");
+        until_gone(socket).await;
+        still_works(&ep).await;
+    });
+}
