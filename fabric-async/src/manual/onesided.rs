@@ -106,6 +106,13 @@
 //! plain reads and writes in between. The lock of a process that has died stays taken. Put something into it by which its owner
 //! is known, and free it when [`EventKind::PeerDown`](crate::EventKind::PeerDown) tells of the end.
 //!
+//! # Through which endpoint
+//!
+//! Memory belongs to a domain, and is reached through endpoints of it that are there for that: those whose info has
+//! [`Caps::RMA`](crate::Caps::RMA) or [`Caps::ATOMIC`](crate::Caps::ATOMIC), and not only the directions in which they begin operations
+//! themselves ([`Caps::READ`](crate::Caps::READ), [`Caps::WRITE`](crate::Caps::WRITE)). To a peer of an endpoint for messages
+//! every key is unknown: [`Error::Key`](crate::Error::Key).
+//!
 //! # What the target hears
 //!
 //! | | completion queue | counter |

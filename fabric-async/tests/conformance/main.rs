@@ -459,6 +459,7 @@ macro_rules! scenarios {
                 posts_report_to_the_transmit_queue: RMA,
                 both_sides_count: RMA_EVENT,
                 what_was_not_asked_for_is_refused: ATOMIC,
+                who_is_no_target_lends_nothing: ATOMIC,
                 dropped_operations_end: RMA,
                 a_cancelled_operation_leaves_the_rest_in_order: RMA,
                 a_region_that_closes_midway_ends_the_operation: RMA,

@@ -373,6 +373,36 @@ pub(crate) async fn what_was_not_asked_for_is_refused(setup: Setup) {
     assert_eq!(domain.children().of(Class::MemoryRegion), 1);
 }
 
+/// Memory of a domain is reached through its endpoints that are there for it, and not through those for messages.
+pub(crate) async fn who_is_no_target_lends_nothing(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let plain = setup.only(Caps::MSG).info().await;
+    let messages = b.domain.endpoint(&plain).unwrap().bind_av(&b.av).unwrap().enable().await.unwrap();
+    let to_messages = a.ep.lookup(messages.name()).await.unwrap();
+    let lent = b.domain.alloc(64, BOTH).unwrap();
+    let own = b.domain.register_buffer(vec![0u8; 64], BOTH, None).unwrap();
+    // Whoever was told no asks again, and what is open to the one stays closed to the other.
+    for _ in 0..2 {
+        for remote in [lent.remote(), own.remote()] {
+            let unknown = Error::Key { key: remote.key, why: "is unknown" };
+            let (all, half) = (remote.slice(..), remote.slice(..32));
+            assert_eq!(a.ep.write(to_messages, remote.at(0), "x").await.unwrap_err().error, unknown);
+            assert_eq!(a.ep.read(to_messages, all).await.unwrap_err().error, unknown);
+            assert_eq!(a.ep.read_from(to_messages, &[half, half]).await.unwrap_err().error, unknown);
+            assert_eq!(a.ep.write_to(to_messages, &[half], vec![1; 32]).await.unwrap_err().error, unknown);
+            assert_eq!(a.ep.fetch_add(to_messages, remote.at(0), 1u64).await.unwrap_err(), unknown);
+            if setup.has_windows().await && remote.key == lent.key() {
+                assert_eq!(a.ep.window(to_messages, remote).await.map(drop), Err(unknown));
+            }
+            assert_eq!(a.ep.read(to_b, all).await.unwrap()[..], [0; 64]);
+        }
+        let (sent, got) = tokio::join!(a.ep.send(to_messages, "no harm done"), messages.recv());
+        sent.unwrap();
+        assert_eq!(&got.unwrap()[..], b"no harm done");
+    }
+}
+
 /// Dropped before there was an answer: writes take effect, and nothing is left behind.
 pub(crate) async fn dropped_operations_end(setup: Setup) {
     let (a, b) = (setup.station().await, setup.station().await);

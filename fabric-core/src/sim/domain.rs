@@ -72,7 +72,8 @@ impl ProviderDomain for SimDomain {
             return Err(Error::Invalid { what: "endpoint id", why: format!("{} is open", ep.0) });
         }
         let heeds = info.caps.contains(Caps::RMA_EVENT);
-        let (node, address) = net::open(at, (self.wait.clone(), self.armed), (self.regions.clone(), heeds))?;
+        let reached = if info.caps.is_rma_target() { self.regions.clone() } else { Regions::default() };
+        let (node, address) = net::open(at, (self.wait.clone(), self.armed), (reached, heeds))?;
         let (inbound, outbound) = (Inbound::new(ep, node, receiving), Outbound::new(ep, node));
         self.endpoints.insert(ep, Endpoint { node, inbound, outbound });
         Ok(address)

@@ -554,13 +554,12 @@ impl Incoming {
         }
     }
 
-    /// Says what a key stands for; false when the peer leaves no room for answers.
+    /// Says what a key stands for to peers of this endpoint; false when the peer leaves no room for answers.
     fn answer(&self, host: &dyn Host, key: u64) -> bool {
         let denied = || handshake::try_say(&self.socket, Word::Denied(key));
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let Some(region) = host.region(key).filter(|region| region.access.intersects(remote)) else {
-            return denied();
-        };
+        let known = host.region(key).filter(|region| region.access.intersects(remote));
+        let Some(region) = known.filter(|_| self.here.is_target) else { return denied() };
         if region.memory.is_served() {
             return handshake::try_say(&self.socket, Word::Served(key, self.here.heeds || region.heeds));
         }
