@@ -149,7 +149,8 @@
 //!   [fence](super::ordering). All other pairs keep their order.
 //! * While the owner has a registered buffer in hand, or its queue has no room for what comes with data, the connection of
 //!   who writes there waits, and everything behind it.
-//! * Memory belongs to the connection in no way: whoever can connect, and knows a key, has the rights that were granted.
+//! * Memory belongs to the connection in no way: whoever can connect to an endpoint that serves it, and knows a key, has the
+//!   rights that were granted.
 //!
 //! Endpoints of this library tell each other why something was refused, and fail that operation alone. They also have all
 //! atomic operations. Both is agreed on when a connection begins, in a way that libfabric does not notice. **Of a libfabric peer**
@@ -168,7 +169,9 @@
 //! not read waits in its own queue, with credits of its own.
 //!
 //! A peer that asks for more than it reads has its questions wait, up to a thousand of them, and costs one piece of an answer at a
-//! time; then it is not listened to until it reads.
+//! time; then it is not listened to until it reads. Answers and messages to one peer take turns, at the end of each or every
+//! 64 KiB: neither a peer that asks for more and more, nor an endpoint that sends more and more, keeps the other kind waiting
+//! longer than what has begun.
 //!
 //! What a peer writes is checked before it is used, and a length is a claim until the bytes are there: no memory is taken
 //! for it. A peer that breaks the rules loses its connection. Somebody who connects has ten seconds to say who it is,

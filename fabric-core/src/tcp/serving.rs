@@ -2,7 +2,8 @@
 //!
 //! A question waits, with nothing but the places that it names, until there is room for its answer; long answers are made
 //! piece by piece, between two messages. So a peer that asks for much and reads nothing costs a bounded number of
-//! questions and one piece, and may have to wait until it reads.
+//! questions and one piece, and may have to wait until it reads. How many bytes it may ask for has no limit: they lie where they
+//! are anyway, and two peers that each ask for much would both stop listening, and never read what they have asked for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -94,6 +95,8 @@ pub enum Replying {
     Nothing,
     /// There is no more room: it goes on when some has left.
     Full,
+    /// Enough for now: no further answer begins before others had their turn.
+    Enough,
     /// The owner of the memory has it in hand: it goes on when that has changed.
     InHand,
 }
@@ -201,21 +204,26 @@ impl Replies {
         self.begun = None;
     }
 
-    /// Answers, as long as fewer than `most` bytes wait to be sent.
+    /// Answers, as long as fewer than `most` bytes wait to be sent. None begins after so many bytes as make a `turn`: what
+    /// else is to be sent to this peer comes between two answers.
     ///
     /// # Errors
     /// An answer that was begun cannot be finished: the connection has to end.
     pub fn answer(
         &mut self,
         outbox: &mut Outbox,
-        most: usize,
+        (most, turn): (usize, usize),
         (_, source): (PeerKey, Option<FiAddr>),
         host: &mut dyn Host,
     ) -> Result<Replying, Broken> {
+        let before = outbox.pending().len();
         loop {
             let Some(first) = self.queue.front_mut() else { return Ok(Replying::Nothing) };
             if outbox.pending().len() >= most || outbox.is_open() && self.begun.is_none() {
                 return Ok(Replying::Full);
+            }
+            if self.begun.is_none() && outbox.pending().len() - before >= turn {
+                return Ok(Replying::Enough);
             }
             match first {
                 Due::Ack(owed) => owed.take().into_iter().for_each(|owed| outbox.acknowledge(owed)),

@@ -150,7 +150,7 @@ impl Receiver {
     ) -> Result<(Vec<u8>, Replying), Broken> {
         let mut bytes = Vec::new();
         loop {
-            let replying = self.inbox.replies.answer(outbox, most, PEER, &mut self.maps)?;
+            let replying = self.inbox.replies.answer(outbox, (most, usize::MAX), PEER, &mut self.maps)?;
             let pending = outbox.pending().len();
             bytes.extend_from_slice(outbox.pending());
             outbox.left(pending);

@@ -261,13 +261,37 @@ fn questions_are_bounded() {
     let most = largest_allocation(|| {
         let source: Option<FiAddr> = None;
         let who = (fabric_core::matching::PeerKey(1), source);
-        let replying = owner.inbox.replies.answer(&mut outbox, 64 << 10, who, &mut owner.maps).unwrap();
+        let replying =
+            owner.inbox.replies.answer(&mut outbox, (64 << 10, usize::MAX), who, &mut owner.maps).unwrap();
         assert_eq!(replying, Replying::Full);
     });
     assert!(outbox.pending().len() <= 80 << 10 && most <= 256 << 10, "{most}");
     // A message behind them is not read before; once they are answered, it is.
     owner.inbox.replies.give_up();
     assert!(owner.take(&stream[taken.bytes..]).unwrap().is_full);
+}
+
+/// Where others wait, no answer begins once there were enough bytes of them; one that has begun ends first.
+#[test]
+fn answers_give_way_between_two_of_them() {
+    let mut owner = server(false);
+    for len in [8, 8, 80, 8] {
+        owner.take(&read(&[place(KEY, 0, len)])).unwrap();
+    }
+    let mut outbox = Outbox::new(Order::Little);
+    let who = (fabric_core::matching::PeerKey(1), None);
+    let mut answer = |most, turn| {
+        let replies = &mut owner.inbox.replies;
+        let replying = replies.answer(&mut outbox, (most, turn), who, &mut owner.maps).unwrap();
+        let made = outbox.pending().len();
+        outbox.left(made);
+        (replying, made, replies.is_open())
+    };
+    assert_eq!(answer(1000, 0), (Replying::Enough, 0, false));
+    assert_eq!(answer(1000, 30), (Replying::Enough, 2 * 24, false));
+    assert_eq!(answer(50, 1), (Replying::Full, 50, true));
+    assert_eq!(answer(1000, 0), (Replying::Enough, 46, false));
+    assert_eq!(answer(1000, 1), (Replying::Nothing, 24, false));
 }
 
 fn registered(owner: &mut Receiver) -> Arc<Registered> {
@@ -341,7 +365,10 @@ fn memory_that_closes_midway_refuses() {
         owner.take(&read(&[place(KEY, 0, ROOM)])).unwrap();
         let mut outbox = Outbox::new(Order::Little);
         let who = (fabric_core::matching::PeerKey(1), None);
-        assert_eq!(owner.inbox.replies.answer(&mut outbox, 100, who, &mut owner.maps), Ok(Replying::Full));
+        assert_eq!(
+            owner.inbox.replies.answer(&mut outbox, (100, usize::MAX), who, &mut owner.maps),
+            Ok(Replying::Full)
+        );
         owner.maps.regions.as_mut().unwrap().remove(KEY);
         let answered = owner.answers(&mut outbox, 1 << 16);
         if let Ok((answer, _)) = &answered {

@@ -141,7 +141,7 @@ impl Side {
         }
         self.most_reads = self.most_reads.max(reads);
         let Receiver { inbox, maps, .. } = &mut self.receiver;
-        inbox.replies.answer(&mut self.outbox, 64 << 10, PEER, maps).unwrap();
+        inbox.replies.answer(&mut self.outbox, (64 << 10, usize::MAX), PEER, maps).unwrap();
         let count = self.outbox.pending().len().min(most);
         let bytes = self.outbox.pending()[..count].to_vec();
         self.outbox.left(count);

@@ -10,6 +10,7 @@ mod onesided;
 mod options;
 mod ring;
 mod siege;
+mod turns;
 
 pub(crate) use onesided::target;
 

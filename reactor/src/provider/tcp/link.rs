@@ -66,6 +66,8 @@ pub(crate) struct Link {
     is_deaf: bool,
     /// A message has begun that will not end: what is pending leaves, and nothing behind it.
     is_cut: bool,
+    /// Bytes of answers since anything that was queued has left.
+    answered: usize,
     quiet_passes: u32,
     /// It is among those that every pass looks at.
     pub(crate) is_looked_at: bool,
@@ -111,6 +113,7 @@ impl Link {
             ended: None,
             is_deaf: false,
             is_cut: false,
+            answered: 0,
             quiet_passes: 0,
             is_looked_at: false,
             lane: ring.map(|ring| Lane::new(ring, token)),

@@ -9,7 +9,7 @@ use fabric_core::provider::{EpId, Host, OpKey, SendSpec};
 use fabric_core::tcp::{Frame, Replying, Rows};
 use fabric_core::{Error, Result};
 
-use super::sending::{COLLECTED, PER_PASS};
+use super::sending::{COLLECTED, PER_PASS, TURN};
 use super::{Link, Sending};
 
 /// When an operation has ended.
@@ -108,13 +108,15 @@ impl Link {
         }
     }
 
-    /// Answers what the peer has asked, as far as there is room. Returns whether anything has moved.
-    pub(super) fn answer(&mut self, host: &mut dyn Host) -> bool {
+    /// Answers what the peer has asked, as far as there is room; and as long as it is the turn of answers, where `others`
+    /// wait as well. Returns whether anything has moved.
+    pub(super) fn answer(&mut self, others: bool, host: &mut dyn Host) -> bool {
         let (mut moved, mut left) = (false, PER_PASS);
         while left > 0 && (!self.outbox.is_open() || self.inbox.replies.is_open()) {
             let before = self.outbox.pending().len();
             let who = (self.key, self.source);
-            let replying = match self.inbox.replies.answer(&mut self.outbox, COLLECTED, who, host) {
+            let turn = if others { TURN.saturating_sub(self.answered) } else { usize::MAX };
+            let replying = match self.inbox.replies.answer(&mut self.outbox, (COLLECTED, turn), who, host) {
                 Ok(replying) => replying,
                 Err(broken) => {
                     self.end(DownReason::Protocol(broken.0));
@@ -124,6 +126,7 @@ impl Link {
             let made = self.outbox.pending().len() - before;
             moved |= made > 0;
             left = left.saturating_sub(made);
+            self.answered = self.answered.saturating_add(made);
             if !self.flush() || replying != Replying::Full {
                 break;
             }

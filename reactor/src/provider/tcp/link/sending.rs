@@ -17,6 +17,8 @@ const SHORT: usize = 16 << 10;
 pub(super) const COLLECTED: usize = 64 << 10;
 /// Bytes to a peer in one pass.
 pub(super) const PER_PASS: usize = 1 << 20;
+/// Bytes after which answers give way to what is queued, and that to answers, at the end of a frame.
+pub(super) const TURN: usize = COLLECTED;
 /// Parts of a message that one call sends.
 pub(super) const PARTS: usize = 16;
 
@@ -95,7 +97,7 @@ impl Link {
         }
         let (mut moved, mut left) = (false, PER_PASS);
         if !self.inbox.replies.is_empty() {
-            moved = self.answer(host);
+            moved = self.answer(!queue.is_empty(), host);
             if self.inbox.replies.is_open() || self.is_sending() || self.is_deaf {
                 return moved;
             }
@@ -103,6 +105,7 @@ impl Link {
         moved |= self.ask();
         while left > 0
             && !queue.is_empty()
+            && !self.gives_way(left)
             && let Some(count) = self.send_first(queue, left, host)
         {
             left = left.saturating_sub(count);
@@ -116,6 +119,11 @@ impl Link {
         moved
     }
 
+    /// Whether it is the turn of answers, with so many bytes of this pass left.
+    fn gives_way(&self, left: usize) -> bool {
+        left <= PER_PASS - TURN && !self.outbox.is_open() && !self.inbox.replies.is_empty()
+    }
+
     /// Moves the first operation of the queue on: a long one by so many bytes at most. Returns how many bytes of it have left, or
     /// have been collected; `None` when it has to wait.
     fn send_first(
@@ -126,7 +134,9 @@ impl Link {
     ) -> Option<usize> {
         let Sending { op, spec, sent } = queue.front_mut()?;
         if self.is_packet(spec) {
-            return self.send_packet(queue, host);
+            let sent = self.send_packet(queue, host)?;
+            self.answered = 0;
+            return Some(sent);
         }
         let payload = if spec.kind == OpKind::Read { Payload::Whole(&[]) } else { host.payload(*op) };
         let len = payload.len();
@@ -178,6 +188,7 @@ impl Link {
         };
         let (op, spec) = (*op, *spec);
         queue.pop_front();
+        self.answered = 0;
         self.has_left(op, spec, len, host);
         Some(count)
     }
