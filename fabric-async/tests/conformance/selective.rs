@@ -68,7 +68,7 @@ pub(crate) async fn failure_always_is(setup: Setup) {
 
 /// Whoever may fail has an entry, and gives it back when all went well.
 pub(crate) async fn a_silent_operation_holds_an_entry(setup: Setup) {
-    let plan = Plan { entries: 3, ..quiet() };
+    let plan = Plan { entries: 3, ..quiet() }.narrow();
     let (mut a, mut b, to_b) = pair_of(&setup, plan.clone(), plan).await;
     let full = Error::Again(Scarce::CompletionEntry);
     for round in 0..4 {
