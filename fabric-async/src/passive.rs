@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use fabric_core::info::{EpType, Info};
 use fabric_core::provider::{EpId, MAX_PRIVATE_DATA, Request};
 use fabric_core::tree::{Class, Hold};
-use fabric_core::{Address, Error, Result};
+use fabric_core::{Address, Error, Result, Scheme, SocketOptions};
 use fabric_reactor::{Bindings, Counters, WaitPolicy};
 use futures_core::Stream;
 use tokio::task::coop;
@@ -18,6 +18,7 @@ use crate::domain::{Domain, DomainInner};
 use crate::endpoint::{BindOptions, Endpoint, equipped};
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
+use crate::resolve;
 
 /// A passive endpoint (`fid_pep`): listens, and yields those who want to be connected, as a stream.
 ///
@@ -53,6 +54,7 @@ pub struct PassiveEndpointBuilder {
     at: Option<Address>,
     context: u64,
     policy: WaitPolicy,
+    socket_options: SocketOptions,
     eq: Option<(Arc<EventQueueInner>, Hold)>,
 }
 
@@ -70,18 +72,20 @@ impl Fabric {
             return Err(Error::Invalid { what: "passive endpoint", why });
         }
         let (fabric, info, at) = (self.clone(), info.clone(), info.src_addr.clone());
-        Ok(PassiveEndpointBuilder { fabric, info, at, context: 0, policy: WaitPolicy::default(), eq: None })
+        let (policy, socket_options) = (WaitPolicy::default(), SocketOptions::new());
+        Ok(PassiveEndpointBuilder { fabric, info, at, context: 0, policy, socket_options, eq: None })
     }
 }
 
 impl PassiveEndpointBuilder {
-    /// The address to be called at (`fi_setname`); a fresh one unless said.
+    /// The address to be called at (`fi_setname`); a fresh one unless said. Names of hosts are not looked up here: see
+    /// [`resolve`](crate::resolve()).
     ///
     /// # Errors
     /// [`Error::BadAddress`].
     #[doc(alias = "fi_setname")]
     pub fn name(mut self, at: impl ToAddress) -> Result<Self> {
-        let scheme = fabric_core::Scheme::of_provider(self.fabric.inner.provider.name());
+        let scheme = Scheme::of_provider(self.fabric.inner.provider.name());
         self.at = Some(scheme.map_or_else(|| at.to_address(), |scheme| at.to_address_for(scheme))?);
         Ok(self)
     }
@@ -95,6 +99,25 @@ impl PassiveEndpointBuilder {
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
         self.policy = policy;
+        self
+    }
+
+    /// What is set on the socket that listens, and on the connections that it takes: as
+    /// [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options). The domain where a request is accepted has a say
+    /// of its own: what its options and the [traffic class](crate::TrafficClass) of the endpoint's info say goes before what is said
+    /// here, and what they do not say stays.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+    /// use fabric_async::{EpType, Fabric, Hints, SocketOptions, discover};
+    /// let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg)).await?.swap_remove(0);
+    /// let options = SocketOptions::new().ports(42_000..=42_999).receive_buffer(1 << 20);
+    /// let door = Fabric::open(&info)?.passive_endpoint(&info)?.socket_options(options).listen()?;
+    /// assert!((42_000..=42_999).contains(&door.name().socket().unwrap().port()));
+    /// # Ok(()) }
+    /// ```
+    pub fn socket_options(mut self, options: SocketOptions) -> Self {
+        self.socket_options = options;
         self
     }
 
@@ -121,10 +144,12 @@ impl PassiveEndpointBuilder {
     ///
     /// # Errors
     /// [`Error::AddressInUse`], [`Error::WrongScheme`], [`Error::NotSupported`] by the provider, [`Error::Runtime`] when progress is
-    /// manual and no Tokio runtime with I/O is running here, [`Error::Closed`], [`Error::Os`].
+    /// manual and no Tokio runtime with I/O is running here, [`Error::Invalid`] and [`Error::TooLong`] for options that cannot be,
+    /// [`Error::Closed`], [`Error::Os`].
     #[doc(alias = "fi_listen")]
     pub fn listen(self) -> Result<PassiveEndpoint> {
         let engine = self.fabric.domain_builder(&self.info).wait_policy(self.policy);
+        let engine = engine.socket_options(self.socket_options);
         let engine = engine.open_as(Class::PassiveEndpoint)?;
         let (eq, hold) = self.eq.unzip();
         if let Some(eq) = &eq {
@@ -154,8 +179,11 @@ impl PassiveEndpoint {
     /// live in that domain, each with a completion queue and an event queue of its own. [`Endpoint::connect`] has an example. The
     /// name of a host is [looked up](crate::resolve()) first.
     ///
+    /// With the name of a host, as in `tcp://localhost:0`, this is its first address where it can listen; see
+    /// [`resolve`](crate::resolve()).
+    ///
     /// # Errors
-    /// [`Error::NoMatch`] of providers without connected endpoints; [`Error::BadAddress`]; and those of
+    /// [`Error::NoMatch`] of providers without connected endpoints; [`Error::BadAddress`], [`Error::NoSuchHost`]; and those of
     /// [`listen`](PassiveEndpointBuilder::listen).
     ///
     /// # Cancel safety
@@ -220,10 +248,15 @@ impl BindOptions {
     /// As [`PassiveEndpoint::bind`].
     #[doc(alias = "fi_listen")]
     pub async fn listen(self, at: impl ToAddress) -> Result<PassiveEndpoint> {
-        let at = at.to_address()?;
-        let domain = self.connected_domain(&at)?;
+        let found = resolve::found(&at, Scheme::Tcp, |_| true).await?;
+        let (last, others) = found.split_last().expect("there is one at least");
+        others.iter().find_map(|at| self.listen_at(at).ok()).map_or_else(|| self.listen_at(last), Ok)
+    }
+
+    fn listen_at(&self, at: &Address) -> Result<PassiveEndpoint> {
+        let domain = self.connected_domain(at.scheme())?;
         let door = domain.fabric().passive_endpoint(domain.info())?.wait_policy(self.policy).name(at)?;
-        let mut door = door.listen()?;
+        let mut door = door.socket_options(self.socket_options.clone()).listen()?;
         door.home = Some(domain);
         Ok(door)
     }

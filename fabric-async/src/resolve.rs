@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use fabric_core::host::HostName;
 use fabric_core::{Address, Error, Result, Scheme};
 use tokio::runtime::Handle;
 
@@ -10,9 +11,9 @@ use crate::av::ToAddress;
 /// Looks up the name of a host, as in `tcp://localhost:7000`, and gives the addresses that it has, in the order in which
 /// the system wants them tried. What is an address already is the only one.
 ///
-/// [`Endpoint::bind`](crate::Endpoint::bind) and [`Endpoint::lookup`](crate::Endpoint::lookup) do this by themselves, and
-/// try one after the other. All other calls, as [`Endpoint::connect`](crate::Endpoint::connect),
-/// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) and [`AddressVector::insert`](crate::AddressVector::insert), take
+/// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::lookup`](crate::Endpoint::lookup),
+/// [`Endpoint::connect`](crate::Endpoint::connect) and [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) do this by
+/// themselves, and try one after the other. Calls that do not wait, as [`AddressVector::insert`](crate::AddressVector::insert), take
 /// addresses only: look up first, and choose.
 ///
 /// The system is asked (`getaddrinfo`) on a thread of Tokio's for blocking calls, so the runtime goes on meanwhile. Nothing is
@@ -43,7 +44,41 @@ pub(crate) async fn found(
     expected: Scheme,
     is_useful: impl Fn(SocketAddr) -> bool,
 ) -> Result<Vec<Address>> {
-    let Some(name) = of.to_host_for(expected) else { return Ok(vec![of.to_address_for(expected)?]) };
+    Place::of(of, expected)?.found(is_useful).await
+}
+
+/// Where somebody is to be found: at an address, or at one of those that a host has.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    At(Address),
+    Host(HostName),
+}
+
+impl Place {
+    pub(crate) fn of(text: &impl ToAddress, expected: Scheme) -> Result<Self> {
+        Ok(match text.to_host_for(expected) {
+            Some(host) => Self::Host(host),
+            None => Self::At(text.to_address_for(expected)?),
+        })
+    }
+
+    pub(crate) fn scheme(&self) -> Scheme {
+        match self {
+            Self::At(address) => address.scheme(),
+            Self::Host(host) => host.scheme(),
+        }
+    }
+
+    /// Its addresses, one at least, but of a host only those that can be used here.
+    pub(crate) async fn found(self, is_useful: impl Fn(SocketAddr) -> bool) -> Result<Vec<Address>> {
+        match self {
+            Self::At(address) => Ok(vec![address]),
+            Self::Host(name) => look_up(&name, is_useful).await,
+        }
+    }
+}
+
+async fn look_up(name: &HostName, is_useful: impl Fn(SocketAddr) -> bool) -> Result<Vec<Address>> {
     let none = |why: String| Error::NoSuchHost { host: name.host().into(), why };
     if Handle::try_current().is_err() {
         return Err(Error::Runtime("names of hosts are looked up within a Tokio runtime"));

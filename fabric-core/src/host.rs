@@ -41,6 +41,12 @@ impl HostName {
         is_name.then(|| Self { scheme, host: host.into(), port })
     }
 
+    /// What kind of addresses it stands for.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
     /// The name.
     #[must_use]
     pub fn host(&self) -> &str {

@@ -35,7 +35,7 @@ pub struct BindOptions {
     progress: Progress,
     single_copy_from: Option<usize>,
     socket_io: SocketIo,
-    socket_options: SocketOptions,
+    pub(crate) socket_options: SocketOptions,
     protocol: Option<Protocol>,
 }
 
@@ -182,9 +182,9 @@ impl BindOptions {
             .enable_now()
     }
 
-    /// A domain for connected endpoints, where this address leads.
-    pub(crate) fn connected_domain(&self, at: &Address) -> Result<Domain> {
-        let hints = Hints::new().provider(at.scheme().provider()).progress(self.progress);
+    /// A domain for connected endpoints, whose addresses are of this kind.
+    pub(crate) fn connected_domain(&self, scheme: Scheme) -> Result<Domain> {
+        let hints = Hints::new().provider(scheme.provider()).progress(self.progress);
         self.domain(&search(&hints.ep_type(EpType::Msg))?.swap_remove(0))
     }
 

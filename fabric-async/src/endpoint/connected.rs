@@ -8,7 +8,7 @@ use std::time::Duration;
 use fabric_core::info::EpType;
 use fabric_core::provider::{EpId, Joined, Meeting, Way};
 use fabric_core::tree::Node;
-use fabric_core::{Address, Error, FiAddr, Result};
+use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
 use super::bind::equipped;
 use super::{BindOptions, Endpoint, EndpointBuilder};
@@ -16,6 +16,7 @@ use crate::av::{AvInner, ToAddress};
 use crate::domain::DomainInner;
 use crate::model::{Shared, ThreadModel};
 use crate::passive::ConnectionRequest;
+use crate::resolve::Place;
 
 /// How long an answer is waited for, unless said otherwise.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,13 +36,13 @@ pub(super) struct Connection {
 #[must_use = "nothing happens before it is awaited"]
 pub struct Connect<M: ThreadModel = Shared> {
     builder: Result<EndpointBuilder<M>>,
-    to: Result<Address>,
+    to: Result<Place>,
     data: Vec<u8>,
     patience: Duration,
 }
 
 impl<M: ThreadModel> Connect<M> {
-    pub(super) fn new(builder: Result<EndpointBuilder<M>>, to: Result<Address>) -> Self {
+    pub(super) fn new(builder: Result<EndpointBuilder<M>>, to: Result<Place>) -> Self {
         Self { builder, to, data: Vec::new(), patience: PATIENCE }
     }
 
@@ -59,7 +60,8 @@ impl<M: ThreadModel> Connect<M> {
 }
 
 /// # Errors
-/// [`Error::NoSuchPeer`] when nobody listens there; [`Error::Rejected`] with the private data of a program that does not want
+/// [`Error::NoSuchPeer`] when nobody listens there; [`Error::NoSuchHost`], with the name, when a host has no address of the family
+/// of the [source](EndpointBuilder::name), if there is one; [`Error::Rejected`] with the private data of a program that does not want
 /// to; [`Error::TimedOut`]; [`Error::Protocol`] when what answers is not one of these; [`Error::PeerGone`] when it hangs up
 /// instead of answering; [`Error::TooLong`] above the limit of private data; [`Error::BadAddress`], [`Error::WrongScheme`];
 /// [`Error::Invalid`] when the info is of another type of endpoint; [`Error::Closed`], [`Error::Os`].
@@ -70,19 +72,26 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let (builder, to) = (self.builder?, self.to?);
-            let from = builder.at.clone();
-            let way = Way::Connect { from: from.as_ref(), patience: self.patience };
-            let attempt = builder.meet(&to, &self.data, way)?;
-            let joined = poll_fn(|cx| attempt.open.domain.core.poll_joined(attempt.open.id, cx)).await?;
-            let data = joined.data.clone();
-            attempt.joined(joined, to, data)
+            let own = builder.at.as_ref().and_then(Address::socket);
+            let found = to.found(|at| own.is_none_or(|own| own.is_ipv4() == at.is_ipv4())).await?;
+            let mut nobody = None;
+            for to in found {
+                match builder.reach(&to, &self.data, self.patience).await {
+                    Ok((attempt, joined)) => {
+                        let data = joined.data.clone();
+                        return attempt.joined(builder, joined, to, data);
+                    }
+                    Err(error @ (Error::NoSuchPeer(_) | Error::TimedOut(_))) => nobody = Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(nobody.expect("there is one address at least"))
         })
     }
 }
 
 /// An endpoint that is not connected yet.
-struct Attempt<M: ThreadModel> {
-    builder: EndpointBuilder<M>,
+struct Attempt {
     node: Arc<Node>,
     av: Arc<AvInner>,
     peer: FiAddr,
@@ -104,18 +113,25 @@ impl Drop for Open {
     }
 }
 
-impl<M: ThreadModel> Attempt<M> {
-    fn joined(mut self, joined: Joined, name: Address, data: Vec<u8>) -> Result<Endpoint<M>> {
+impl Attempt {
+    fn joined<M: ThreadModel>(
+        mut self,
+        builder: EndpointBuilder<M>,
+        joined: Joined,
+        name: Address,
+        data: Vec<u8>,
+    ) -> Result<Endpoint<M>> {
         self.open.is_kept = true;
         let connection = Connection { peer: self.peer, name, data };
-        self.builder.opened(self.node, (self.open.id, joined.name), self.av, Some(connection))
+        builder.opened(self.node, (self.open.id, joined.name), self.av, Some(connection))
     }
 }
 
 impl<M: ThreadModel> EndpointBuilder<M> {
     /// Connects with whoever listens at this address (`fi_connect`), from an info of type [`EpType::Msg`]. The endpoint is there
     /// when the peer has accepted; its event queue says so too, as [`Connected`](crate::EventKind::Connected) or
-    /// [`ConnectFailed`](crate::EventKind::ConnectFailed).
+    /// [`ConnectFailed`](crate::EventKind::ConnectFailed). The addresses of a [host](Endpoint::connect) are attempts of their own, and
+    /// so are their events.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -147,7 +163,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Those of [`Connect`], when it is awaited.
     #[doc(alias = "fi_connect")]
     pub fn connect(self, to: impl ToAddress) -> Connect<M> {
-        let to = self.domain.inner.address(to);
+        let to = Place::of(&to, self.domain.inner.scheme());
         Connect::new(Ok(self), to)
     }
 
@@ -166,10 +182,17 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let attempt = self.meet(&request.peer, data.as_ref(), Way::Accept(request.handle))?;
         let joined = attempt.open.domain.core.joined(attempt.open.id);
         let joined = joined.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
-        attempt.joined(joined, request.peer, request.data)
+        attempt.joined(self, joined, request.peer, request.data)
     }
 
-    fn meet(self, peer: &Address, data: &[u8], way: Way<'_>) -> Result<Attempt<M>> {
+    /// Asks whoever listens at this address, and waits for the answer.
+    async fn reach(&self, to: &Address, data: &[u8], patience: Duration) -> Result<(Attempt, Joined)> {
+        let attempt = self.meet(to, data, Way::Connect { from: self.at.as_ref(), patience })?;
+        let joined = poll_fn(|cx| attempt.open.domain.core.poll_joined(attempt.open.id, cx)).await?;
+        Ok((attempt, joined))
+    }
+
+    fn meet(&self, peer: &Address, data: &[u8], way: Way<'_>) -> Result<Attempt> {
         if self.info.ep.ep_type != EpType::Msg {
             let why =
                 format!("the info is of type {:?}, and connections are of type Msg", self.info.ep.ep_type);
@@ -180,14 +203,15 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let (node, bound) = self.bindings(av.id)?;
         let meeting = Meeting { number, peer, data, way };
         let id = domain.core.open_connected(&self.info, meeting, bound)?;
-        Ok(Attempt { builder: self, node, av, peer: number, open: Open { domain, id, is_kept: false } })
+        Ok(Attempt { node, av, peer: number, open: Open { domain, id, is_kept: false } })
     }
 }
 
 impl Endpoint {
     /// Connects with whoever listens at this address, with a fabric, a domain, a completion queue and an event queue of its
-    /// own, as [`bind`](Self::bind) has them. The other side is a [`PassiveEndpoint`](crate::PassiveEndpoint), or a program
-    /// with libfabric that has one. The name of a host is [looked up](crate::resolve()) first.
+    /// own, as [`bind`](Self::bind) has them. With the name of a host, as in `tcp://localhost:7000`, its addresses are tried one
+    /// after the other until somebody is there, who may refuse; see [`resolve`](crate::resolve()). The other side is a [`PassiveEndpoint`](crate::PassiveEndpoint), or a program
+    /// with libfabric that has one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -223,9 +247,9 @@ impl BindOptions {
     /// # Errors
     /// As [`Endpoint::connect`].
     pub fn connect(self, to: impl ToAddress) -> Connect {
-        let to = to.to_address();
+        let to = Place::of(&to, Scheme::Tcp);
         let builder = to.clone().and_then(|to| {
-            let domain = self.connected_domain(&to)?;
+            let domain = self.connected_domain(to.scheme())?;
             equipped(&domain, domain.info())
         });
         Connect::new(builder, to)

@@ -50,6 +50,9 @@
 //! when what listens is something else, [`PeerGone`] when it hangs up, and [`TimedOut`] after ten seconds, or after as long as
 //! [`Connect::timeout`](crate::Connect::timeout) says: a libfabric program answers only while it looks at its event queue.
 //!
+//! A host may be called by its name, `Endpoint::connect("tcp://localhost:7000")`. Its addresses are tried one after the other while
+//! there is [`NoSuchPeer`], or [`TimedOut`]; who answers is not passed over, whatever the answer is.
+//!
 //! Dropping the future gives the attempt up. The other side may have accepted by then: its endpoint hears of the end.
 //!
 //! Only endpoints of this type are to call a passive endpoint. One without connections that is told its address gets in as far
@@ -63,6 +66,22 @@
 //! any domain of the provider, with [`EndpointBuilder::accept`](crate::EndpointBuilder::accept). With
 //! [`ConnectionRequest::accept`](crate::ConnectionRequest::accept) the endpoints of one door share a domain, and have queues of
 //! their own, [`Endpoint::completions`] and [`Endpoint::events`].
+//!
+//! What is set on sockets is said for the passive endpoint, with
+//! [`PassiveEndpointBuilder::socket_options`](crate::PassiveEndpointBuilder::socket_options), or with
+//! [`BindOptions::socket_options`](crate::BindOptions::socket_options) before
+//! [`listen`](crate::BindOptions::listen): the ports it may listen at, and what holds for the connections that come there.
+//! The domain where a request is accepted goes before that with what it says itself, [traffic class](crate::TrafficClass)
+//! included.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, SocketOptions};
+//! let options = SocketOptions::new().ports(43_000..=43_999).send_buffer(1 << 20);
+//! let door = Endpoint::options().socket_options(options).listen("tcp://localhost:0").await?;
+//! assert!((43_000..=43_999).contains(&door.name().socket().unwrap().port()));
+//! # Ok(()) }
+//! ```
 //!
 //! What strangers can cost is bounded. Who has connected has ten seconds to ask, and 256 may be at it: the one that has waited
 //! longest makes room. 128 requests wait to be taken; while there are more callers than that, the kernel keeps

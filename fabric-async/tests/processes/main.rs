@@ -22,6 +22,7 @@ mod scribbler;
 mod select;
 mod serving;
 mod sharing;
+mod sockets;
 mod stages;
 mod stopped;
 mod tcp;

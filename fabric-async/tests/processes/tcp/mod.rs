@@ -10,6 +10,7 @@ mod onesided;
 mod options;
 mod ring;
 mod siege;
+mod tuned;
 mod turns;
 
 pub(crate) use onesided::target;

@@ -127,13 +127,23 @@ impl Socket {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true)?;
         // A machine that has gone says nothing.
         rustix::net::sockopt::set_socket_keepalive(&fd, true)?;
-        let silence = tuning.options.silence.unwrap_or(SILENCE).as_secs();
-        let pause = (silence / 2 / u64::from(ATTEMPTS)).max(1);
-        let idle = silence - pause * u64::from(ATTEMPTS);
-        rustix::net::sockopt::set_tcp_keepidle(&fd, Duration::from_secs(idle))?;
-        rustix::net::sockopt::set_tcp_keepintvl(&fd, Duration::from_secs(pause))?;
-        rustix::net::sockopt::set_tcp_keepcnt(&fd, ATTEMPTS)?;
+        bear_silence(&fd, tuning.options.silence.unwrap_or(SILENCE))?;
         Ok(Self { fd: Arc::new(fd), origin: Origin::here(), watched: None })
+    }
+
+    /// Sets what is said here and was not when it was accepted. What is not said stays.
+    pub(crate) fn retune(&self, tuning: &Tuning) -> Result<()> {
+        let set = |from: SocketAddr| {
+            tuning.apply(&self.fd, from)?;
+            if let Some(silence) = tuning.options.silence {
+                bear_silence(&self.fd, silence)?;
+            }
+            match &tuning.options.congestion_control {
+                Some(_) => congestion::control(&self.fd, (from, from), tuning),
+                None => Ok(()),
+            }
+        };
+        set(self.name()?).map_err(|errno| Error::os("setsockopt", errno.raw_os_error()))
     }
 
     /// Its address on this side.
@@ -246,6 +256,16 @@ impl Socket {
         }
         true
     }
+}
+
+/// How long the other end may say nothing.
+fn bear_silence(socket: impl AsFd, silence: Duration) -> Result<(), Errno> {
+    let socket = socket.as_fd();
+    let pause = (silence.as_secs() / 2 / u64::from(ATTEMPTS)).max(1);
+    let idle = silence.as_secs() - pause * u64::from(ATTEMPTS);
+    rustix::net::sockopt::set_tcp_keepidle(socket, Duration::from_secs(idle))?;
+    rustix::net::sockopt::set_tcp_keepintvl(socket, Duration::from_secs(pause))?;
+    rustix::net::sockopt::set_tcp_keepcnt(socket, ATTEMPTS)
 }
 
 impl AsFd for Socket {

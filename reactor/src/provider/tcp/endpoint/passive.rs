@@ -101,6 +101,11 @@ pub(super) struct Called {
 }
 
 impl Called {
+    /// Sets what the domain says that it comes to, on top of what the passive endpoint has.
+    pub(super) fn retune(&self, tuning: &Tuning) -> Result<()> {
+        self.socket.as_ref().map_or(Ok(()), |socket| socket.retune(tuning))
+    }
+
     /// Says yes, with this data. Nothing when the peer does not hear it.
     pub(super) fn accept(mut self, data: &[u8]) -> Option<(Socket, Order, Vec<u8>)> {
         let socket = self.socket.take().filter(Socket::is_ours)?;

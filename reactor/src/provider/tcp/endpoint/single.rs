@@ -74,6 +74,7 @@ impl Endpoint {
                     let why = "it has come to an endpoint of another provider".into();
                     return Err(Error::Invalid { what: "connection request", why });
                 };
+                called.retune(&opened.tuning)?;
                 let accepted = called.accept(data).ok_or_else(|| Error::PeerGone(name.clone()))?;
                 opened.join(host, accepted, Vec::new())?;
             }
