@@ -1,5 +1,6 @@
 //! Between processes over UDP: peers that die and come back, groups, strangers that flood, and libfabric's own programs.
 
+mod class;
 mod hostile;
 mod pingpong;
 
