@@ -99,6 +99,8 @@ pub(crate) fn play() {
         "silent" => run(silent(&name)),
         "patient" => run(crate::levels::patient(&name)),
         "tcp mirror" => run(crate::tcp::mirror(&name)),
+        "tcp lender" => run(crate::tcp::lender(&name)),
+        "tcp borrower" => run(crate::tcp::borrower(&name)),
         "tcp lonely" => run(crate::tcp::lonely(&name)),
         "tcp echo" => run(crate::tcp::echo(&name)),
         "tcp target" => run(crate::tcp::target(&name)),

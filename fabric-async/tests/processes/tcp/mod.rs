@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use fabric_async::{Endpoint, Error, EventQueue, Progress, Protocol};
 
-pub(crate) use namespaces::{lonely, mirror};
+pub(crate) use namespaces::{borrower, lender, lonely, mirror};
 
 use crate::role::Peer;
 use crate::run;

@@ -4,12 +4,14 @@ use std::io::{BufRead, BufReader};
 use std::process::{ChildStdout, Command, Output};
 use std::time::Duration;
 
-use fabric_async::{Endpoint, SocketOptions};
+use fabric_async::{Access, Endpoint, OpKind, RemoteRegion, SocketOptions};
 
 use crate::role::Peer;
 
 const HERE: &str = "10.231.97.1";
 const THERE: &str = "10.231.97.2";
+/// Bytes that are lent.
+const LEN: usize = 3_000_000;
 
 /// Two network namespaces, each with one end of a cable; both go with this value.
 struct Cable([String; 2]);
@@ -105,6 +107,66 @@ pub(crate) async fn lonely(names: &str) {
     let failed = ep.recv().from(peer).await.expect_err("nothing comes any more");
     assert!(failed.error.is_peer_gone(), "{}", failed.error);
     println!("[gone]");
+}
+
+/// Lends memory, and hears of what is written there with data.
+pub(crate) async fn lender(name: &str) {
+    let ep = Endpoint::bind(name).await.expect("bind");
+    let mut completions = ep.completions().expect("its own");
+    let region = ep.domain().alloc(LEN, Access::REMOTE_READ | Access::REMOTE_WRITE).expect("memory");
+    println!("[ready]");
+    let asks = ep.recv().await.expect("an endpoint that is open").source().expect("it has connected");
+    ep.send(asks, region.remote().to_bytes().to_vec()).await.expect("a peer");
+    let mut out = Vec::new();
+    completions.next_batch(&mut out, 1).await;
+    assert_eq!(
+        (out[0].kind, out[0].transfer.data, out[0].transfer.len),
+        (OpKind::RemoteWrite, Some(77), LEN)
+    );
+    let mut written = vec![0; LEN];
+    region.read(0, &mut written).expect("all of it");
+    assert!(written == pattern(2), "the second pattern");
+    ep.send(asks, "as it was written").await.expect("a peer");
+    let last = ep.recv().from(asks).await.expect_err("nothing comes any more");
+    assert!(last.error.is_peer_gone(), "{}", last.error);
+}
+
+/// Reads and writes memory at the other end of the cable.
+pub(crate) async fn borrower(names: &str) {
+    let (name, lender) = names.split_once(' ').expect("two names");
+    let ep = Endpoint::bind(name).await.expect("bind");
+    let peer = ep.lookup(lender).await.expect("the lender is there");
+    ep.send(peer, "where?").await.expect("a peer");
+    let remote = RemoteRegion::from_bytes(&ep.recv().await.expect("an answer")).expect("a region");
+    ep.write(peer, remote.at(0), pattern(1)).await.expect("memory that is lent");
+    assert!(ep.read(peer, remote.slice(..)).await.expect("memory")[..] == pattern(1)[..]);
+    let places = [remote.slice(..10), remote.slice(1_000_000..2_000_000), remote.slice(20..30)];
+    let read = ep.read_from(peer, &places).await.expect("memory");
+    assert!(read[..10] == pattern(1)[..10] && read[10..1_000_010] == pattern(1)[1_000_000..2_000_000]);
+    assert_eq!(ep.fetch_add(peer, remote.at(0), 1u8).await, Ok(pattern(1)[0]));
+    ep.write(peer, remote.at(0), pattern(2)).data(77).await.expect("memory");
+    assert_eq!(&ep.recv().await.expect("a word")[..], b"as it was written");
+    println!("[written]");
+}
+
+fn pattern(which: usize) -> Vec<u8> {
+    (0..LEN).map(|at| (at * which + at / 251) as u8).collect()
+}
+
+#[test]
+fn memory_at_the_other_end_of_a_cable_is_reached() {
+    let Some(cable) = Cable::lay(9) else { return };
+    let [a, b] = &cable.0;
+    let at = format!("tcp://{HERE}:7000");
+    let mut lender = Peer::start_in(a, "tcp lender", &at);
+    // What they say at their ends is to go somewhere.
+    let mut lender_said = Said::by(&mut lender);
+    lender_said.wait_for("[ready]");
+    let mut borrower = Peer::start_in(b, "tcp borrower", &format!("tcp://{THERE}:0 {at}"));
+    let mut borrower_said = Said::by(&mut borrower);
+    borrower_said.wait_for("[written]");
+    assert!(borrower.0.wait().expect("it was started").success());
+    assert!(lender.0.wait().expect("it was started").success());
 }
 
 /// Nobody says anything any more, neither a process nor a kernel: only silence tells.
