@@ -12,6 +12,9 @@ use crate::{churn, limits, run, scale, scribbler, sharing, stages};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
+/// How a process ends that could not be given hosts of its own.
+pub(crate) const NO_MOUNT: i32 = 77;
+
 /// A process that is ended with the test.
 pub(crate) struct Peer(pub(crate) Child);
 
@@ -27,6 +30,15 @@ impl Peer {
         let mut apart = Command::new("unshare");
         apart.args(["--pid", "--fork", "--kill-child"]).arg(program);
         told(&mut apart, role, name).spawn().map(Self)
+    }
+
+    /// The same where these are the hosts that are known. It ends with [`NO_MOUNT`] where that cannot be arranged.
+    pub(crate) fn start_among(hosts: &std::path::Path, role: &str, name: &str) -> std::io::Result<Self> {
+        let arrange = format!("mount --bind \"$0\" /etc/hosts || exit {NO_MOUNT}; exec \"$@\"");
+        let mut among = Command::new("unshare");
+        among.args(["--mount", "sh", "-c", &arrange]).arg(hosts);
+        among.arg(std::env::current_exe().expect("a path"));
+        told(&mut among, role, name).spawn().map(Self)
     }
 
     /// The same in this network namespace; what it says can be read.
@@ -99,6 +111,7 @@ pub(crate) fn play() {
         "silent" => run(silent(&name)),
         "patient" => run(crate::levels::patient(&name)),
         "tcp mirror" => run(crate::tcp::mirror(&name)),
+        "tcp visitor" => run(crate::tcp::visitor(&name)),
         "tcp lender" => run(crate::tcp::lender(&name)),
         "tcp borrower" => run(crate::tcp::borrower(&name)),
         "tcp lonely" => run(crate::tcp::lonely(&name)),

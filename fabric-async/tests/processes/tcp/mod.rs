@@ -14,6 +14,7 @@ mod tuned;
 mod turns;
 
 pub(crate) use onesided::target;
+pub(crate) use tuned::visitor;
 
 use std::time::Duration;
 

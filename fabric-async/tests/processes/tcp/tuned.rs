@@ -12,6 +12,7 @@ use rustix::net::sockopt::{
     ip_tos, socket_acceptconn, socket_recv_buffer_size, socket_send_buffer_size, tcp_congestion, tcp_keepidle,
 };
 
+use crate::role::{NO_MOUNT, Peer};
 use crate::run;
 use crate::sockets::socket_of;
 
@@ -159,6 +160,47 @@ fn hosts_are_called_by_their_names() {
             assert!(matches!(error, Error::NoSuchHost { .. }), "{error}");
         }
     });
+}
+
+const HOSTS: &str = "\
+127.0.0.1 localhost twin
+127.0.0.2 twin
+203.0.113.7 lodge
+127.0.0.1 lodge
+";
+
+/// Calls `twin`, who is at home at this one of two addresses, and takes the address of `lodge` that is this machine's.
+pub(crate) async fn visitor(home: &str) {
+    let mut door = PassiveEndpoint::bind(home).await.expect("a loopback address");
+    let name = format!("tcp://twin:{}", at(door.name()).port());
+    let (caller, accepted) = tokio::join!(Endpoint::connect(&name), async {
+        door.next().await.expect("it is open").accept("welcome").await
+    });
+    let caller = caller.expect("somebody is at one of the addresses");
+    assert_eq!((caller.peer_name(), caller.private_data()), (Ok(door.name()), &b"welcome"[..]));
+    accepted.expect("it waits");
+    let lodge = PassiveEndpoint::bind("tcp://lodge:0").await.expect("one of the addresses is ours");
+    assert_eq!(at(lodge.name()).ip(), std::net::Ipv4Addr::LOCALHOST);
+}
+
+/// Whichever of its addresses comes first: where nobody is, the next one is tried.
+#[test]
+fn a_host_with_several_addresses_is_found_at_one_of_them() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root, to say which hosts there are");
+    }
+    let hosts = std::env::temp_dir().join(format!("fabric-hosts-{}", std::process::id()));
+    std::fs::write(&hosts, HOSTS).unwrap();
+    for home in ["tcp://127.0.0.1:0", "tcp://127.0.0.2:0"] {
+        let ended = Peer::start_among(&hosts, "tcp visitor", home).and_then(|mut visitor| visitor.0.wait());
+        match ended.map(|status| status.code()) {
+            Ok(Some(0)) => {}
+            Ok(Some(NO_MOUNT)) => eprintln!("skipped, nothing can be mounted here"),
+            Ok(code) => panic!("{home}: {code:?}"),
+            Err(error) => eprintln!("skipped, there is no unshare: {error}"),
+        }
+    }
+    std::fs::remove_file(&hosts).unwrap();
 }
 
 /// Addresses of the other family than that to call from are passed over; in the object model a host has a name, too.
