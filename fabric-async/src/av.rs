@@ -150,15 +150,7 @@ impl<M: ThreadModel> AddressVector<M> {
         if address.scheme().provider() != provider {
             return Err(Error::WrongScheme { provider, address });
         }
-        if address.name().is_empty() {
-            return Err(Error::Invalid { what: "peer address", why: format!("{address} has no name") });
-        }
-        if address.socket().is_some_and(|at| at.port() == 0) {
-            let why = format!(
-                "{address} has port 0, which asks for one where it is bound; `name` tells which it got"
-            );
-            return Err(Error::Invalid { what: "peer address", why });
-        }
+        address.check_peer()?;
         self.inner.domain.core.insert_address(self.inner.id, &address)
     }
 

@@ -176,8 +176,7 @@ impl PassiveEndpointBuilder {
 
 impl PassiveEndpoint {
     /// Listens at this address, or at a fresh one if it has no port, with a fabric and a domain of its own: accepted endpoints
-    /// live in that domain, each with a completion queue and an event queue of its own. [`Endpoint::connect`] has an example. The
-    /// name of a host is [looked up](crate::resolve()) first.
+    /// live in that domain, each with a completion queue and an event queue of its own. [`Endpoint::connect`] has an example.
     ///
     /// With the name of a host, as in `tcp://localhost:0`, this is its first address where it can listen; see
     /// [`resolve`](crate::resolve()).

@@ -134,6 +134,22 @@ impl Address {
         self.scheme.names_sockets().then(|| self.name.parse().ok()).flatten()
     }
 
+    /// Whether it names somebody, as the address of a peer does.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] without a name, and with port 0.
+    #[doc(hidden)]
+    pub fn check_peer(&self) -> Result<()> {
+        let why = if self.name.is_empty() {
+            format!("{self} has no name")
+        } else if self.socket().is_some_and(|at| at.port() == 0) {
+            format!("{self} has port 0, which asks for one where it is bound; `name` tells which it got")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Invalid { what: "peer address", why })
+    }
+
     /// The kind of this address.
     #[must_use]
     pub fn scheme(&self) -> Scheme {

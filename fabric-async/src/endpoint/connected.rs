@@ -187,6 +187,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 
     /// Asks whoever listens at this address, and waits for the answer.
     async fn reach(&self, to: &Address, data: &[u8], patience: Duration) -> Result<(Attempt, Joined)> {
+        to.check_peer()?;
         let attempt = self.meet(to, data, Way::Connect { from: self.at.as_ref(), patience })?;
         let joined = poll_fn(|cx| attempt.open.domain.core.poll_joined(attempt.open.id, cx)).await?;
         Ok((attempt, joined))

@@ -41,9 +41,6 @@
 //!
 //! # Calling
 //!
-//! The address has an IP address and a port. The name of a host is [looked up](crate::resolve()) first:
-//! `Endpoint::connect(&resolve("tcp://localhost:7000").await?[0])` calls the first address that it has.
-//!
 //! [`Endpoint::connect`] ends when the peer has accepted. Both sides may say something with that, up to
 //! [`MAX_PRIVATE_DATA`] bytes each; afterwards [`Endpoint::private_data`] is what the other has said. Otherwise the error says
 //! why not: [`NoSuchPeer`] when nobody listens there, [`Rejected`] with the private data of who does not want to, [`Protocol`]

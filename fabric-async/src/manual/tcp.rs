@@ -23,8 +23,9 @@
 //!
 //! An address is the IP address and port where an endpoint listens: `tcp://10.0.0.5:7000`, `tcp://[2001:db8::1]:7000`.
 //! `fi_sockaddr_in://` and `fi_sockaddr_in6://` say the same. A name of a host, as in `tcp://localhost:7000`, is looked up
-//! by [`Endpoint::bind`](crate::Endpoint::bind) and [`Endpoint::lookup`](crate::Endpoint::lookup), and by
-//! [`resolve`](crate::resolve()) for all other calls, on a thread for calls that block. Behind an IP address or a host there is always a port.
+//! by calls that are awaited, as [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::lookup`](crate::Endpoint::lookup) and
+//! [`Endpoint::connect`](crate::Endpoint::connect), and by [`resolve`](crate::resolve()) for all others, on a thread for calls that
+//! block. Behind an IP address or a host there is always a port.
 //! Port 0 asks for a free one where an endpoint is bound: tell peers [`Endpoint::name`](crate::Endpoint::name), which has it. `tcp://` alone binds to the
 //! network inside this machine, or, in a domain of a certain network, to this machine's address there.
 //!
