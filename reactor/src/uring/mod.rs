@@ -8,16 +8,19 @@
 //!
 //! # The life of an operation
 //!
-//! 1. A slot lives until the *last* completion of its operation; a receive has many.
-//! 2. Completions find their slot by index and generation. One that finds none is counted and ignored.
-//! 3. What was queued is the kernel's, whether handing it over succeeded or not: it stays, and goes with the next attempt.
-//! 4. A ring that is busy is emptied and asked again; an interrupted call is made again; completions that found no room are
-//!    fetched.
-//! 5. A slot holds the descriptor it works on. What was abandoned closes it when it ends.
-//! 6. A ring that is dropped cancels everything and waits. What does not end keeps its memory for ever.
-//! 7. Where the kernel refuses a ring, or lacks something, opening it fails, and whoever asked does without.
-//! 8. Lengths are cut to what a completion can tell of.
-//! 9. Memory that cannot be registered is a refusal like any other.
+//! Each rule has tests of its name in `tests`, which fail, or never end, when it is broken.
+//!
+//! | | rule | test |
+//! |---|---|---|
+//! | 1 | A slot lives until the *last* completion of its operation; a receive has many. | `rule_1_a_slot_lives_until_the_last_completion` |
+//! | 2 | Completions find their slot by index and generation. One that finds none is counted and ignored. | `rule_2_a_completion_of_nothing_is_counted_and_ignored`, `a_ticket_says_nothing_about_another_ring` |
+//! | 3 | What was queued is the kernel's, whether handing it over succeeded or not: it stays, and goes with the next attempt. What found no room was never the kernel's. | `rule_3_what_was_queued_is_kept_when_it_cannot_be_handed_over`, `rule_3_what_finds_no_room_was_never_the_kernels` |
+//! | 4 | A ring that is busy is emptied and asked again; an interrupted call is made again; completions that found no room are fetched. | `rule_4_a_busy_or_interrupted_call_is_made_again`, `rule_4_completions_that_find_no_room_are_fetched`, `rule_4_a_call_that_is_refused_for_good_is_an_error_and_loses_nothing` |
+//! | 5 | A slot holds the descriptor it works on. What was abandoned closes it when it ends. | `rule_5_what_was_abandoned_closes_its_descriptor_when_it_ends` |
+//! | 6 | A ring that is dropped cancels everything and waits. What does not end keeps its memory for ever. | `rule_6_a_ring_that_is_dropped_waits_for_its_operations`, `rule_6_nothing_is_under_way_any_more_when_a_ring_is_dropped`, `rule_6_what_does_not_end_keeps_its_memory` |
+//! | 7 | Where the kernel refuses a ring, or lacks something, opening it fails, and whoever asked does without. | `rule_7_what_the_kernel_refuses_is_an_error`, `rule_7_a_forbidden_call_is_an_error`; in `tcp/io`, `where_rings_are_forbidden_a_wish_is_not_granted_and_a_demand_is_refused` |
+//! | 8 | Lengths are cut to what a completion can tell of. | `rule_8_lengths_are_cut_to_what_a_completion_can_tell_of` |
+//! | 9 | Memory that cannot be registered, or locked, is a refusal like any other. | `rule_9_memory_that_cannot_be_registered_is_an_error`, `rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error` |
 //!
 //! # Threads
 //!
@@ -28,7 +31,7 @@ mod buffers;
 mod message;
 mod ring;
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use buffers::Lease;
 pub(crate) use ring::{Completion, Ring, Sent, Shape, Ticket, What};

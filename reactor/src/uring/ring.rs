@@ -29,7 +29,7 @@ const CANCELLATION: u64 = u64::MAX;
 /// Attempts to hand over what is queued before that is put off.
 const ATTEMPTS: u32 = 16;
 /// How long a ring that is dropped waits for its operations.
-const FAREWELL: Duration = Duration::from_secs(5);
+const FAREWELL: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_secs(5) };
 
 /// How large a ring is, and how its work is done.
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +120,9 @@ pub(crate) struct Ring {
     /// Completions that belonged to nothing.
     strays: u64,
     origin: Origin,
+    /// What the next calls are to end with.
+    #[cfg(all(test, not(loom)))]
+    pub(super) refusals: VecDeque<Errno>,
 }
 
 impl Ring {
@@ -149,6 +152,8 @@ impl Ring {
             to_cancel: Vec::new(),
             strays: 0,
             origin: Origin::here(),
+            #[cfg(all(test, not(loom)))]
+            refusals: VecDeque::new(),
         })
     }
 
@@ -287,7 +292,7 @@ impl Ring {
 
     fn submit_queued(&mut self) -> io::Result<()> {
         for _ in 0..ATTEMPTS {
-            match self.uring.submit() {
+            match self.enter(0) {
                 Ok(_) if self.uring.submission().is_empty() => return Ok(()),
                 Ok(_) => {}
                 Err(error) => self.retry(error)?,
@@ -310,9 +315,18 @@ impl Ring {
 
     /// Waits for a completion, or for an interruption.
     fn wait(&mut self) {
-        if let Err(error) = self.uring.submit_and_wait(1) {
+        if let Err(error) = self.enter(1) {
             let _ = self.retry(error);
         }
+    }
+
+    /// Hands over what is queued, and waits for so many completions.
+    fn enter(&mut self, want: usize) -> io::Result<usize> {
+        #[cfg(all(test, not(loom)))]
+        if let Some(errno) = self.refusals.pop_front() {
+            return Err(errno.into());
+        }
+        self.uring.submit_and_wait(want)
     }
 
     /// Whether there are completions.
@@ -407,6 +421,12 @@ impl Ring {
     #[cfg(all(test, not(loom)))]
     pub(super) fn forge(&mut self, name: u64, result: i32) {
         self.fetched.push_back(Raw { name, result, flags: 0 });
+    }
+
+    /// An operation that never ends.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn haunt(&mut self, socket: &Arc<OwnedFd>) {
+        self.slots.insert(Slot { generation: 0, owner: None, _socket: socket.clone(), message: None });
     }
 
     /// Cancels everything and waits until all has ended, or has not for long. True when it has.

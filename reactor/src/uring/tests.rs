@@ -4,10 +4,12 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
 use super::{Completion, Ring, Shape, What};
@@ -42,6 +44,61 @@ fn next(ring: &mut Ring) -> Completion {
         let mut fds = [PollFd::from_borrowed_fd(ring.event(), PollFlags::IN)];
         let _ = poll(&mut fds, None);
         ring.heard();
+    }
+}
+
+/// Does something while calls for the ring fail. A filter may refuse them from one moment to the next; here the descriptor is
+/// exchanged for another one's.
+fn without_kernel(ring: &mut Ring, act: impl FnOnce(&mut Ring)) {
+    let fd = ring.raw();
+    let other = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    // SAFETY: the ring's descriptor, kept while another has its place.
+    let ring_fd = unsafe { libc::dup(fd) };
+    // SAFETY: nobody else uses the ring; its maps do not depend on the descriptor.
+    assert!(unsafe { libc::dup2(other.as_raw_fd(), fd) } == fd);
+    act(ring);
+    // SAFETY: back where it was.
+    assert!(unsafe { libc::dup2(ring_fd, fd) } == fd);
+    // SAFETY: this test's own.
+    unsafe { libc::close(ring_fd) };
+}
+
+/// Does something on a thread that is forbidden to open rings, as a container forbids it.
+pub(crate) fn forbidding<T: Send>(errno: i32, act: impl FnOnce() -> T + Send) -> T {
+    let code = |code, k, jt, jf| libc::sock_filter { code, k, jt, jf };
+    let (load, jump, end) = (0x20, 0x15, 0x06);
+    // The number of the call comes first.
+    let filter = [
+        code(load, 0, 0, 0),
+        code(jump, libc::SYS_io_uring_setup as u32, 0, 1),
+        code(end, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
+        code(end, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let filter =
+                libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut().cast() };
+            // SAFETY: for this thread only, which ends with this function; the program is there for the call.
+            unsafe {
+                assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+                let mode = libc::SECCOMP_MODE_FILTER;
+                assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter), 0);
+            }
+            act()
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// From now on this process locks no memory, and this thread has no right to all the same.
+fn without_locked_memory() {
+    const VERSION_3: u32 = 0x2008_0522;
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let (header, rights) = ([VERSION_3, 0], [0u32; 6]);
+    // SAFETY: both are read, and nothing is written: header and rights are as long as this version says.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const none), 0);
+        assert_eq!(libc::syscall(libc::SYS_capset, header.as_ptr(), rights.as_ptr()), 0);
     }
 }
 
@@ -96,23 +153,78 @@ fn rule_3_what_was_queued_is_kept_when_it_cannot_be_handed_over() {
     let Some(mut ring) = ring() else { return };
     let (near, mut far) = pair();
     let ticket = ring.receive(&near, 3).unwrap();
-    // A filter of system calls may refuse the call from one day to the next. Here the descriptor is exchanged for a moment.
-    let fd = ring.raw();
-    let kept = rustix::io::fcntl_dupfd_cloexec(&near, 100).unwrap();
-    // SAFETY: the ring's descriptor, kept while another has its place.
-    let ring_fd = unsafe { libc::dup(fd) };
-    // SAFETY: nobody else uses the ring; its maps do not depend on the descriptor.
-    assert!(unsafe { libc::dup2(kept.as_raw_fd(), fd) } == fd);
-    assert!(ring.submit().is_err());
-    assert_eq!(ring.under_way(), 1);
-    // SAFETY: back where it was.
-    assert!(unsafe { libc::dup2(ring_fd, fd) } == fd);
-    // SAFETY: this test's own.
-    unsafe { libc::close(ring_fd) };
+    without_kernel(&mut ring, |ring| {
+        assert!(ring.submit().is_err());
+        assert_eq!(ring.under_way(), 1);
+    });
     ring.submit().unwrap();
     far.write_all(b"after all").unwrap();
     let completion = next(&mut ring);
     assert_eq!((completion.ticket, bytes(&completion.what)), (ticket, &b"after all"[..]));
+}
+
+#[test]
+fn rule_3_what_finds_no_room_was_never_the_kernels() {
+    let Some(mut ring) = ring() else { return };
+    let pairs: Vec<_> = (0..4).map(|_| pair()).collect();
+    without_kernel(&mut ring, |ring| {
+        for (owner, (near, _)) in pairs.iter().enumerate() {
+            ring.receive(near, owner as u64).unwrap();
+        }
+        // As many as are handed over together.
+        assert!(ring.receive(&pairs[0].0, 9).is_err());
+        // SAFETY: there are no others.
+        let refused = unsafe { ring.send(&pairs[0].0, 9, (*b"given away").into(), &[]) };
+        assert_eq!(refused.unwrap_err()[..], *b"given away");
+        assert_eq!(ring.under_way(), 4);
+    });
+    ring.submit().unwrap();
+    for (owner, (_, far)) in pairs.iter().enumerate() {
+        let mut far = far;
+        far.write_all(&[owner as u8; 10]).unwrap();
+        let completion = next(&mut ring);
+        assert_eq!((completion.owner, bytes(&completion.what)), (owner as u64, &[owner as u8; 10][..]));
+    }
+}
+
+#[test]
+fn rule_4_a_busy_or_interrupted_call_is_made_again() {
+    let Some(mut ring) = ring() else { return };
+    let ((near, mut far), (other, mut other_far)) = (pair(), pair());
+    let first = ring.receive(&near, 1).unwrap();
+    ring.submit().unwrap();
+    far.write_all(b"meanwhile").unwrap();
+    ring.receive(&other, 2).unwrap();
+    ring.refusals.extend([Errno::INTR, Errno::BUSY, Errno::INTR, Errno::AGAIN, Errno::BUSY]);
+    ring.submit().unwrap();
+    assert!(ring.refusals.is_empty(), "all of them were heard");
+    other_far.write_all(b"handed over").unwrap();
+    let mut got = [next(&mut ring), next(&mut ring)];
+    got.sort_by_key(|completion| completion.owner);
+    assert_eq!((got[0].ticket, bytes(&got[0].what)), (first, &b"meanwhile"[..]));
+    assert_eq!((got[1].owner, bytes(&got[1].what)), (2, &b"handed over"[..]));
+    // Waiting goes on likewise.
+    ring.refusals.extend([Errno::INTR, Errno::BUSY, Errno::INTR]);
+    let body = vec![7; 30_000_000];
+    // SAFETY: `body` lives until it was taken back.
+    let ticket = unsafe { ring.send(&near, 8, Box::new([]), &[&body]) }.unwrap();
+    assert!(ring.take_back(ticket).unwrap().result.is_ok_and(|count| count < body.len()));
+}
+
+#[test]
+fn rule_4_a_call_that_is_refused_for_good_is_an_error_and_loses_nothing() {
+    let Some(mut ring) = ring() else { return };
+    let (near, mut far) = pair();
+    ring.receive(&near, 1).unwrap();
+    ring.refusals.push_back(Errno::PERM);
+    assert_eq!(ring.submit().unwrap_err().kind(), ErrorKind::PermissionDenied);
+    ring.refusals.extend([Errno::BUSY; 100]);
+    assert_eq!(ring.submit().unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert!(!ring.refusals.is_empty(), "attempts have an end");
+    ring.refusals.clear();
+    ring.submit().unwrap();
+    far.write_all(b"kept").unwrap();
+    assert_eq!(bytes(&next(&mut ring).what), b"kept");
 }
 
 #[test]
@@ -176,11 +288,54 @@ fn rule_6_a_ring_that_is_dropped_waits_for_its_operations() {
     }
 }
 
+/// Connections inside the machine end the moment their last owner has gone: so the kernel is none when the ring is.
+#[test]
+fn rule_6_nothing_is_under_way_any_more_when_a_ring_is_dropped() {
+    for _ in 0..50 {
+        let Some(mut ring) = ring() else { return };
+        let (near, far) = UnixStream::pair().unwrap();
+        let near = Arc::new(OwnedFd::from(near));
+        ring.receive(&near, 0).unwrap();
+        // One that waits for room, and one that was not handed over.
+        let body = vec![1; 4 << 20];
+        // SAFETY: `body` lives longer than the ring.
+        unsafe { ring.send(&near, 0, Box::new([]), &[&body]) }.unwrap();
+        ring.submit().unwrap();
+        ring.receive(&near, 0).unwrap();
+        drop(ring);
+        assert_eq!(Arc::strong_count(&near), 1);
+        drop(near);
+        far.set_nonblocking(true).unwrap();
+        let mut rest = Vec::new();
+        (&far).read_to_end(&mut rest).unwrap();
+        assert!(rest.len() < body.len());
+    }
+}
+
+#[test]
+fn rule_6_what_does_not_end_keeps_its_memory() {
+    let Some(mut ring) = ring() else { return };
+    let (near, _far) = pair();
+    ring.haunt(&near);
+    let buffers = ring.buffers();
+    drop(ring);
+    assert_eq!((Arc::strong_count(&buffers), Arc::strong_count(&near)), (2, 2));
+}
+
 #[test]
 fn rule_7_what_the_kernel_refuses_is_an_error() {
     let wrong = [Shape { submissions: 0, ..SMALL }, Shape { completions: 1, ..SMALL }];
     for shape in wrong {
         assert!(Ring::open(shape).is_err(), "{shape:?}");
+    }
+}
+
+/// What containers do.
+#[test]
+fn rule_7_a_forbidden_call_is_an_error() {
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        let refused = forbidding(errno, || Ring::open(SMALL).err().expect("it is forbidden"));
+        assert_eq!(refused.raw_os_error(), Some(errno));
     }
 }
 
@@ -198,6 +353,25 @@ fn rule_8_lengths_are_cut_to_what_a_completion_can_tell_of() {
 #[test]
 fn rule_9_memory_that_cannot_be_registered_is_an_error() {
     assert!(Ring::open(Shape { buffers: 3, ..SMALL }).is_err());
+}
+
+/// The limit is one of the process, so it is another one that has it.
+#[test]
+fn rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error() {
+    const ALONE: &str = "FABRIC_TEST_NO_LOCKED_MEMORY";
+    const NAME: &str = "uring::tests::rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error";
+    if std::env::var_os(ALONE).is_some() {
+        without_locked_memory();
+        let refused = Ring::open(Shape { buffers: 1024, ..SMALL }).err().expect("it takes 4 MiB");
+        assert!([Some(libc::ENOMEM), Some(libc::EPERM)].contains(&refused.raw_os_error()), "{refused}");
+        return println!("refused");
+    }
+    let Some(ring) = ring() else { return };
+    drop(ring);
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    let output = program.args(["--exact", NAME, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("refused"), "{}\n{said}", output.status);
 }
 
 /// Bytes of all parts, more than a socket holds, in one operation.

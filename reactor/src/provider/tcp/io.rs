@@ -39,6 +39,10 @@ impl Io {
 
     /// Chooses, unless that was done.
     pub(super) fn choose(&mut self, io: SocketIo) -> Result<()> {
+        self.choose_from(io, told)
+    }
+
+    fn choose_from(&mut self, io: SocketIo, told: impl FnOnce() -> Result<SocketIo>) -> Result<()> {
         if self.is_chosen {
             let why = "it is said before the first endpoint is opened".into();
             return Err(Error::Invalid { what: "socket_io", why });
@@ -134,6 +138,28 @@ fn meant(said: &OsStr) -> Result<SocketIo> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::uring::tests::forbidding;
+    use crate::wait::PollSet;
+
+    /// Rule 7 of rings: who asked for one by name hears that there is none, and who wished for one does without.
+    #[test]
+    fn where_rings_are_forbidden_a_wish_is_not_granted_and_a_demand_is_refused() {
+        let refused = |errno| Err(Error::os("io_uring_setup", errno));
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            for (io, wish, expected) in [
+                (SocketIo::IoUring, SocketIo::Epoll, refused(errno)),
+                (SocketIo::Auto, SocketIo::IoUring, Ok("epoll")),
+                (SocketIo::Epoll, SocketIo::IoUring, Ok("epoll")),
+            ] {
+                let became = forbidding(errno, || {
+                    let set = PollSet::new().expect("descriptors");
+                    let mut chosen = Io::new(Arc::new(set), Progress::Manual);
+                    chosen.choose_from(io, || Ok(wish)).map(|()| chosen.name())
+                });
+                assert_eq!(became, expected, "{io:?} {wish:?}");
+            }
+        }
+    }
 
     #[test]
     fn the_environment_says_one_of_three() {
