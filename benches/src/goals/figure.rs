@@ -6,8 +6,8 @@ use crate::peers::{Datagrams, FiPingpong, Peer, Sockets, UcxPerftest};
 use Bench::{Bw, Lat, Rate};
 use Bound::{Above, AtLeast, AtMost};
 use Figure::{
-    Alike, Batch, Bounce, Crowd, Datagram, Driven, Limit, Line, Memcpy, Ours as Us, PerConnection, Pingpong,
-    Sends, Theirs, Window,
+    Alike, AlikeBatch, Batch, Bounce, Crowd, Datagram, Driven, Limit, Line, Memcpy, Ours as Us,
+    PerConnection, Pingpong, Sends, Theirs, Window,
 };
 
 /// Something that is measured.
@@ -18,12 +18,14 @@ pub(super) enum Figure {
     /// The fabric, its completions taken from a queue, as many at a time as there are.
     Batch(Op, usize),
     /// The fabric, by calls on a window instead of operations.
-    Window(Op, usize),
+    Window(Bench, Op, usize),
     /// Half a round trip of the fabric, waiting and moved on like this.
     Driven(Wait, Drive, usize),
     /// The fabric with as many messages under way as in the goals of sockets, and the congestion control of the machine,
     /// which others have.
     Alike(Bench, Op, usize),
+    /// Likewise, and completions taken from a queue, as many at a time as there are.
+    AlikeBatch(Op, usize),
     /// Half a round trip of the fabric while so many other peers are connected and silent.
     Crowd(usize, usize),
     /// Bytes of this process for one of so many silent connections.
@@ -104,7 +106,8 @@ impl Figure {
         match self {
             Us(_, _, size)
             | Batch(_, size)
-            | Window(_, size)
+            | Window(_, _, size)
+            | AlikeBatch(_, size)
             | Driven(_, _, size)
             | Theirs(_, _, _, size)
             | Alike(_, _, size)
@@ -118,9 +121,8 @@ impl Figure {
 
     pub(super) fn name(self, provider: &str) -> String {
         match self {
-            Us(..) | Batch(..) | Window(..) | Driven(..) | Alike(..) | Crowd(..) | PerConnection(_) => {
-                format!("fabric {provider}")
-            }
+            Us(..) | Batch(..) | Window(..) | Driven(..) | Alike(..) | AlikeBatch(..) | Crowd(..)
+            | PerConnection(_) => format!("fabric {provider}"),
             Datagram(_) => Datagrams.name().into(),
             Theirs(whose, ..) => whose.peer().name().into(),
             Pingpong(whose, _) => format!("{} MB/s", whose.peer().name()),
@@ -139,9 +141,11 @@ impl Figure {
                 format!("{:.3} us", value / 1e3)
             }
             Us(Bw, ..) | Memcpy(_) | Pingpong(..) => format!("{:.2} GB/s", value / 1e9),
-            Us(Rate, ..) | Batch(..) | Window(..) | Sends => format!("{:.2} M/s", value / 1e6),
+            Us(Rate, ..) | Batch(..) | AlikeBatch(..) | Sends => format!("{:.2} M/s", value / 1e6),
             PerConnection(_) | Limit(_) => format!("{:.1} KiB", value / 1024.0),
-            Theirs(_, bench, op, size) | Alike(bench, op, size) => Us(bench, op, size).show(value),
+            Theirs(_, bench, op, size) | Alike(bench, op, size) | Window(bench, op, size) => {
+                Us(bench, op, size).show(value)
+            }
         }
     }
 }

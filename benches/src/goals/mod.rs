@@ -119,10 +119,15 @@ impl Board<'_> {
         let ours = Ours::new(self.provider);
         let (bench, record) = match figure {
             Figure::Ours(bench, op, size) => (bench, ours.measure(&case(bench, op, size), self.stop)?),
-            Figure::Batch(op, size) | Figure::Window(op, size) => {
+            Figure::Batch(op, size) => {
                 let mut plan = ours.plan(&case(Rate, op, size));
-                plan.api = if matches!(figure, Figure::Batch(..)) { Api::Batch } else { Api::Window };
+                plan.api = Api::Batch;
                 (Rate, ours.run(&plan, self.stop)?)
+            }
+            Figure::Window(bench, op, size) => {
+                let mut plan = ours.plan(&case(bench, op, size));
+                plan.api = Api::Window;
+                (bench, ours.run(&plan, self.stop)?)
             }
             Figure::Driven(wait, drive, size) => {
                 let mut plan = ours.plan(&case(Lat, Op::Send, size));
@@ -133,6 +138,11 @@ impl Board<'_> {
                 let mut plan = ours.plan(&case(bench, op, size));
                 (plan.window, plan.congestion) = (UNDER_WAY, congestion::machine());
                 (bench, ours.run(&plan, self.stop)?)
+            }
+            Figure::AlikeBatch(op, size) => {
+                let mut plan = ours.plan(&case(Rate, op, size));
+                (plan.window, plan.congestion, plan.api) = (UNDER_WAY, congestion::machine(), Api::Batch);
+                (Rate, ours.run(&plan, self.stop)?)
             }
             Figure::Crowd(count, size) => {
                 let mut plan = ours.plan(&case(Lat, Op::Send, size));

@@ -2,8 +2,8 @@
 
 use super::figure::Bound::{Above, AtLeast, AtMost};
 use super::figure::Figure::{
-    Alike, Batch, Bounce, Crowd, Datagram, Driven, Limit, Line, Memcpy, Ours as Us, PerConnection, Pingpong,
-    Sends, Theirs, Window,
+    Alike, AlikeBatch, Batch, Bounce, Crowd, Datagram, Driven, Limit, Line, Memcpy, Ours as Us,
+    PerConnection, Pingpong, Sends, Theirs, Window,
 };
 use super::figure::Goal;
 use super::figure::Whose::{Libfabric, LibfabricTcp, LibfabricUdp, Tokio, Ucx, UcxAm};
@@ -49,7 +49,12 @@ const SHM: &[Goal] = &[
     ("", Us(Bw, Op::Write, 4 * KIB), Theirs(Ucx, Bw, Op::Write, 4 * KIB), AtLeast(1.0)),
     ("", Us(Bw, Op::Write, 64 * KIB), Theirs(Ucx, Bw, Op::Write, 64 * KIB), AtLeast(1.0)),
     ("", Us(Bw, Op::Write, MIB), Theirs(Ucx, Bw, Op::Write, MIB), AtLeast(1.0)),
-    ("write, window", Window(Op::Write, 8), Theirs(Ucx, Bw, Op::Write, 8), AtLeast(1.0)),
+    ("write, window", Window(Lat, Op::Write, 8), Line, AtMost(1.3)),
+    ("", Window(Lat, Op::Write, 8), Theirs(Ucx, Lat, Op::Write, 8), AtMost(1.0)),
+    ("", Window(Rate, Op::Write, 8), Theirs(Ucx, Bw, Op::Write, 8), AtLeast(1.0)),
+    ("", Window(Bw, Op::Write, 4 * KIB), Memcpy(4 * KIB), AtLeast(0.9)),
+    ("", Window(Bw, Op::Write, 4 * KIB), Theirs(Ucx, Bw, Op::Write, 4 * KIB), AtLeast(1.0)),
+    ("", Window(Bw, Op::Write, 64 * KIB), Memcpy(64 * KIB), AtLeast(0.9)),
     ("read", Us(Bw, Op::Read, 4 * KIB), Memcpy(4 * KIB), AtLeast(0.9)),
     ("", Us(Bw, Op::Read, 64 * KIB), Memcpy(64 * KIB), AtLeast(0.9)),
     ("", Us(Bw, Op::Read, MIB), Memcpy(MIB), AtLeast(0.9)),
@@ -69,6 +74,7 @@ const TCP: &[Goal] = &[
     ("", Alike(Bw, Op::Send, MIB), Pingpong(LibfabricTcp, MIB), AtLeast(1.2)),
     ("", Alike(Bw, Op::Send, MIB), Theirs(Tokio, Bw, Op::Send, MIB), AtLeast(1.0)),
     ("rate", Alike(Rate, Op::Send, 8), Sends, AtLeast(5.0)),
+    ("rate, batches", AlikeBatch(Op::Send, 8), Sends, AtLeast(5.0)),
     ("1000 silent", Crowd(CROWD, 8), Us(Lat, Op::Send, 8), AtMost(1.2)),
     ("memory of each", PerConnection(CROWD), Limit(32 * KIB), AtMost(1.0)),
 ];

@@ -87,6 +87,8 @@ impl Endpoint {
         if requests.is_resting && requests.len() <= BACKLOG / 2 {
             requests.is_resting = false;
             self.accept_on(host);
+            // It is tried again when it failed.
+            self.set_clock();
         }
         Some(request)
     }
