@@ -204,6 +204,13 @@ impl RxContext {
         }
     }
 
+    /// Whether any receive is posted.
+    #[must_use]
+    #[inline]
+    pub fn has_receives(&self) -> bool {
+        self.matcher.posted_len() > 0 || !self.multis.is_empty()
+    }
+
     /// A whole message arrives. False: nobody wants it and there is no room, so it must stay where it is.
     ///
     /// `source` may end before the message does, of which the envelope tells the length: then the rest is lost, and what

@@ -40,6 +40,20 @@ pub struct Inbox {
     rxm: Option<Box<Incoming>>,
     /// Messages of that dialect that wait, and hold up nothing else.
     aside: Aside,
+    patience: Patience,
+}
+
+/// Whether a message that comes while no receive is posted stays where it is for another look: the program is often
+/// about to post some, and a message that nobody has asked for costs a buffer and a copy more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Patience {
+    /// It is buffered.
+    #[default]
+    None,
+    /// It stays if a receive has taken a message before it in this look: it has stayed once.
+    Spent,
+    /// It stays.
+    Left,
 }
 
 #[derive(Debug)]
@@ -82,6 +96,8 @@ pub struct Taken {
     pub held: bool,
     /// So many answers are owed that no more is listened to: to be shown again when some have left.
     pub is_full: bool,
+    /// A message was left for another look, which is to follow without news.
+    pub is_put_off: bool,
     /// Acknowledgements the peer is to get.
     pub owed: Vec<Owed>,
     /// Messages that were offered and are here, by their numbers, which the peer is to be told.
@@ -94,7 +110,8 @@ impl Inbox {
     pub fn new(order: Order) -> Self {
         let (asked, replies) = (Asked::default(), Replies::new());
         let aside = Aside::default();
-        Self { order, has_tags: true, landing: None, stuck: None, asked, replies, rxm: None, aside }
+        let patience = Patience::None;
+        Self { order, has_tags: true, landing: None, stuck: None, asked, replies, rxm: None, aside, patience }
     }
 
     /// The same, of a connection on which RXM is spoken.
@@ -136,6 +153,11 @@ impl Inbox {
     #[must_use]
     pub fn is_kin(&self) -> bool {
         self.replies.is_kin
+    }
+
+    /// For how much longer messages stay where they are while no receive is posted.
+    pub fn be_patient(&mut self, patience: Patience) {
+        self.patience = patience;
     }
 
     /// Takes in what can be.
@@ -211,6 +233,15 @@ impl Inbox {
     ) -> bool {
         let len = envelope.len;
         if let Some(message) = found.bytes.get(found.header..).and_then(|rest| rest.get(..len)) {
+            match self.patience {
+                Patience::None => {}
+                _ if rx.has_receives() => self.patience = Patience::Left,
+                Patience::Spent => {}
+                Patience::Left => {
+                    taken.is_put_off = true;
+                    return false;
+                }
+            }
             if !rx.deliver(host, envelope, &message) {
                 taken.held = true;
                 return false;

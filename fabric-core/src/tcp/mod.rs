@@ -34,7 +34,7 @@ pub use asked::Asked;
 pub use control::{Control, ControlKind, PRIVATE_BYTES};
 pub use dialect::{Agreed, Dialect, Question, Reply};
 pub use frame::{Denial, Frame, FrameKind, LONGEST_HEADER, Owed};
-pub use inbox::{Inbox, MAX_MESSAGE, Taken};
+pub use inbox::{Inbox, MAX_MESSAGE, Patience, Taken};
 pub use native::{Hello, Rivals, Verdict, arbitrate};
 pub use offers::Offers;
 pub use order::Order;

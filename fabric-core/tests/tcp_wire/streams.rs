@@ -1,7 +1,7 @@
 //! Whole streams, split anywhere, hostile ones among them.
 
 use fabric_core::buf::Payload;
-use fabric_core::tcp::{Broken, Frame, MAX_MESSAGE, Order, Outbox};
+use fabric_core::tcp::{Broken, Frame, MAX_MESSAGE, Order, Outbox, Patience};
 use fabric_core::{Error, completion::Transfer};
 use proptest::prelude::*;
 
@@ -289,4 +289,39 @@ fn a_message_that_ends_early_is_known() {
     receiver.rx.fail(&mut receiver.maps, landing, Error::Canceled);
     assert_eq!(receiver.end(op).unwrap().error.as_deref(), Some(&Error::Canceled));
     assert_eq!(receiver.inbox.end(), []);
+}
+
+/// A message that finds no receive at all stays for one more look, and for another whenever a receive has taken one: who posts
+/// between two looks gets every message without a buffer in between.
+#[test]
+fn messages_wait_for_one_look_where_they_are() {
+    let mut outbox = Outbox::new(Order::Little);
+    for byte in 0..4 {
+        assert!(outbox.push(None, None, Payload::Whole(&[byte; 10])));
+    }
+    let stream = outbox.pending();
+    let one = stream.len() / 4;
+    let mut receiver = Receiver::new(Order::Little, BUDGET);
+    let look = |receiver: &mut Receiver, at: usize, patience| {
+        receiver.inbox.be_patient(patience);
+        let taken = receiver.take(&stream[at..]).unwrap();
+        assert!(!taken.held);
+        (taken.bytes, taken.is_put_off)
+    };
+    assert_eq!(look(&mut receiver, 0, Patience::Left), (0, true));
+    let posted = receiver.post(UNTAGGED, None);
+    assert_eq!(look(&mut receiver, 0, Patience::Spent), (one, true), "one is taken, the next one stays");
+    assert_eq!(receiver.got(posted).1, [0; 10]);
+    let (first, second) = (receiver.post(ANY_TAG, None), receiver.post(UNTAGGED, None));
+    // A receive that takes no such message is one all the same: the program is not about to post its first.
+    assert_eq!(look(&mut receiver, one, Patience::Spent), (3 * one, false));
+    assert_eq!(receiver.got(second).1, [1; 10]);
+    let _ = first;
+    for byte in 2..4 {
+        let late = receiver.post(UNTAGGED, None);
+        assert_eq!(receiver.got(late).1, [byte; 10]);
+    }
+    let mut other = Receiver::new(Order::Little, BUDGET);
+    assert_eq!(look(&mut other, 0, Patience::Spent), (4 * one, false), "nobody posts: they are buffered");
+    assert_eq!(look(&mut other, 3 * one, Patience::None), (one, false), "nor does anybody wait at the end");
 }

@@ -29,6 +29,7 @@ mod sending;
 
 use lane::Lane;
 
+use receiving::Rest;
 pub(crate) use sending::Sending;
 
 /// Passes without news after which a connection is not looked at any more until it is ready.
@@ -49,9 +50,11 @@ pub(crate) struct Link {
     inbox: Inbox,
     outbox: Outbox,
     /// Bytes that were read and not taken.
-    rest: Vec<u8>,
+    rest: Rest,
     /// Nobody has looked at them.
     is_fresh: bool,
+    /// The first message among them was left for another look.
+    is_put_off: bool,
     /// The first message among them is nobody's yet.
     held: bool,
     /// It is not watched for what comes: that is not read for now.
@@ -105,7 +108,8 @@ impl Link {
             inbox,
             outbox,
             is_fresh: !rest.is_empty(),
-            rest,
+            rest: Rest::new(rest),
+            is_put_off: false,
             held: false,
             is_resting: false,
             is_blocked: false,

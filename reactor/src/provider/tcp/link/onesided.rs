@@ -78,7 +78,8 @@ impl Link {
         // Of a peer that has gone there may be messages to be received, and nobody to be answered.
         let is_heard = !self.is_deaf && !self.is_blocked && !self.is_sending();
         let answers = is_heard && !replies.is_empty() && !replies.is_in_hand();
-        answers || is_heard && self.can_ask() || self.is_fresh && !self.is_clogged()
+        let is_unread = self.is_fresh || self.is_put_off;
+        answers || is_heard && self.can_ask() || is_unread && !self.is_clogged()
     }
 
     /// Whether nothing can be sent before the owner of some memory has given it back: an answer has begun.

@@ -3,16 +3,53 @@
 use fabric_core::event::DownReason;
 use fabric_core::provider::Host;
 use fabric_core::rx::RxContext;
+use fabric_core::tcp::Patience;
 
 use super::super::socket::Received;
 use super::Link;
 use super::sending::COLLECTED;
 
+/// Bytes that were read and not taken. They are not moved while they are taken a few at a time.
+#[derive(Debug)]
+pub(super) struct Rest {
+    bytes: Vec<u8>,
+    /// So many of them were taken.
+    taken: usize,
+}
+
+impl Rest {
+    pub(super) fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, taken: 0 }
+    }
+
+    fn left(&self) -> &[u8] {
+        &self.bytes[self.taken..]
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.left().is_empty()
+    }
+
+    /// The first of them were taken.
+    fn take(&mut self, count: usize) {
+        self.taken += count;
+        if self.is_empty() {
+            self.replace(&[]);
+        }
+    }
+
+    fn replace(&mut self, bytes: &[u8]) {
+        self.taken = 0;
+        self.bytes.clear();
+        self.bytes.extend_from_slice(bytes);
+    }
+}
+
 impl Link {
     /// Takes in what has come. Returns whether anything has.
     pub(crate) fn pump(&mut self, scratch: &mut [u8], rx: &mut RxContext, host: &mut dyn Host) -> bool {
         let who = (self.key, self.source);
-        if self.held && !self.inbox.is_wanted(&self.rest, who, rx, host) {
+        if self.held && !self.inbox.is_wanted(self.rest.left(), who, rx, host) {
             return false;
         }
         let is_aside = self.inbox.has_aside() && self.inbox.is_aside_wanted(who, rx);
@@ -20,10 +57,13 @@ impl Link {
             self.rest_from_reading();
             return false;
         }
-        let mut have = self.rest.len();
-        scratch[..have].copy_from_slice(&self.rest);
-        let mut news = self.held | is_aside | std::mem::take(&mut self.is_fresh);
-        if !self.held && self.ended.is_none() {
+        let was_put_off = std::mem::take(&mut self.is_put_off);
+        let mut have = self.rest.left().len();
+        let mut news = self.held | is_aside | was_put_off | std::mem::take(&mut self.is_fresh);
+        if !was_put_off {
+            scratch[..have].copy_from_slice(self.rest.left());
+        }
+        if !self.held && !was_put_off && self.ended.is_none() {
             match self.read(&mut scratch[have..]) {
                 Received::Nothing => {}
                 Received::Bytes(count) => {
@@ -43,9 +83,15 @@ impl Link {
             return self.ended.is_some();
         }
         self.quiet_passes = 0;
-        let (used, held) = match self.inbox.take(&scratch[..have], who, rx, host) {
+        self.inbox.be_patient(match (self.ended, was_put_off) {
+            (Some(_), _) => Patience::None,
+            (None, true) => Patience::Spent,
+            (None, false) => Patience::Left,
+        });
+        let bytes = if was_put_off { self.rest.left() } else { &scratch[..have] };
+        let (used, held) = match self.inbox.take(bytes, who, rx, host) {
             Ok(taken) => {
-                self.is_fresh = taken.is_full;
+                (self.is_fresh, self.is_put_off) = (taken.is_full, taken.is_put_off);
                 if self.is_deaf || self.is_cut {
                     // Nobody is answered any more, however much is asked.
                     self.inbox.replies.give_up();
@@ -60,8 +106,11 @@ impl Link {
                 (have, false)
             }
         };
-        self.rest.clear();
-        self.rest.extend_from_slice(&scratch[used..have]);
+        if was_put_off {
+            self.rest.take(used);
+        } else {
+            self.rest.replace(&scratch[used..have]);
+        }
         self.held = held;
         self.rest_or_watch();
         true
