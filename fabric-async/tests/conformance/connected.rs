@@ -207,6 +207,17 @@ pub(crate) async fn ending_in_the_middle_of_a_message(setup: Setup) {
     }
 }
 
+/// Two messages come together. The second one is nobody's when the first is received, and is there all the same.
+pub(crate) async fn what_has_been_seen_outlives_the_connection(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    let to_b = a.ep.peer().unwrap();
+    assert_eq!(a.ep.inject_all(to_b, [&b"one"[..], b"two"]), (2, Ok(())));
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"one");
+    b.ep.shutdown().unwrap();
+    assert_eq!(&b.ep.recv().await.unwrap()[..], b"two");
+    assert_eq!(b.ep.recv().await.unwrap_err().error, Error::Closed(Class::Endpoint));
+}
+
 pub(crate) async fn what_has_come_outlives_the_connection(setup: Setup) {
     let (a, mut b) = pair(&setup).await;
     for number in 0..50u8 {

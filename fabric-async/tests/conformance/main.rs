@@ -159,6 +159,7 @@ macro_rules! scenarios {
                 either_side_may_end_it: CONNECTED,
                 ending_in_the_middle_of_a_message: CONNECTED,
                 what_has_come_outlives_the_connection: CONNECTED,
+                what_has_been_seen_outlives_the_connection: CONNECTED,
                 what_was_held_back_outlives_the_connection: CONNECTED,
                 everything_that_waits_ends_with_the_connection: CONNECTED_MULTI,
                 several_messages_into_one_buffer: CONNECTED_MULTI,

@@ -7,7 +7,7 @@ use fabric_core::provider::OpKey;
 use fabric_core::tcp::rxm::{
     EAGER, MESSAGES_IN_SEGMENTS, Outgoing, PREFIX, Packet, PacketKind, Step, WINDOW,
 };
-use fabric_core::tcp::{Broken, Frame, MAX_MESSAGE, Order, Outbox, Row, Rows};
+use fabric_core::tcp::{Broken, Frame, MAX_MESSAGE, Order, Outbox, Patience, Row, Rows};
 use proptest::prelude::*;
 
 use crate::host::{ANY_TAG, PEER, Receiver, UNTAGGED};
@@ -460,6 +460,23 @@ fn what_waits_is_put_aside() {
     assert!(b.got(ops[2]).1 == contents(2, 5000) && b.got(ops[2]).0.data == Some(9));
     assert_eq!(b.got(ops[3]).1, [[0; 10], [1; 10], [2; 10]].concat());
     assert_eq!(sides[0].receiver.got(offers[1]).0.len, len);
+}
+
+/// What was put aside has waited: when there is room it is taken in, and does not ask for yet another look, for ever.
+#[test]
+fn what_was_put_aside_is_not_put_off() {
+    let mut receiver = Receiver::of_rxm(1500, HERE);
+    let bytes = [1, 2].map(|byte| framed(&packet(PacketKind::Eager, 0, 1000), &[byte; 1000])).concat();
+    assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len());
+    assert!(receiver.inbox.has_aside() && !receiver.inbox.is_aside_wanted(PEER, &receiver.rx));
+    let first = receiver.post(UNTAGGED, None);
+    assert_eq!(receiver.got(first).1, [1; 1000]);
+    assert!(receiver.inbox.is_aside_wanted(PEER, &receiver.rx), "there is room again");
+    receiver.inbox.be_patient(Patience::Left);
+    let taken = receiver.take(&[]).unwrap();
+    assert!(!taken.is_put_off && !receiver.inbox.has_aside());
+    let second = receiver.post(UNTAGGED, None);
+    assert_eq!(receiver.got(second).1, [2; 1000]);
 }
 
 /// There is an end to that.

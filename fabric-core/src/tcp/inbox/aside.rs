@@ -84,8 +84,10 @@ impl Inbox {
         }
         // A frame may be in the middle of arriving. It is there still when what was put aside turns out to be wrong.
         let landing = self.landing.take();
+        // It has waited.
+        let patience = std::mem::take(&mut self.patience);
         let result = self.take_all_kept(who, (rx, host), taken);
-        self.landing = landing;
+        (self.landing, self.patience) = (landing, patience);
         result
     }
 

@@ -54,7 +54,10 @@ impl Endpoint {
         }
         let reason = link.ended().unwrap_or(DownReason::Closed);
         let gone = self.gone(&link);
-        self.rx.with(|rx| link.give_up(rx, host, &gone));
+        self.rx.with(|rx| {
+            link.look_again(rx, host);
+            link.give_up(rx, host, &gone);
+        });
         self.rx.departed(link.key, name.clone());
         let source = link.source.or_else(|| host.number_of(self.id, &name));
         let is_single = matches!(self.role, Role::Single(_));

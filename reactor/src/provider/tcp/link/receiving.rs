@@ -116,6 +116,15 @@ impl Link {
         true
     }
 
+    /// Takes in what was left for another look, because there will be none.
+    pub(crate) fn look_again(&mut self, rx: &mut RxContext, host: &mut dyn Host) {
+        if std::mem::take(&mut self.is_put_off) {
+            self.inbox.be_patient(Patience::None);
+            // What is wrong with it, or has no room, ends with the connection.
+            let _ = self.inbox.take(self.rest.left(), (self.key, self.source), rx, host);
+        }
+    }
+
     /// Whoever lets answers pile up is not read from.
     pub(super) fn is_clogged(&self) -> bool {
         self.outbox.backlog() > 2 * COLLECTED || self.inbox.replies.is_full()
