@@ -1,0 +1,145 @@
+//! What a provider sees of the engine.
+
+use crate::address::{Address, FiAddr};
+use crate::buf::{Payload, PooledBuf, Source};
+use crate::completion::{Outcome, Transfer};
+use crate::error::Result;
+use crate::event::EventKind;
+use crate::matching::{Envelope, PeerKey};
+use crate::mr::Region;
+
+use super::{Deed, EpId, Joined, OpKey, Remote, Spread};
+
+/// What a receive for several messages has for one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// A receive with part of its buffer.
+    Part(OpKey),
+    /// Likewise, and it takes no more messages: it must leave the queue.
+    Last(OpKey),
+    /// Nothing now: the message could not be reported. It must wait where it is.
+    Full,
+    /// Nothing: the message does not fit into what is left, or the receive has ended. It takes no more messages and must
+    /// leave the queue; the next receive may have the message.
+    Used,
+}
+
+/// What a provider may ask of the engine while it is being called.
+pub trait Host {
+    /// The bytes a send operation is to send.
+    fn payload(&self, op: OpKey) -> Payload<'_>;
+
+    /// Whether the bytes of a send operation lie in ordinary memory, which another process may be let read. What is in a
+    /// buffer of the user's own kind may lie on a device.
+    fn is_ordinary(&self, op: OpKey) -> bool {
+        let _ = op;
+        true
+    }
+
+    /// The places of a write or read that has several. Its bytes go to them, or come from them, in this order. All of them
+    /// are to be checked before the first byte moves.
+    fn places(&self, spread: Spread) -> &[Remote] {
+        let _ = spread;
+        &[]
+    }
+
+    /// A message of `len` bytes is about to be placed in this receive; returns how many bytes it can take.
+    fn expect(&mut self, op: OpKey, len: usize) -> usize;
+
+    /// Copies part of `source` into the receive's buffer at position `at`.
+    fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize);
+
+    /// A whole message for this receive: expected, placed and completed in one call.
+    fn deliver(&mut self, op: OpKey, envelope: &Envelope, source: &dyn Source) {
+        let placed = self.expect(op, envelope.len).min(envelope.len);
+        self.place(op, 0, source, 0, placed);
+        self.complete(op, Outcome::received(envelope, placed));
+    }
+
+    /// What a receive for several messages has for this one.
+    fn split(&mut self, op: OpKey, envelope: &Envelope) -> Split {
+        let _ = (op, envelope);
+        Split::Used
+    }
+
+    /// Whether such a receive has a place where a further message can be reported. If it has not, the provider is called
+    /// again ([`ProviderDomain::progress`](super::ProviderDomain::progress)) when it has.
+    fn has_place(&mut self, op: OpKey) -> bool {
+        let _ = op;
+        false
+    }
+
+    /// Whether this receive takes a message of this length where it lies.
+    fn shares(&self, op: OpKey, len: usize) -> bool {
+        let _ = (op, len);
+        false
+    }
+
+    /// Gives the receive a whole buffered message; returns how many bytes it could take. Without copying if the
+    /// receive has no buffer of its own.
+    fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize;
+
+    /// Takes the first `filled` bytes back from a receive nobody waits for.
+    fn reclaim(&mut self, op: OpKey, filled: usize) -> PooledBuf;
+
+    /// The operation has ended.
+    fn complete(&mut self, op: OpKey, outcome: Outcome);
+
+    /// The call left something behind that waits for a peer, or that a further pass could move. If doorbells have been
+    /// asked for, they must be asked for again, with this in view.
+    fn unsettled(&mut self) {}
+
+    /// After this pass something is under way that further passes move: they are to be made, also if nobody here waits
+    /// for it. Said in every pass for which it is so.
+    fn under_way(&mut self) {}
+
+    /// Something happened on the endpoint.
+    fn event(&mut self, ep: EpId, event: EventKind);
+
+    /// A connection ended while the peer had so many loans of the endpoint: their memory is not used again.
+    fn gave_up(&mut self, _ep: EpId, _peer: &Address, _loans: usize) {}
+
+    /// The address behind a number of the endpoint's vector.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`](crate::Error::StaleAddress).
+    fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address>;
+
+    /// What a key of this domain stands for.
+    fn region(&self, key: u64) -> Option<&Region>;
+
+    /// A peer has done this to the region of this key, as it says, by way of the endpoint. Told of what comes with data,
+    /// of everything done to a region that [heeds](Region::heeds) it, and of everything if the endpoint was opened with [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine
+    /// leaves in only where somebody counts. False when it cannot be taken in
+    /// now: the completion queue is full.
+    fn done_to_us(&mut self, ep: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool;
+
+    /// The number of an address in the endpoint's vector.
+    fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr>;
+
+    /// A peer connected: its number, given on the spot if the vector takes in strangers.
+    fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr>;
+
+    /// A connection has ended that had this number when it was made. A number that was given on the spot is taken back
+    /// with the last of them, once none of the peer's messages waits.
+    fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>);
+
+    /// Somebody waits at a passive endpoint, to be taken from there with [`ProviderDomain::take_request`](super::ProviderDomain::take_request).
+    fn requested(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
+        let _ = (ep, peer, data);
+    }
+
+    /// An endpoint that was to be connected with this peer is, or will never be. Told once.
+    fn joined(&mut self, ep: EpId, peer: &Address, joined: Result<Joined>) {
+        let _ = (ep, peer, joined);
+    }
+
+    /// A key for a peer that has connected to an endpoint which shares its receives: nobody else in the domain has it.
+    fn shared_peer(&mut self, ep: EpId) -> PeerKey {
+        let _ = ep;
+        PeerKey::default()
+    }
+
+    /// The address of a number that is about to be taken back: nothing more will come from there.
+    fn leaving(&self, number: FiAddr) -> Option<Address>;
+}
