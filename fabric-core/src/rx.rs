@@ -6,12 +6,14 @@
 //!
 //! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
 //!
-//! Messages in memory of the sender's are the subject of `lent`; what senders wait to hear of, of `receipts`; contexts that
-//! several endpoints share, of `shared`.
+//! Pieces are the subject of `landing`; messages in memory of the sender's, of `lent`; senders that come and go, of `peers`;
+//! what senders wait to hear of, of `receipts`; contexts that several endpoints share, of `shared`.
 
 mod claim;
+mod landing;
 mod lent;
 mod multi;
+mod peers;
 mod receipts;
 mod shared;
 mod side;
@@ -30,16 +32,15 @@ use crate::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, Wai
 use crate::provider::{EpId, Host, OpKey};
 
 use claim::Claims;
+use landing::{Landing, Target, append};
 use lent::Fleeting;
 use multi::{Match, Multi};
 use receipts::confirm_match;
 
 pub use claim::ClaimId;
+pub use landing::LandingId;
 pub use shared::SharedContext;
 pub use side::{ReceiveSide, Receiving};
-
-/// Departed peers whose messages can still be told apart.
-const REMEMBERED: usize = 256;
 
 /// What a buffered message costs beyond its bytes.
 const OVERHEAD: usize = 128;
@@ -73,32 +74,6 @@ pub struct RxContext {
     budget: usize,
     used: usize,
     pool: Arc<Pool>,
-}
-
-/// A message that is arriving in pieces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LandingId(usize);
-
-#[derive(Debug)]
-struct Landing {
-    envelope: Envelope,
-    arrived: usize,
-    /// Bytes were lost in the middle: what still arrives does not join on and is lost too.
-    cut: bool,
-    target: Target,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Target {
-    Receive {
-        op: OpKey,
-        room: usize,
-        placed: usize,
-    },
-    Buffer(WaitKey),
-    Claim(ClaimId),
-    /// It was claimed and discarded.
-    Nobody,
 }
 
 /// A message no receive has taken yet.
@@ -271,128 +246,6 @@ impl RxContext {
         false
     }
 
-    /// A message begins to arrive in pieces. `None`: nobody wants it and there is no room.
-    pub fn begin(&mut self, host: &mut dyn Host, mut envelope: Envelope) -> Option<LandingId> {
-        let matched = match self.matched(host, &envelope) {
-            Match::Receive(op) => Some(op),
-            Match::Nobody if self.admits(envelope.len) || self.is_sought(&envelope) => None,
-            Match::Held | Match::Nobody => {
-                self.decline();
-                return None;
-            }
-        };
-        envelope.arrival = self.matcher.next_arrival();
-        let slot = self.landings.vacant_entry();
-        let id = slot.key();
-        let target = match matched {
-            Some(op) => {
-                confirm_match(&mut self.receipts, &mut envelope);
-                self.filling.push((op, id));
-                Target::Receive { op, room: host.expect(op, envelope.len), placed: 0 }
-            }
-            None => {
-                self.used += envelope.len + OVERHEAD;
-                let bytes = PooledBuf::empty(&self.pool);
-                Target::Buffer(
-                    self.matcher.wait(envelope.clone(), Unexpected { bytes, lent: None, landing: Some(id) }),
-                )
-            }
-        };
-        slot.insert(Landing { envelope, arrived: 0, cut: false, target });
-        if matched.is_none() {
-            self.noticed(host);
-        }
-        Some(LandingId(id))
-    }
-
-    /// How many bytes of this message have not arrived yet.
-    #[must_use]
-    pub fn missing(&self, id: LandingId) -> usize {
-        self.landings.get(id.0).map_or(0, |landing| landing.envelope.len - landing.arrived)
-    }
-
-    /// A piece arrives; at most [`RxContext::missing`] bytes of it are taken. True when the message is complete, and
-    /// `id` is then no longer valid.
-    pub fn land(&mut self, host: &mut dyn Host, id: LandingId, piece: &dyn Source) -> bool {
-        let count = piece.len().min(self.missing(id));
-        self.place(host, id, piece, count);
-        self.arrived(host, id, count)
-    }
-
-    /// Puts the next bytes of a message where they belong, if there is room for them.
-    fn place(&mut self, host: &mut dyn Host, id: LandingId, piece: &dyn Source, count: usize) {
-        let Some(landing) = self.landings.get(id.0).filter(|landing| !landing.cut) else { return };
-        match landing.target {
-            Target::Receive { op, room, placed } => {
-                host.place(op, placed, piece, 0, count.min(room - placed))
-            }
-            Target::Buffer(key) => {
-                if let Some((_, message)) = self.matcher.message_mut(key) {
-                    append(&mut message.bytes, piece);
-                }
-            }
-            Target::Claim(claim) => {
-                if let Some(message) = self.asked.message(claim) {
-                    append(&mut message.bytes, piece);
-                }
-            }
-            Target::Nobody => {}
-        }
-    }
-
-    /// The bytes that were placed last are good. True when the message is complete.
-    fn arrived(&mut self, host: &mut dyn Host, id: LandingId, count: usize) -> bool {
-        let Some(landing) = self.landings.get_mut(id.0) else { return true };
-        landing.arrived += count;
-        if let Target::Receive { room, placed, .. } = &mut landing.target
-            && !landing.cut
-        {
-            *placed += count.min(*room - *placed);
-        }
-        let complete = landing.arrived == landing.envelope.len;
-        if complete {
-            let landing = self.landings.remove(id.0);
-            match landing.target {
-                Target::Receive { op, placed, .. } => {
-                    self.filling.retain(|(filled, _)| *filled != op);
-                    host.complete(op, Outcome::received(&landing.envelope, placed));
-                    self.received(&landing.envelope);
-                }
-                Target::Buffer(key) => {
-                    if let Some((_, message)) = self.matcher.message_mut(key) {
-                        message.landing = None;
-                    }
-                }
-                Target::Claim(claim) => {
-                    if let Some(message) = self.asked.message(claim) {
-                        message.landing = None;
-                    }
-                }
-                Target::Nobody => {}
-            }
-        }
-        complete
-    }
-
-    /// The rest of this message will never come: the receive that took it fails; if none did, the part is discarded.
-    pub fn fail(&mut self, host: &mut dyn Host, id: LandingId, error: Error) {
-        let Some(landing) = self.landings.try_remove(id.0) else { return };
-        match landing.target {
-            Target::Receive { op, placed, .. } => {
-                self.filling.retain(|(filled, _)| *filled != op);
-                let transfer = Outcome::received(&landing.envelope, placed).transfer;
-                host.complete(op, Outcome::cut(transfer, error));
-            }
-            Target::Buffer(key) => {
-                if self.matcher.take_message(key).is_some() {
-                    self.used = self.used.saturating_sub(landing.envelope.len + OVERHEAD);
-                }
-            }
-            Target::Claim(claim) => self.cut_claim(claim, error),
-            Target::Nobody => {}
-        }
-    }
-
     /// Takes a receive back that no message has been matched to.
     pub fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
         let queued = self.unqueue(op);
@@ -444,96 +297,6 @@ impl RxContext {
         let known = self.known().find(|(key, _)| *key == envelope.peer);
         envelope.source = source.or_else(|| host.number_of(self.ep, known?.1));
         self.settle(host, envelope, Unexpected { bytes, lent: None, landing: None });
-    }
-
-    /// A peer has a number now: what waits of those that have gone under this name becomes its, and of those that are
-    /// connected under it where endpoints share the context.
-    pub fn inserted(&mut self, host: &mut dyn Host, source: FiAddr, peer: &Address) {
-        let keys: Vec<_> = self.known().filter(|(_, name)| *name == peer).map(|(key, _)| key).collect();
-        if !keys.is_empty() {
-            self.resolve_all(host, &keys, source);
-        }
-    }
-
-    /// Peers whose names are known here.
-    fn known(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
-        let present = self.present.iter().map(|(key, name, _)| (*key, name));
-        self.gone.iter().map(|(key, name)| (*key, name)).chain(present)
-    }
-
-    /// Waiting messages of this peer now have a number.
-    pub fn resolve(&mut self, host: &mut dyn Host, peer: PeerKey, source: FiAddr) {
-        self.resolve_all(host, &[peer], source);
-    }
-
-    /// Waiting messages of these, who are one, now have a number: they are offered in the order they arrived.
-    fn resolve_all(&mut self, host: &mut dyn Host, peers: &[PeerKey], source: FiAddr) {
-        for (_, landing) in &mut self.landings {
-            if peers.contains(&landing.envelope.peer) {
-                landing.envelope.source = Some(source);
-            }
-        }
-        for envelope in self.claimed_envelopes().filter(|envelope| peers.contains(&envelope.peer)) {
-            envelope.source = Some(source);
-        }
-        if !self.multis.is_empty() {
-            let renamed = self.matcher.rename(peers, source);
-            self.offer(host, renamed);
-            return self.noticed(host);
-        }
-        for (op, envelope, message) in self.matcher.resolve(peers, source) {
-            self.posted[op.index as usize] = None;
-            self.give(host, op, envelope, message);
-        }
-        self.noticed(host);
-    }
-
-    /// A number is no longer valid: waiting messages that carry it become those of a stranger, and receives directed at
-    /// it fail.
-    pub fn forget(&mut self, host: &mut dyn Host, source: FiAddr) {
-        self.matcher.forget(source);
-        for (_, landing) in &mut self.landings {
-            if landing.envelope.source == Some(source) {
-                landing.envelope.source = None;
-            }
-        }
-        for envelope in self.claimed_envelopes().filter(|envelope| envelope.source == Some(source)) {
-            envelope.source = None;
-        }
-        self.fail_directed(host, source, &Error::StaleAddress(source));
-    }
-
-    /// Receives directed at this peer will get nothing: it is gone.
-    pub fn fail_directed(&mut self, host: &mut dyn Host, source: FiAddr, error: &Error) {
-        self.fail_probes(host, |spec| (spec.from == Some(source)).then(|| error.clone()));
-        let mut retired = false;
-        for op in self.matcher.take_directed(source) {
-            self.posted[op.index as usize] = None;
-            retired |= self.retire(op);
-            host.complete(op, Outcome::failed(error.clone()));
-        }
-        if retired {
-            self.rematch(host);
-        }
-    }
-
-    /// A peer has gone, and everything it sent has been taken in. What waits of it is still told apart.
-    pub fn depart(&mut self, peer: PeerKey, name: Address) {
-        self.present.retain(|(present, ..)| *present != peer);
-        if self.gone.len() == REMEMBERED {
-            self.gone.pop_front();
-        }
-        self.gone.push_back((peer, name));
-    }
-
-    /// Whether a message of this source waits.
-    #[must_use]
-    pub fn holds(&self, source: FiAddr) -> bool {
-        // One that is being copied is not looked at yet, and may outlive its connection.
-        let arriving = |landing: &Landing| landing.envelope.source == Some(source);
-        self.matcher.holds(source)
-            || self.holds_claim_of(source)
-            || self.landings.iter().any(|(_, landing)| arriving(landing))
     }
 
     /// Whether some receive would take this message now, or there is room to buffer it.
@@ -635,10 +398,4 @@ impl RxContext {
             }
         }
     }
-}
-
-fn append(bytes: &mut PooledBuf, source: &dyn Source) {
-    let at = bytes.len();
-    bytes.grow(at, source.len());
-    crate::buf::append(bytes.vec_mut(), at, source, 0, source.len());
 }

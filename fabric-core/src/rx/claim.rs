@@ -12,7 +12,8 @@ use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, RecvSpec};
 use crate::provider::{Host, OpKey};
 
-use super::{RxContext, Target, Unexpected};
+use super::landing::Target;
+use super::{RxContext, Unexpected};
 
 /// A claimed message. The number is never used again at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

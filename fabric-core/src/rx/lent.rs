@@ -8,9 +8,10 @@
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use super::landing::{Landing, LandingId, Target};
 use super::multi::Match;
 use super::receipts::confirm_match;
-use super::{Landing, LandingId, OVERHEAD, RxContext, Target, Unexpected};
+use super::{OVERHEAD, RxContext, Unexpected};
 use crate::buf::{LentMemory, Source};
 use crate::error::Error;
 use crate::matching::{Envelope, PeerKey, WaitKey};
@@ -109,7 +110,7 @@ impl RxContext {
         confirm_match(&mut self.receipts, &mut envelope);
         let room = host.expect(op, envelope.len);
         let target = Target::Receive { op, room, placed: 0 };
-        let id = self.landings.insert(Landing { envelope, arrived: 0, cut: false, target });
+        let id = self.landings.insert(Landing::new(envelope, target));
         self.filling.push((op, id));
         self.copying.push_back((id, memory));
     }
@@ -190,8 +191,7 @@ impl RxContext {
             let Some((envelope, message)) = self.matcher.message_mut(key) else { continue };
             let Some(memory) = message.lent.take() else { continue };
             let target = Target::Buffer(key);
-            let id =
-                self.landings.insert(Landing { envelope: envelope.clone(), arrived: 0, cut: false, target });
+            let id = self.landings.insert(Landing::new(envelope.clone(), target));
             message.landing = Some(id);
             self.used += len;
             self.copying.push_back((id, memory));

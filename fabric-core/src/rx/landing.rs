@@ -1,0 +1,172 @@
+//! Messages that arrive in pieces, and where the pieces go.
+
+use crate::buf::{PooledBuf, Source};
+use crate::completion::Outcome;
+use crate::error::Error;
+use crate::matching::{Envelope, WaitKey};
+use crate::provider::{Host, OpKey};
+
+use super::claim::ClaimId;
+use super::multi::Match;
+use super::receipts::confirm_match;
+use super::{OVERHEAD, RxContext, Unexpected};
+
+/// A message that is arriving in pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LandingId(pub(super) usize);
+
+#[derive(Debug)]
+pub(super) struct Landing {
+    pub(super) envelope: Envelope,
+    pub(super) arrived: usize,
+    /// Bytes were lost in the middle: what still arrives does not join on and is lost too.
+    pub(super) cut: bool,
+    pub(super) target: Target,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    Receive {
+        op: OpKey,
+        room: usize,
+        placed: usize,
+    },
+    Buffer(WaitKey),
+    Claim(ClaimId),
+    /// It was claimed and discarded.
+    Nobody,
+}
+
+impl Landing {
+    /// Nothing of it has arrived.
+    pub(super) fn new(envelope: Envelope, target: Target) -> Self {
+        Self { envelope, arrived: 0, cut: false, target }
+    }
+}
+
+impl RxContext {
+    /// A message begins to arrive in pieces. `None`: nobody wants it and there is no room.
+    pub fn begin(&mut self, host: &mut dyn Host, mut envelope: Envelope) -> Option<LandingId> {
+        let matched = match self.matched(host, &envelope) {
+            Match::Receive(op) => Some(op),
+            Match::Nobody if self.admits(envelope.len) || self.is_sought(&envelope) => None,
+            Match::Held | Match::Nobody => {
+                self.decline();
+                return None;
+            }
+        };
+        envelope.arrival = self.matcher.next_arrival();
+        let slot = self.landings.vacant_entry();
+        let id = slot.key();
+        let target = match matched {
+            Some(op) => {
+                confirm_match(&mut self.receipts, &mut envelope);
+                self.filling.push((op, id));
+                Target::Receive { op, room: host.expect(op, envelope.len), placed: 0 }
+            }
+            None => {
+                self.used += envelope.len + OVERHEAD;
+                let bytes = PooledBuf::empty(&self.pool);
+                Target::Buffer(
+                    self.matcher.wait(envelope.clone(), Unexpected { bytes, lent: None, landing: Some(id) }),
+                )
+            }
+        };
+        slot.insert(Landing::new(envelope, target));
+        if matched.is_none() {
+            self.noticed(host);
+        }
+        Some(LandingId(id))
+    }
+
+    /// How many bytes of this message have not arrived yet.
+    #[must_use]
+    pub fn missing(&self, id: LandingId) -> usize {
+        self.landings.get(id.0).map_or(0, |landing| landing.envelope.len - landing.arrived)
+    }
+
+    /// A piece arrives; at most [`RxContext::missing`] bytes of it are taken. True when the message is complete, and
+    /// `id` is then no longer valid.
+    pub fn land(&mut self, host: &mut dyn Host, id: LandingId, piece: &dyn Source) -> bool {
+        let count = piece.len().min(self.missing(id));
+        self.place(host, id, piece, count);
+        self.arrived(host, id, count)
+    }
+
+    /// Puts the next bytes of a message where they belong, if there is room for them.
+    pub(super) fn place(&mut self, host: &mut dyn Host, id: LandingId, piece: &dyn Source, count: usize) {
+        let Some(landing) = self.landings.get(id.0).filter(|landing| !landing.cut) else { return };
+        match landing.target {
+            Target::Receive { op, room, placed } => {
+                host.place(op, placed, piece, 0, count.min(room - placed))
+            }
+            unreceived => {
+                if let Some(message) = self.unreceived(unreceived) {
+                    append(&mut message.bytes, piece);
+                }
+            }
+        }
+    }
+
+    /// The bytes that were placed last are good. True when the message is complete.
+    pub(super) fn arrived(&mut self, host: &mut dyn Host, id: LandingId, count: usize) -> bool {
+        let Some(landing) = self.landings.get_mut(id.0) else { return true };
+        landing.arrived += count;
+        if let Target::Receive { room, placed, .. } = &mut landing.target
+            && !landing.cut
+        {
+            *placed += count.min(*room - *placed);
+        }
+        let complete = landing.arrived == landing.envelope.len;
+        if complete {
+            let landing = self.landings.remove(id.0);
+            match landing.target {
+                Target::Receive { op, placed, .. } => {
+                    self.filling.retain(|(filled, _)| *filled != op);
+                    host.complete(op, Outcome::received(&landing.envelope, placed));
+                    self.received(&landing.envelope);
+                }
+                unreceived => {
+                    if let Some(message) = self.unreceived(unreceived) {
+                        message.landing = None;
+                    }
+                }
+            }
+        }
+        complete
+    }
+
+    /// The message whose pieces go there, as long as no receive has it.
+    fn unreceived(&mut self, target: Target) -> Option<&mut Unexpected> {
+        match target {
+            Target::Buffer(key) => self.matcher.message_mut(key).map(|(_, message)| message),
+            Target::Claim(claim) => self.asked.message(claim),
+            Target::Receive { .. } | Target::Nobody => None,
+        }
+    }
+
+    /// The rest of this message will never come: the receive that took it fails; if none did, the part is discarded.
+    pub fn fail(&mut self, host: &mut dyn Host, id: LandingId, error: Error) {
+        let Some(landing) = self.landings.try_remove(id.0) else { return };
+        match landing.target {
+            Target::Receive { op, placed, .. } => {
+                self.filling.retain(|(filled, _)| *filled != op);
+                let transfer = Outcome::received(&landing.envelope, placed).transfer;
+                host.complete(op, Outcome::cut(transfer, error));
+            }
+            Target::Buffer(key) => {
+                if self.matcher.take_message(key).is_some() {
+                    self.used = self.used.saturating_sub(landing.envelope.len + OVERHEAD);
+                }
+            }
+            Target::Claim(claim) => self.cut_claim(claim, error),
+            Target::Nobody => {}
+        }
+    }
+}
+
+pub(super) fn append(bytes: &mut PooledBuf, source: &dyn Source) {
+    let at = bytes.len();
+    bytes.grow(at, source.len());
+    crate::buf::append(bytes.vec_mut(), at, source, 0, source.len());
+}
