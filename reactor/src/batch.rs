@@ -33,7 +33,7 @@ pub struct Batch<'a> {
 impl Domain {
     /// Locks the domain for a chunk of posts.
     pub fn batch(&self, ep: EpId) -> Batch<'_> {
-        Batch { domain: self, locked: self.engine.lock(), ep, posts: 0, ended: false }
+        Batch { domain: self, locked: self.engine().lock(), ep, posts: 0, ended: false }
     }
 }
 

@@ -64,10 +64,7 @@ impl Domain {
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`]; [`Error::PeerGone`] when nothing can come.
     pub fn peek(&self, ep: EpId, spec: RecvSpec) -> Result<Option<Transfer>> {
-        let mut locked = self.engine().lock();
-        let found = locked.peek(ep, spec);
-        locked.finish();
-        found
+        self.with(|locked| locked.peek(ep, spec))
     }
 
     /// Asks to be told when there is such a message: polled with [`Domain::poll_op`], taken back with
@@ -76,10 +73,7 @@ impl Domain {
     /// # Errors
     /// As [`Domain::peek`].
     pub fn probe(&self, ep: EpId, spec: RecvSpec) -> Result<OpKey> {
-        let mut locked = self.engine().lock();
-        let key = locked.probe(ep, spec);
-        locked.finish();
-        key
+        self.with(|locked| locked.probe(ep, spec))
     }
 
     /// Drives until the probe has found a message, or has failed.
@@ -93,10 +87,7 @@ impl Domain {
     /// # Errors
     /// As [`Domain::peek`].
     pub fn claim(&self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
-        let mut locked = self.engine().lock();
-        let claimed = locked.claim(ep, spec);
-        locked.finish();
-        claimed
+        self.with(|locked| locked.claim(ep, spec))
     }
 
     /// Receives a claimed message; the claim has ended then.
@@ -111,33 +102,30 @@ impl Domain {
         route: Route,
         credit: Credit,
     ) -> Result<OpKey, Failed<B>> {
-        let mut locked = self.engine().lock();
-        let state = &mut *locked;
-        if let Some(error) = state.hub.admit_recv(ep, None, route, credit) {
-            return Err(Failed::new(error, buf));
-        }
-        let key = state.hub.ops.insert_recv(ep, route, buf.into_any());
-        if state.at_receive_side(ep, |rx, hub| rx.receive_claimed(hub, key, claim)).is_none() {
-            state.hub.complete(key, Outcome::failed(Error::Closed(Class::Endpoint)));
-        }
-        locked.finish();
-        Ok(key)
+        self.with(|locked| {
+            if let Some(error) = locked.hub.admit_recv(ep, None, route, credit) {
+                return Err(Failed::new(error, buf));
+            }
+            let key = locked.hub.ops.insert_recv(ep, route, buf.into_any());
+            if locked.at_receive_side(ep, |rx, hub| rx.receive_claimed(hub, key, claim)).is_none() {
+                locked.hub.complete(key, Outcome::failed(Error::Closed(Class::Endpoint)));
+            }
+            Ok(key)
+        })
     }
 
     /// Puts a claimed message back to its old place.
     pub fn put_claimed_back(&self, ep: EpId, claim: ClaimId) {
-        let mut locked = self.engine().lock();
-        locked.at_receive_side(ep, |rx, hub| rx.unclaim(hub, claim));
-        locked.finish();
+        self.with(|locked| locked.at_receive_side(ep, |rx, hub| rx.unclaim(hub, claim)));
     }
 
     /// Discards a claimed message.
     pub fn discard_claimed(&self, ep: EpId, claim: ClaimId) {
-        let mut locked = self.engine().lock();
-        locked.at_receive_side(ep, |rx, hub| {
-            let source = rx.discard_claimed(claim);
-            hub.seen(source);
+        self.with(|locked| {
+            locked.at_receive_side(ep, |rx, hub| {
+                let source = rx.discard_claimed(claim);
+                hub.seen(source);
+            })
         });
-        locked.finish();
     }
 }

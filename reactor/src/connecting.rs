@@ -6,13 +6,13 @@
 use std::task::{Context, Poll, Waker};
 
 use fabric_core::event::EventKind;
-use fabric_core::flags::Caps;
 use fabric_core::info::Info;
 use fabric_core::provider::{EpId, Host, Joined, MAX_PRIVATE_DATA, Meeting, Request};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::domain::Domain;
+use crate::endpoints::heeded;
 use crate::engine::State;
 use crate::hub::{AvId, Bindings, Hub};
 use crate::notes::Note;
@@ -108,33 +108,27 @@ impl Domain {
     /// # Errors
     /// What the provider refuses; nothing is left behind.
     pub fn listen(&self, info: &Info, at: Option<&Address>, bound: Bindings) -> Result<(EpId, Address)> {
-        let mut locked = self.engine().lock();
         let object = bound.object;
-        let id = locked.open_door(bound);
-        let address = match locked.provider.listen(id, info, at) {
-            Ok(address) => address,
-            Err(error) => {
-                locked.hub.eps.remove(id.0);
-                return Err(error);
-            }
-        };
-        locked.hub.later.note(Note::Opened(object, address.clone()));
         // Under auto progress the thread has to learn of the new descriptors' owner.
-        locked.finish();
-        Ok((id, address))
+        self.with(|locked| {
+            let id = locked.open_door(bound);
+            let opened = locked.provider.listen(id, info, at);
+            let address = opened.inspect_err(|_| drop(locked.hub.eps.remove(id.0)))?;
+            locked.hub.later.note(Note::Opened(object, address.clone()));
+            Ok((id, address))
+        })
     }
 
     /// The request that has waited longest, after a pass, without waiting for one.
     #[must_use]
     pub fn try_request(&self, ep: EpId) -> Option<Request> {
-        let mut locked = self.engine().lock();
-        // Callers come by descriptors, which a pass alone does not look at.
-        locked.wake_up();
-        locked.look();
-        locked.pass();
-        let request = locked.take_request(ep);
-        locked.finish();
-        request
+        self.with(|locked| {
+            // Callers come by descriptors, which a pass alone does not look at.
+            locked.wake_up();
+            locked.look();
+            locked.pass();
+            locked.take_request(ep)
+        })
     }
 
     /// Drives until a request waits, and takes it; nothing once the endpoint is closed.
@@ -166,22 +160,16 @@ impl Domain {
         if len > MAX_PRIVATE_DATA {
             return Err(Error::TooLong { what: "private data", len, limit: MAX_PRIVATE_DATA });
         }
-        let mut info = info.clone();
-        if !bound.counters.heed_peers() {
-            // Peers need not tell of what nobody counts.
-            info.caps -= Caps::RMA_EVENT;
-        }
-        let mut locked = self.engine().lock();
-        let state = &mut *locked;
-        let shared = state.context_of(&bound)?;
-        let id = state.open_door(bound);
-        let receiving = receiving(shared.as_ref(), self);
-        if let Err(error) = state.provider.open_connected(&mut state.hub, id, &info, meeting, receiving) {
-            locked.hub.eps.remove(id.0);
-            return Err(error);
-        }
-        locked.finish();
-        Ok(id)
+        let info = heeded(info, &bound);
+        self.with(|locked| {
+            let state = &mut **locked;
+            let shared = state.context_of(&bound)?;
+            let id = state.open_door(bound);
+            let receiving = receiving(shared.as_ref(), self);
+            let opened = state.provider.open_connected(&mut state.hub, id, &info, meeting, receiving);
+            opened.inspect_err(|_| drop(state.hub.eps.remove(id.0)))?;
+            Ok(id)
+        })
     }
 
     /// Drives until the endpoint is connected, or will not be.
@@ -204,10 +192,9 @@ impl Domain {
     /// # Errors
     /// [`Error::NotSupported`] when it has none of its own; [`Error::Closed`].
     pub fn shutdown(&self, ep: EpId) -> Result<()> {
-        let mut locked = self.engine().lock();
-        let state = &mut *locked;
-        let ended = state.provider.shutdown(&mut state.hub, ep);
-        locked.finish();
-        ended
+        self.with(|locked| {
+            let state = &mut **locked;
+            state.provider.shutdown(&mut state.hub, ep)
+        })
     }
 }

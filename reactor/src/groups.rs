@@ -12,17 +12,12 @@ impl Domain {
     /// [`Error::Invalid`](fabric_core::Error::Invalid) when it is not the address of a group;
     /// [`Error::NotSupported`](fabric_core::Error::NotSupported); [`Error::Os`](fabric_core::Error::Os).
     pub fn join(&self, ep: EpId, group: &Address) -> Result<u32> {
-        let mut locked = self.engine.lock();
-        let joined = locked.provider.join(ep, group);
         // The driver has a further socket to sleep on, and may find something there already.
-        locked.finish();
-        joined
+        self.with(|locked| locked.provider.join(ep, group))
     }
 
     /// Has it leave the group again.
     pub fn leave(&self, ep: EpId, group: u32) {
-        let mut locked = self.engine.lock();
-        locked.provider.leave(ep, group);
-        locked.finish();
+        self.with(|locked| locked.provider.leave(ep, group));
     }
 }

@@ -7,13 +7,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::task::Waker;
 
-use fabric_core::buf::{AnyBuf, IoBuf, Pool};
-use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
+use fabric_core::buf::{IoBuf, Pool};
+use fabric_core::completion::{OpKind, Transfer};
 use fabric_core::mr::RegionTable;
 use fabric_core::provider::{Deed, EpId, Express, OpKey, Remote};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::Class;
-use fabric_core::{Error, FiAddr, Result, Scarce};
+use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
 
 use crate::connecting::Door;
@@ -200,14 +200,6 @@ pub(crate) fn known(vectors: &Table<Vector>, av: AvId, addr: FiAddr) -> Result<(
     vector.table.get(addr).map(drop)
 }
 
-/// Reserves an entry of a queue.
-#[inline]
-pub(crate) fn reserve_in(cqs: &mut Table<CompletionRing>, id: Option<CqId>) -> Result<()> {
-    let id = id.ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
-    let ring = cqs.get_mut(id.0).ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
-    if ring.reserve() { Ok(()) } else { Err(Error::Again(Scarce::CompletionEntry)) }
-}
-
 impl Hub {
     pub(crate) fn new() -> Self {
         Self {
@@ -248,65 +240,6 @@ impl Hub {
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
         let ep = self.eps.get(ep.0).ok_or_else(|| Error::Closed(Class::Endpoint))?;
         known(&self.vectors, ep.bound.av, addr)
-    }
-
-    /// The queue an operation of this kind reports to.
-    pub(crate) fn queue_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
-        let bound = &self.eps.get(ep.0)?.bound;
-        if kind.receives() { bound.rx_cq } else { bound.tx_cq }
-    }
-
-    pub(crate) fn cq(&mut self, id: CqId) -> Option<&mut CompletionRing> {
-        self.cqs.get_mut(id.0)
-    }
-
-    /// Reserves the entry an operation will report to.
-    pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<()> {
-        let queue = self.queue_of(ep, kind);
-        reserve_in(&mut self.cqs, queue)
-    }
-
-    /// Gives an entry back that was reserved and is not needed.
-    pub(crate) fn unreserve_entry(&mut self, ep: EpId, kind: OpKind) {
-        if let Some(id) = self.queue_of(ep, kind)
-            && let Some(ring) = self.cq(id)
-        {
-            ring.unreserve();
-            self.entries_are_free(id);
-        }
-    }
-
-    /// Reports an operation to the queue where it reserved an entry.
-    pub(crate) fn report(&mut self, ep: EpId, kind: OpKind, context: u64, outcome: Outcome, buf: AnyBuf) {
-        self.seen(outcome.transfer.source);
-        let Some(ring) = self.queue_of(ep, kind).and_then(|id| self.cq(id)) else {
-            return self.later.discard(buf);
-        };
-        if let Some(waker) = ring.push(Completion::new(context, kind, outcome, buf)) {
-            self.waiters -= 1;
-            self.later.wake(waker);
-        }
-    }
-
-    /// Counts an operation that has ended.
-    #[inline]
-    pub(crate) fn count(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
-        let Some(ep) = self.eps.get_mut(ep.0) else { return };
-        if ok {
-            ep.stats.moved(kind, len);
-        } else {
-            ep.stats.failed += 1;
-        }
-        if let Some(counter) = ep.bound.counters.of(kind) {
-            self.count_at(counter, ok);
-        }
-    }
-
-    pub(crate) fn count_at(&mut self, counter: CounterId, ok: bool) {
-        if let Some(cell) = self.counters.get_mut(counter.0) {
-            let woken = cell.add(u64::from(ok), u64::from(!ok), &mut self.later);
-            self.waiters -= woken;
-        }
     }
 
     /// Removes an operation and everything that waits on it; its buffer is dropped later.
@@ -419,38 +352,6 @@ impl Hub {
         }
         self.ops.free(key);
         self.seen(source);
-    }
-
-    /// Moves completions out of a queue, up to `max`; nothing when it is closed.
-    pub(crate) fn take_completions(
-        &mut self,
-        cq: CqId,
-        out: &mut Vec<Completion>,
-        max: usize,
-    ) -> Option<usize> {
-        let count = self.cq(cq)?.take(out, max);
-        if count > 0 {
-            self.entries_are_free(cq);
-        }
-        Some(count)
-    }
-
-    /// A completion queue has room: what was held back because of one may go on.
-    pub(crate) fn entries_are_free(&mut self, cq: CqId) {
-        if !self.multis.is_empty() {
-            self.reserve_for_parts(cq);
-        }
-        if std::mem::take(&mut self.held_notice) {
-            self.follow_ups.push(FollowUp::Resume);
-        }
-    }
-
-    pub(crate) fn register_cq(&mut self, cq: CqId, waker: &Waker) {
-        let Some(ring) = self.cq(cq) else { return };
-        match ring.waker.replace(waker.clone()) {
-            Some(old) => self.later.discard_waker(old),
-            None => self.waiters += 1,
-        }
     }
 
     pub(crate) fn wake_everybody(&mut self) {

@@ -2,10 +2,11 @@
 //!
 //! | room | subject |
 //! |---|---|
-//! | [`domain`] | a domain as the async face sees it: objects by name, posts, polls |
+//! | [`domain`] | a domain as the async face sees it |
 //! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
-//! | `post`, `multi`, `claim`, `onesided`, `hub`, `host`, `ops`, `queue`, `transmit` | operations and their buffers, queues and counters, credits |
-//! | `vectors` | address vectors and their guests |
+//! | `post`, `withdraw`, `multi`, `claim`, `onesided`, `hub`, `host`, `ops`, `transmit` | operations and their buffers, credits |
+//! | `reports`, `queue` | completion queues, event queues and counters |
+//! | `endpoints`, `vectors`, `regions`, `groups` | endpoints, address vectors and their guests, memory that peers reach, multicast groups |
 //! | `connecting` | passive endpoints, and endpoints that are connected with one peer |
 //! | `shared` | receive contexts that several endpoints share |
 //! | `wait` | how long to look before sleeping, and what to sleep on |
@@ -17,6 +18,7 @@ mod claim;
 mod connecting;
 pub mod domain;
 mod driver;
+mod endpoints;
 mod engine;
 mod groups;
 mod host;
@@ -31,6 +33,8 @@ mod ops;
 mod post;
 pub mod provider;
 mod queue;
+mod regions;
+mod reports;
 mod shared;
 mod sync;
 mod table;
@@ -38,6 +42,7 @@ mod transmit;
 mod uring;
 mod vectors;
 mod wait;
+mod withdraw;
 #[cfg(all(feature = "work", not(loom)))]
 #[doc(hidden)]
 pub mod work;

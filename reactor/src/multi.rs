@@ -414,10 +414,7 @@ impl Domain {
         min_free: usize,
         sink: MultiSink,
     ) -> Result<OpKey, Failed<BytesMut>> {
-        let mut locked = self.engine().lock();
-        let posted = locked.recv_multi(ep, spec, buf, min_free, sink);
-        locked.finish();
-        posted
+        self.with(|locked| locked.recv_multi(ep, spec, buf, min_free, sink))
     }
 
     /// Drives until such a receive has a message for its stream, or has ended: it must not be polled again then.
@@ -427,17 +424,12 @@ impl Domain {
 
     /// Takes no more messages into this buffer; those that have come are still reported, and then its end.
     pub fn cancel_multi(&self, key: OpKey) {
-        let mut locked = self.engine().lock();
-        locked.end_multi(key);
-        locked.finish();
+        self.with(|locked| locked.end_multi(key));
     }
 
     /// Nobody takes the messages of this receive any more: those that were not taken go to other receives. Returns what
     /// is left of the buffer.
     pub fn abandon_multi(&self, key: OpKey) -> BytesMut {
-        let mut locked = self.engine().lock();
-        let rest = locked.abandon_multi(key);
-        locked.finish();
-        rest
+        self.with(|locked| locked.abandon_multi(key))
     }
 }

@@ -1,20 +1,16 @@
-//! One-sided operations: memory that peers reach, reads and atomics of theirs, and what peers did to memory here.
+//! One-sided operations: reads and atomics of a peer's memory.
 //!
 //! A write is posted like a send: both give bytes away. A read takes bytes, an atomic operation does both.
 
-use std::sync::Arc;
-
 use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC};
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
-use fabric_core::completion::{Completion, Failed, OpKind, Outcome, Transfer};
-use fabric_core::flags::Access;
-use fabric_core::mr::{Memory, Reached};
-use fabric_core::provider::{Deed, EpId, Remote, SendNow, SendSpec, Spread};
+use fabric_core::completion::{Failed, OpKind};
+use fabric_core::mr::Reached;
+use fabric_core::provider::{EpId, Remote, SendNow, SendSpec, Spread};
 use fabric_core::{Error, FiAddr, Result};
 
 use crate::domain::Domain;
 use crate::engine::Locked;
-use crate::hub::{CounterId, Counters, Hub};
 use crate::ops::{Credit, Posted, Route};
 
 impl Domain {
@@ -30,10 +26,7 @@ impl Domain {
         route: Route,
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
-        let mut locked = self.engine.lock();
-        let posted = locked.read(ep, spec, buf, route, credit);
-        locked.finish();
-        posted
+        self.with(|locked| locked.read(ep, spec, buf, route, credit))
     }
 
     /// Posts a write of this buffer to several places, which have as many bytes.
@@ -49,10 +42,7 @@ impl Domain {
         route: Route,
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
-        let mut locked = self.engine.lock();
-        let posted = locked.write_to(ep, spec, places, buf, route, credit);
-        locked.finish();
-        posted
+        self.with(|locked| locked.write_to(ep, spec, places, buf, route, credit))
     }
 
     /// Posts a read of several places; the spec says how many bytes they have together.
@@ -68,10 +58,7 @@ impl Domain {
         route: Route,
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
-        let mut locked = self.engine.lock();
-        let posted = locked.read_from(ep, spec, places, buf, route, credit);
-        locked.finish();
-        posted
+        self.with(|locked| locked.read_from(ep, spec, places, buf, route, credit))
     }
 
     /// Executes an atomic operation at once if nothing stands in the way.
@@ -85,10 +72,7 @@ impl Domain {
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<SendNow> {
-        let mut locked = self.engine.lock();
-        let done = locked.atomic_now(ep, spec, operands, result);
-        locked.finish();
-        done
+        self.with(|locked| locked.atomic_now(ep, spec, operands, result))
     }
 
     /// A region of a peer's that has been accessed, to be reached without the domain; `None` when it has not.
@@ -96,7 +80,7 @@ impl Domain {
     /// # Errors
     /// [`Error::NotSupported`] when the provider or the peer has to take part in accesses; [`Error::Closed`].
     pub fn reach(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
-        let mut locked = self.engine.lock();
+        let mut locked = self.engine().lock();
         let state = &mut *locked;
         state.provider.reach(&mut state.hub, ep, peer, key)
     }
@@ -113,58 +97,11 @@ impl Domain {
         route: Route,
         credit: Credit,
     ) -> Result<Posted<Vec<u8>>> {
-        let mut locked = self.engine.lock();
-        let posted = locked.atomic(ep, spec, buf, route, credit);
-        locked.finish();
-        posted
+        self.with(|locked| locked.atomic(ep, spec, buf, route, credit))
     }
 }
 
 impl Locked<'_> {
-    /// Memory that peers reach by a key.
-    pub(crate) fn open_region(
-        &mut self,
-        memory: Arc<dyn Memory>,
-        access: Access,
-        key: Option<u64>,
-        by_address: bool,
-    ) -> Result<u64> {
-        let state = &mut **self;
-        let key = state.hub.regions.insert(memory, access, key, by_address)?;
-        if let Some(region) = state.hub.regions.get(key) {
-            state.provider.region_opened(key, region);
-        }
-        Ok(key)
-    }
-
-    /// Counts what peers do to a region from now on, with the remote ones of these counters; those of it that are not
-    /// given stay as they are.
-    pub(crate) fn count_region(&mut self, key: u64, counters: Counters) -> Result<()> {
-        let state = &mut **self;
-        let bound = state.hub.region_counters.get(&key).copied().unwrap_or_default();
-        let taken = |old: Option<CounterId>, new: Option<CounterId>| old.is_some() && new.is_some();
-        if taken(bound.remote_read, counters.remote_read) || taken(bound.remote_write, counters.remote_write)
-        {
-            return Err(Error::Invalid { what: "counter of a region", why: "one is bound already".into() });
-        }
-        let region = state.hub.regions.heed(key).ok_or(Error::Key { key, why: "is unknown" })?;
-        state.provider.region_opened(key, region);
-        let bound = Counters {
-            remote_read: bound.remote_read.or(counters.remote_read),
-            remote_write: bound.remote_write.or(counters.remote_write),
-            ..bound
-        };
-        state.hub.region_counters.insert(key, bound);
-        Ok(())
-    }
-
-    pub(crate) fn close_region(&mut self, key: u64) {
-        self.hub.region_counters.remove(&key);
-        if self.hub.regions.remove(key).is_some() {
-            self.provider.region_closed(key);
-        }
-    }
-
     /// Posts a read of a peer's memory into this buffer, which has the room.
     pub(crate) fn read<B: IoBufMut>(
         &mut self,
@@ -324,35 +261,4 @@ pub fn check_atomic(atomic: AtomicSpec, len: usize) -> Result<()> {
         return Err(Error::TooLong { what: "row of atomic values", len, limit: MAX_ATOMIC });
     }
     Ok(())
-}
-
-impl Hub {
-    /// A peer has done something to memory here: counts it, and reports what came with data. False when the queue is
-    /// full.
-    pub(crate) fn hear_of(&mut self, ep: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool {
-        let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else { return true };
-        let counter = bound.counters.of_deed(deed);
-        if transfer.data.is_some()
-            && let Some(ring) = bound.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
-        {
-            if !ring.reserve() {
-                self.held_notice = true;
-                return false;
-            }
-            let completion = Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);
-            if let Some(waker) = ring.push(completion) {
-                self.waiters -= 1;
-                self.later.wake(waker);
-            }
-            self.seen(transfer.source);
-        }
-        if let Some(ep) = self.eps.get_mut(ep.0) {
-            ep.stats.moved(OpKind::RemoteWrite, transfer.len);
-        }
-        let of_region = self.region_counters.get(&key).and_then(|counters| counters.of_deed(deed));
-        for counter in [counter, of_region].into_iter().flatten() {
-            self.count_at(counter, true);
-        }
-        true
-    }
 }

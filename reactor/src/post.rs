@@ -1,18 +1,20 @@
-//! Posting operations and taking them back, under the lock.
+//! Posting operations.
 
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Payload, Pool};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
-use fabric_core::event::EventKind;
 use fabric_core::matching::RecvSpec;
-use fabric_core::provider::{EpId, Host, OpKey, SendNow, SendSpec};
+use fabric_core::provider::{EpId, OpKey, SendNow, SendSpec};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result, Scarce};
 
+use crate::domain::Domain;
 use crate::engine::Locked;
-use crate::hub::{FollowUp, Hub, known, reserve_in};
+use crate::hub::{Hub, known};
 use crate::ops::{Credit, Op, Phase, Posted, Route};
+use crate::reports::reserve_in;
 use crate::transmit::Fence;
 
 impl Locked<'_> {
@@ -212,78 +214,6 @@ impl Locked<'_> {
         state.post_recv(ep, key, spec);
         Ok(key)
     }
-
-    /// Takes an operation back that has not begun; its slot stays.
-    pub(crate) fn withdraw(&mut self, key: OpKey) -> bool {
-        let state = &mut **self;
-        let Some(op) = state.hub.ops.get(key) else { return false };
-        let ep = op.ep;
-        match op.phase {
-            Phase::Waiting => {
-                if let Ok(bound) = state.hub.ep(ep) {
-                    bound.transmit.leave(key);
-                    bound.hold();
-                    if !bound.transmit.is_idle() {
-                        // It may have been a fence.
-                        state.hub.follow_ups.push(FollowUp::Grant(ep));
-                    }
-                }
-                true
-            }
-            Phase::Posted => state.cancel(ep, key),
-            Phase::Done => false,
-        }
-    }
-
-    pub(crate) fn abandon(&mut self, key: OpKey) {
-        let state = &mut **self;
-        let Some(op) = state.hub.ops.get(key) else { return };
-        let (ep, kind) = (op.ep, op.kind);
-        let is_atomic = matches!(kind, OpKind::Atomic | OpKind::FetchAtomic);
-        match op.phase {
-            // Nobody has been told that it was accepted, and it is not one that takes effect whoever looks.
-            Phase::Waiting if !op.credit && op.route == Route::Future && !is_atomic => {
-                self.withdraw(key);
-                self.hub.discard(key);
-            }
-            Phase::Posted if kind == OpKind::Recv => {
-                state.abandon_recv(ep, key);
-                state.hub.discard(key);
-            }
-            // One that waits and has a credit is fenced, and was accepted; so was one that was posted to a queue.
-            Phase::Waiting | Phase::Posted => {
-                let Some(op) = state.hub.ops.get_mut(key) else { return };
-                op.route = Route::Nobody;
-                if let Some(waker) = op.waker.take() {
-                    state.hub.waiters -= 1;
-                    state.hub.later.discard_waker(waker);
-                }
-            }
-            Phase::Done => {
-                let outcome = &op.outcome;
-                let placed = outcome.transfer.len;
-                let message = match outcome.error.as_deref() {
-                    None => Some(outcome.transfer.envelope(0)),
-                    Some(Error::Truncated { lost, .. }) => Some(outcome.transfer.envelope(*lost)),
-                    Some(_) => None,
-                };
-                if let Some(envelope) = message.filter(|_| kind == OpKind::Recv) {
-                    let (source, bytes) = (envelope.source, state.hub.reclaim(key, placed));
-                    state.put_back(ep, envelope, bytes);
-                    state.hub.seen(source);
-                }
-                let failed = state.hub.ops.get(key).filter(|op| op.kind != OpKind::Recv && !op.permit);
-                let failed = failed.and_then(|op| {
-                    let error = op.outcome.error.as_deref().filter(|error| **error != Error::Canceled)?;
-                    Some((op.spec.map(|spec| spec.peer), error.clone()))
-                });
-                if let Some((peer, error)) = failed {
-                    state.hub.event(ep, EventKind::OperationFailed { peer, error });
-                }
-                self.hub.discard(key);
-            }
-        }
-    }
 }
 
 impl Hub {
@@ -353,5 +283,92 @@ impl Hub {
         let mut op = self.ops.remove(key).expect("the slot was just filled");
         self.give_back(&mut op);
         B::from_any(op.buf).unwrap_or_else(|_| unreachable!("the slot was filled with this type"))
+    }
+}
+
+impl Domain {
+    /// Posts a send.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::Again`] without credit, [`Error::TooLong`], [`Error::StaleAddress`],
+    /// [`Error::Closed`], or what the provider knows to be impossible.
+    pub fn send<B: IoBuf>(
+        &self,
+        ep: EpId,
+        spec: SendSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<Posted<B>, Failed<B>> {
+        self.with(|locked| locked.send(ep, spec, buf, route, credit))
+    }
+
+    /// Sends at once if nothing stands in the way: the first thing to try, because the buffer need not be given away.
+    ///
+    /// # Errors
+    /// As [`Domain::send`]; nothing was sent.
+    pub fn send_now(&self, ep: EpId, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
+        self.with(|locked| locked.send_now(ep, spec, payload))
+    }
+
+    /// Sends a copy of borrowed bytes: at once, or from a copy of its own.
+    ///
+    /// # Errors
+    /// As [`Domain::send`]; [`Error::TooLong`] above the inject size.
+    pub fn inject(&self, ep: EpId, spec: SendSpec, bytes: &[u8]) -> Result<()> {
+        self.with(|locked| locked.inject(ep, &spec, bytes, self.pool()))
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// With the buffer: [`Error::Again`] when the endpoint's receive entries or the queue's are taken,
+    /// [`Error::Closed`].
+    pub fn recv<B: IoBufMut>(
+        &self,
+        ep: EpId,
+        spec: RecvSpec,
+        buf: B,
+        route: Route,
+        credit: Credit,
+    ) -> Result<OpKey, Failed<B>> {
+        self.with(|locked| locked.recv(ep, spec, buf, route, credit))
+    }
+
+    /// Asks for a transmit credit.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`], [`Error::Closed`].
+    pub fn reserve(&self, ep: EpId, peer: FiAddr) -> Result<OpKey> {
+        let mut locked = self.engine().lock();
+        locked.hub.check_address(ep, peer)?;
+        let mut op = Op::new(ep, OpKind::Send, Route::Future, AnyBuf::None);
+        op.permit = true;
+        op.spec = Some(SendSpec::new(OpKind::Send, peer));
+        op.phase = Phase::Waiting;
+        let free = locked.hub.ep(ep)?.transmit.take(peer);
+        if free {
+            op.credit = true;
+            op.phase = Phase::Done;
+        }
+        let key = locked.hub.ops.insert(op);
+        if !free {
+            let bound = locked.hub.ep(ep)?;
+            bound.transmit.wait(key, peer, false);
+            bound.hold();
+        }
+        Ok(key)
+    }
+
+    /// Drives until a permit is granted.
+    pub fn poll_permit(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.engine().poll(
+            cx.waker(),
+            |hub| {
+                let op = hub.ops.get(key).filter(|op| op.phase == Phase::Done)?;
+                Some(op.outcome.error.as_deref().cloned().map_or(Ok(()), Err))
+            },
+            |hub, waker| hub.register(key, waker),
+        )
     }
 }

@@ -11,6 +11,7 @@ use fabric_core::provider::EpId;
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
+use crate::domain::Domain;
 use crate::engine::State;
 use crate::hub::{AvId, FollowUp, Hub};
 
@@ -131,5 +132,57 @@ impl State {
     fn endpoints_of(&self, av: AvId) -> Vec<EpId> {
         let bound = self.hub.eps.iter().filter(|(_, ep)| ep.bound.av == av);
         bound.map(|(index, _)| EpId(index)).collect()
+    }
+}
+
+impl Domain {
+    /// Opens an address vector; a welcoming one takes in peers that connect, and forgets them when they go.
+    #[must_use]
+    pub fn open_av(&self, welcoming: bool) -> AvId {
+        AvId(self.engine().lock().hub.vectors.insert(Vector::new(welcoming)))
+    }
+
+    /// Closes an address vector.
+    pub fn close_av(&self, id: AvId) {
+        let mut locked = self.engine().lock();
+        locked.hub.vectors.remove(id.0);
+        locked.hub.leaving.retain(|_, of| *of != id);
+    }
+
+    /// Gives an address a number.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn insert_address(&self, av: AvId, address: &Address) -> Result<FiAddr> {
+        self.with(|state| {
+            let addr = state.hub.vector(av)?.table.insert(address.clone());
+            state.hub.forget_guest(av, addr);
+            state.announce(av, addr);
+            Ok(addr)
+        })
+    }
+
+    /// Takes a number out of use.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`].
+    pub fn remove_address(&self, av: AvId, addr: FiAddr) -> Result<Address> {
+        self.with(|state| state.remove_address(av, addr))
+    }
+
+    /// The address behind a number.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`].
+    pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
+        self.engine().lock().hub.vector(av)?.table.get(addr).cloned()
+    }
+
+    /// Every address of a vector with its number.
+    #[must_use]
+    pub fn addresses(&self, av: AvId) -> Vec<(FiAddr, Address)> {
+        let locked = self.engine().lock();
+        let vector = locked.hub.vectors.get(av.0);
+        vector.map_or_else(Vec::new, |v| v.table.iter().map(|(n, a)| (n, a.clone())).collect())
     }
 }

@@ -1,0 +1,269 @@
+//! Where operations report: completion queues and counters, and those who read them or wait there. Of event queues, how their
+//! readers wait for a domain.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use fabric_core::buf::AnyBuf;
+use fabric_core::completion::{Completion, OpKind, Outcome};
+use fabric_core::provider::EpId;
+use fabric_core::tree::Class;
+use fabric_core::{Error, Result, Scarce};
+
+use crate::domain::Domain;
+use crate::engine::Locked;
+use crate::hub::{CounterId, CqId, FollowUp, Hub};
+use crate::queue::{CompletionRing, CounterCell, EventRing};
+use crate::table::Table;
+
+/// Reserves an entry of a queue.
+#[inline]
+pub(crate) fn reserve_in(cqs: &mut Table<CompletionRing>, id: Option<CqId>) -> Result<()> {
+    let id = id.ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
+    let ring = cqs.get_mut(id.0).ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
+    if ring.reserve() { Ok(()) } else { Err(Error::Again(Scarce::CompletionEntry)) }
+}
+
+impl Hub {
+    /// The queue an operation of this kind reports to.
+    pub(crate) fn queue_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
+        let bound = &self.eps.get(ep.0)?.bound;
+        if kind.receives() { bound.rx_cq } else { bound.tx_cq }
+    }
+
+    pub(crate) fn cq(&mut self, id: CqId) -> Option<&mut CompletionRing> {
+        self.cqs.get_mut(id.0)
+    }
+
+    /// Reserves the entry an operation will report to.
+    pub(crate) fn reserve_entry(&mut self, ep: EpId, kind: OpKind) -> Result<()> {
+        let queue = self.queue_of(ep, kind);
+        reserve_in(&mut self.cqs, queue)
+    }
+
+    /// Gives an entry back that was reserved and is not needed.
+    pub(crate) fn unreserve_entry(&mut self, ep: EpId, kind: OpKind) {
+        if let Some(id) = self.queue_of(ep, kind)
+            && let Some(ring) = self.cq(id)
+        {
+            ring.unreserve();
+            self.entries_are_free(id);
+        }
+    }
+
+    /// Reports an operation to the queue where it reserved an entry.
+    pub(crate) fn report(&mut self, ep: EpId, kind: OpKind, context: u64, outcome: Outcome, buf: AnyBuf) {
+        self.seen(outcome.transfer.source);
+        let Some(ring) = self.queue_of(ep, kind).and_then(|id| self.cq(id)) else {
+            return self.later.discard(buf);
+        };
+        if let Some(waker) = ring.push(Completion::new(context, kind, outcome, buf)) {
+            self.waiters -= 1;
+            self.later.wake(waker);
+        }
+    }
+
+    /// Counts an operation that has ended.
+    #[inline]
+    pub(crate) fn count(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
+        let Some(ep) = self.eps.get_mut(ep.0) else { return };
+        if ok {
+            ep.stats.moved(kind, len);
+        } else {
+            ep.stats.failed += 1;
+        }
+        if let Some(counter) = ep.bound.counters.of(kind) {
+            self.count_at(counter, ok);
+        }
+    }
+
+    pub(crate) fn count_at(&mut self, counter: CounterId, ok: bool) {
+        if let Some(cell) = self.counters.get_mut(counter.0) {
+            let woken = cell.add(u64::from(ok), u64::from(!ok), &mut self.later);
+            self.waiters -= woken;
+        }
+    }
+
+    /// Moves completions out of a queue, up to `max`; nothing when it is closed.
+    pub(crate) fn take_completions(
+        &mut self,
+        cq: CqId,
+        out: &mut Vec<Completion>,
+        max: usize,
+    ) -> Option<usize> {
+        let count = self.cq(cq)?.take(out, max);
+        if count > 0 {
+            self.entries_are_free(cq);
+        }
+        Some(count)
+    }
+
+    /// A completion queue has room: what was held back because of one may go on.
+    pub(crate) fn entries_are_free(&mut self, cq: CqId) {
+        if !self.multis.is_empty() {
+            self.reserve_for_parts(cq);
+        }
+        if std::mem::take(&mut self.held_notice) {
+            self.follow_ups.push(FollowUp::Resume);
+        }
+    }
+
+    pub(crate) fn register_cq(&mut self, cq: CqId, waker: &Waker) {
+        let Some(ring) = self.cq(cq) else { return };
+        match ring.waker.replace(waker.clone()) {
+            Some(old) => self.later.discard_waker(old),
+            None => self.waiters += 1,
+        }
+    }
+}
+
+impl Locked<'_> {
+    fn close_cq(&mut self, id: CqId) -> Option<Box<CompletionRing>> {
+        self.abandon_multis_of(id);
+        for key in self.hub.ops.posted_to_queues() {
+            let op = self.hub.ops.get(key);
+            if op.is_some_and(|op| self.hub.queue_of(op.ep, op.kind) == Some(id)) {
+                self.abandon(key);
+            }
+        }
+        let hub = &mut self.hub;
+        let mut ring = hub.cqs.remove(id.0)?;
+        if let Some(waker) = ring.waker.take() {
+            hub.waiters -= 1;
+            hub.later.wake(waker);
+        }
+        if std::mem::take(&mut hub.held_notice) {
+            // Nobody holds it up any more.
+            hub.follow_ups.push(FollowUp::Resume);
+        }
+        Some(ring)
+    }
+}
+
+impl Domain {
+    /// Opens a completion queue of this many entries.
+    #[must_use]
+    pub fn open_cq(&self, capacity: usize) -> CqId {
+        CqId(self.engine().lock().hub.cqs.insert(CompletionRing::new(capacity)))
+    }
+
+    /// Closes a completion queue; completions in it are lost. Receives that were to report to it take no more messages,
+    /// sends go on.
+    pub fn close_cq(&self, id: CqId) {
+        let ring = self.with(|locked| locked.close_cq(id));
+        // Its entries own buffers of the user's types: they are dropped without the lock.
+        drop(ring);
+    }
+
+    /// Opens a counter.
+    #[must_use]
+    pub fn open_counter(&self) -> CounterId {
+        CounterId(self.engine().lock().hub.counters.insert(CounterCell::default()))
+    }
+
+    /// Closes a counter.
+    pub fn close_counter(&self, id: CounterId) {
+        self.with(|locked| {
+            let hub = &mut locked.hub;
+            if let Some(mut cell) = hub.counters.remove(id.0) {
+                hub.waiters -= cell.waiting();
+                cell.wake_all(&mut hub.later);
+            }
+        });
+    }
+
+    /// The queue that gets the events of endpoints which have none of their own.
+    pub fn set_eq(&self, eq: Option<Arc<EventRing>>) {
+        self.engine().lock().hub.eq = eq;
+    }
+
+    /// Drives until the queue has completions, and moves up to `max` of them out.
+    pub fn poll_cq(
+        &self,
+        cq: CqId,
+        out: &mut Vec<Completion>,
+        max: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<usize> {
+        let take = |hub: &mut Hub| match hub.take_completions(cq, out, max) {
+            Some(count) => (count > 0).then_some(count),
+            None => Some(0),
+        };
+        self.engine().poll(cx.waker(), take, |hub, waker| hub.register_cq(cq, waker))
+    }
+
+    /// Makes a pass and moves what is in the queue out, without waiting.
+    pub fn try_cq(&self, cq: CqId, out: &mut Vec<Completion>, max: usize) -> usize {
+        self.with(|locked| {
+            locked.glance();
+            locked.hub.take_completions(cq, out, max).unwrap_or(0)
+        })
+    }
+
+    /// The value and the error count of a counter.
+    #[must_use]
+    pub fn read_counter(&self, id: CounterId) -> (u64, u64) {
+        let locked = self.engine().lock();
+        locked.hub.counters.get(id.0).map_or((0, 0), |cell| (cell.value, cell.errors))
+    }
+
+    /// Adds to a counter.
+    pub fn add_counter(&self, id: CounterId, success: u64, errors: u64) {
+        self.with(|locked| {
+            let hub = &mut locked.hub;
+            if let Some(cell) = hub.counters.get_mut(id.0) {
+                hub.waiters -= cell.add(success, errors, &mut hub.later);
+            }
+        });
+    }
+
+    /// Drives until the counter reaches the threshold, or its error count is no longer `errors_seen`.
+    pub fn poll_counter(
+        &self,
+        id: CounterId,
+        waiter: &mut Option<u64>,
+        threshold: u64,
+        errors_seen: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<(u64, u64)>> {
+        let ready = |hub: &mut Hub| match hub.counters.get(id.0) {
+            Some(cell) if cell.value >= threshold || cell.errors != errors_seen => {
+                Some(Some((cell.value, cell.errors)))
+            }
+            Some(_) => None,
+            None => Some(None),
+        };
+        self.engine().poll(cx.waker(), ready, |hub, waker| {
+            if let Some(cell) = hub.counters.get_mut(id.0) {
+                hub.waiters += usize::from(cell.wait(waiter, threshold, errors_seen, waker, &mut hub.later));
+            }
+        })
+    }
+
+    /// A waiter of a counter gave up.
+    pub fn forget_counter_waiter(&self, id: CounterId, waiter: u64) {
+        let mut locked = self.engine().lock();
+        let hub = &mut locked.hub;
+        if let Some(cell) = hub.counters.get_mut(id.0) {
+            hub.waiters -= usize::from(cell.forget(waiter, &mut hub.later));
+        }
+    }
+
+    /// Lets the reader of an event queue wait for this domain as well.
+    pub fn add_eq(&self, eq: &Arc<EventRing>) {
+        let mut locked = self.engine().lock();
+        locked.hub.eqs.retain(|known| Arc::strong_count(known) > 1);
+        if !locked.hub.eqs.iter().any(|known| Arc::ptr_eq(known, eq)) {
+            locked.hub.eqs.push(eq.clone());
+        }
+    }
+
+    /// The reader of an event queue is about to wait: makes a pass, and sees to it that the domain goes on. True when
+    /// the reader must keep itself runnable.
+    #[must_use]
+    pub fn attend(&self) -> bool {
+        let mut locked = self.engine().lock();
+        locked.glance();
+        locked.settle_waiting()
+    }
+}
