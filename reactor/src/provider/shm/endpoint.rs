@@ -28,7 +28,7 @@ use super::handshake::Word;
 use super::incoming::{Here, Incoming};
 use super::lanes::{Connection, Lanes};
 use super::loans::Adopted;
-use super::outgoing::{self, Doings, Ended, Outgoing, Pumped, Push};
+use super::outgoing::{self, Doings, Outgoing, Parting, Pumped, Push};
 use super::socket::{self, Listener};
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
@@ -240,7 +240,7 @@ impl Endpoint {
         let error = Error::PeerGone(outgoing.peer.clone());
         let identity = outgoing.identity();
         drop(outgoing);
-        self.outgoing_ended(host, at, Ended { error: error.clone(), reason: DownReason::Closed, identity });
+        self.outgoing_ended(host, at, Parting { error: error.clone(), reason: DownReason::Closed, identity });
         error
     }
 
@@ -415,27 +415,27 @@ impl Endpoint {
             Token::Incoming(at) => self.caller_ready(host, at as usize),
             Token::Outgoing(at) => {
                 let at = at as usize;
-                let ended = self.lanes.lock(at).and_then(|mut outgoing| outgoing.readable());
-                let Some(ended) = ended else {
+                let parting = self.lanes.lock(at).and_then(|mut outgoing| outgoing.readable());
+                let Some(parting) = parting else {
                     self.pump_outgoing(host);
                     return;
                 };
-                self.outgoing_ended(host, at, ended);
+                self.outgoing_ended(host, at, parting);
             }
         }
     }
 
     /// A connection to a peer has ended. It is news unless a connection from the same peer tells, or has told, of it.
-    fn outgoing_ended(&mut self, host: &mut dyn Host, at: usize, ended: Ended) {
+    fn outgoing_ended(&mut self, host: &mut dyn Host, at: usize, parting: Parting) {
         let Some(mut outgoing) = self.lanes.lock(at) else { return };
         let (name, addr) = (outgoing.peer.clone(), outgoing.addr);
-        end(&mut outgoing, self.id, host, &ended.error);
-        let Some(identity) = ended.identity else { return };
+        end(&mut outgoing, self.id, host, &parting.error);
+        let Some(identity) = parting.identity else { return };
         let reported = outgoing.is_reported(identity);
         drop(outgoing);
         let mut callers = self.callers.peers();
         if !reported && !callers.any(|peer| peer.peer == name && peer.identity == identity) {
-            let (peer, reason) = (name.clone(), ended.reason);
+            let (peer, reason) = (name.clone(), parting.reason);
             host.event(self.id, EventKind::PeerDown { peer, source: Some(addr), reason });
         }
         let mut callers = self.callers.peers();

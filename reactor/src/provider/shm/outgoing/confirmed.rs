@@ -5,7 +5,8 @@ use fabric_core::matching::Receipt;
 use fabric_core::provider::Host;
 use fabric_core::{Error, Result, Scarce};
 
-use super::{Queued, Wires};
+use super::Queued;
+use super::wires::Wires;
 
 impl Wires {
     /// The receipt that the peer is to confirm of this message, with its first record.

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use super::super::handshake::{self, Grant, Word};
 use super::super::loans::Offered;
 use super::super::record::{FETCH, LOAN, PLACE_BYTES, total_word};
-use super::{NOTICE_BYTES, Push, Queued, Wires, flags_of};
+use super::wires::{NOTICE_BYTES, Wires, flags_of};
+use super::{Push, Queued};
 
 impl Wires {
     /// Lends a message to the peer: gives it the memory, if it has not got it before, and tells it where the message is.

@@ -13,7 +13,8 @@ use super::super::desk::{AT_ONCE, Desk, REQUEST_BYTES};
 use super::super::handshake::{self, Grant, Word};
 use super::super::record::{HAS_READ, NOTICE, REQUEST};
 use super::super::windows::Window;
-use super::{ACCESS_AT_ONCE, NOTICE_BYTES, Push, Queued, Wires, flags_of};
+use super::wires::{ACCESS_AT_ONCE, NOTICE_BYTES, Wires, flags_of};
+use super::{Push, Queued};
 
 impl Wires {
     /// Accesses the peer's memory if it is mapped, the access is short, and the peer can be told of it.

@@ -1,7 +1,8 @@
 //! What a connection waits for before it moves again.
 
 use super::super::desk::{Desk, REQUEST_BYTES};
-use super::{NOTICE_BYTES, Queued, Wires};
+use super::Queued;
+use super::wires::{NOTICE_BYTES, Wires};
 
 impl Wires {
     /// Before sleeping with this operation in front: false when something could move now.
