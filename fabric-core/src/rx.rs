@@ -196,7 +196,7 @@ impl RxContext {
             Match::Receive(op) => {
                 envelope.arrival = self.matcher.next_arrival();
                 host.deliver(op, &envelope, source);
-                self.received(&envelope);
+                self.owe_receipt(&envelope);
                 return true;
             }
             Match::Held => return self.decline(),
@@ -383,7 +383,7 @@ impl RxContext {
             None => {
                 let placed = host.adopt(op, message.bytes);
                 host.complete(op, Outcome::received(&envelope, placed));
-                self.received(&envelope);
+                self.owe_receipt(&envelope);
             }
             Some(id) => {
                 confirm_match(&mut self.receipts, &mut envelope);

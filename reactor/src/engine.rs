@@ -254,7 +254,7 @@ impl Locked<'_> {
 
     /// Peers must ring from now on; false when there is news already.
     pub(crate) fn arm(&mut self) -> bool {
-        self.armed = !self.is_copying_shared() && self.provider.arm();
+        self.armed = !self.has_shared_chores() && self.provider.arm();
         self.armed
     }
 
@@ -279,7 +279,7 @@ impl Locked<'_> {
     /// Moves what can be moved, once.
     pub(crate) fn pass(&mut self) -> bool {
         let state = &mut **self;
-        state.hub.under_way = false;
+        state.hub.goes_on = false;
         let mut moved = state.progress();
         state.passes += 1;
         if state.passes.is_multiple_of(PASSES_PER_LOOK) {

@@ -182,8 +182,8 @@ impl Host for Hub {
         self.unsettled = true;
     }
 
-    fn under_way(&mut self) {
-        self.under_way = true;
+    fn goes_on(&mut self) {
+        self.goes_on = true;
     }
 
     fn event(&mut self, ep: EpId, kind: EventKind) {

@@ -161,7 +161,7 @@ pub(crate) struct Hub {
     /// Sends the provider has not finished.
     pub(crate) sends: usize,
     /// The last pass left something behind that the next one moves.
-    pub(crate) under_way: bool,
+    pub(crate) goes_on: bool,
     /// Something could not be taken in because a queue was full: what peers did to memory here, or a message for a
     /// receive that takes several.
     pub(crate) held_notice: bool,
@@ -215,7 +215,7 @@ impl Hub {
             later: Later::default(),
             waiters: 0,
             sends: 0,
-            under_way: false,
+            goes_on: false,
             held_notice: false,
             multis: Slab::new(),
             spreads: Slab::new(),
@@ -275,7 +275,7 @@ impl Hub {
     /// sends, and messages that peers wait to see fetched, go on by themselves all the same.
     pub(crate) fn is_awaited(&self, policy: WaitPolicy) -> bool {
         let waits = || self.waiters > 0 || self.eqs.iter().any(|eq| eq.is_awaited());
-        self.sends > 0 || self.under_way || (policy != WaitPolicy::Spin && waits())
+        self.sends > 0 || self.goes_on || (policy != WaitPolicy::Spin && waits())
     }
 
     /// Gives back a credit, or a place among the posted receives.

@@ -35,9 +35,9 @@ impl State {
     ) -> T {
         let mut rx = context.lock();
         let done = act(&mut rx, &mut self.hub);
-        if rx.is_copying() {
+        if rx.has_chores() {
             // Its sender waits, whoever waits here.
-            self.hub.under_way = true;
+            self.hub.goes_on = true;
             self.hub.unsettled = true;
         }
         if rx.has_declined() {
@@ -101,7 +101,7 @@ impl State {
             return Some(self.at_shared(&context, act));
         }
         let done = act(self.provider.receive_side(ep)?, &mut self.hub);
-        self.provider.received(&mut self.hub, ep);
+        self.provider.receive_side_changed(&mut self.hub, ep);
         Some(done)
     }
 
@@ -163,11 +163,11 @@ impl State {
     fn copy_on(&mut self, at: usize) -> bool {
         let (id, context) = &self.shared[at];
         let mut rx = context.lock();
-        if !rx.is_copying() {
+        if !rx.has_chores() {
             return false;
         }
         let copied = rx.copy_on(&mut self.hub);
-        self.hub.under_way |= rx.is_copying();
+        self.hub.goes_on |= rx.has_chores();
         let sharers = self.hub.sharers_of(*id);
         if sharers.is_empty() {
             rx.forget_receipts();
@@ -175,15 +175,15 @@ impl State {
         // Those who tell the sender of it take the lock.
         drop(rx);
         for ep in sharers {
-            self.provider.received(&mut self.hub, ep);
+            self.provider.receive_side_changed(&mut self.hub, ep);
         }
         copied
     }
 
     /// Whether a shared context has something to do before one sleeps.
     #[inline]
-    pub(crate) fn is_copying_shared(&self) -> bool {
-        self.shared.iter().any(|(_, context)| context.lock().is_copying())
+    pub(crate) fn has_shared_chores(&self) -> bool {
+        self.shared.iter().any(|(_, context)| context.lock().has_chores())
     }
 
     // ---- objects

@@ -218,7 +218,7 @@ pub trait ProviderDomain: Send {
     }
 
     /// The receive side of an endpoint that has one of its own, for what needs nothing else of the provider: probes and
-    /// claims. `None` when the endpoint is closed, or the provider has none of that kind. [`ProviderDomain::received`] must
+    /// claims. `None` when the endpoint is closed, or the provider has none of that kind. [`ProviderDomain::receive_side_changed`] must
     /// follow.
     fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
         let _ = ep;
@@ -227,7 +227,7 @@ pub trait ProviderDomain: Send {
 
     /// Something was changed at the receive side of an endpoint: what was held back may go on, and peers may wait to hear
     /// of what was copied from them.
-    fn received(&mut self, host: &mut dyn Host, ep: EpId) {
+    fn receive_side_changed(&mut self, host: &mut dyn Host, ep: EpId) {
         let _ = (host, ep);
     }
 

@@ -91,7 +91,7 @@ pub trait Host {
 
     /// After this pass something is under way that further passes move: they are to be made, also if nobody here waits
     /// for it. Said in every pass for which it is so.
-    fn under_way(&mut self) {}
+    fn goes_on(&mut self) {}
 
     /// Something happened on the endpoint.
     fn event(&mut self, ep: EpId, event: EventKind);

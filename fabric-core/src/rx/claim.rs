@@ -137,7 +137,7 @@ impl RxContext {
             landing.target = Target::Nobody;
         }
         self.let_go |= message.is_fleeting();
-        self.received(&envelope);
+        self.owe_receipt(&envelope);
         envelope.source
     }
 

@@ -124,7 +124,7 @@ impl RxContext {
                 Target::Receive { op, placed, .. } => {
                     self.filling.retain(|(filled, _)| *filled != op);
                     host.complete(op, Outcome::received(&landing.envelope, placed));
-                    self.received(&landing.envelope);
+                    self.owe_receipt(&landing.envelope);
                 }
                 unreceived => {
                     if let Some(message) = self.unreceived(unreceived) {

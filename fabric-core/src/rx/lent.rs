@@ -105,7 +105,7 @@ impl RxContext {
     ) {
         if memory.is_mapped() && (envelope.len <= COPIED_AT_ONCE || host.shares(op, envelope.len)) {
             host.deliver(op, &envelope, &Held(&memory));
-            return self.received(&envelope);
+            return self.owe_receipt(&envelope);
         }
         confirm_match(&mut self.receipts, &mut envelope);
         let room = host.expect(op, envelope.len);
@@ -130,7 +130,7 @@ impl RxContext {
     /// Whether [`RxContext::serve`] or [`RxContext::copy_on`] have something to do, or senders something to hear.
     #[must_use]
     #[inline]
-    pub fn is_copying(&self) -> bool {
+    pub fn has_chores(&self) -> bool {
         let copies = !self.copying.is_empty() || self.let_go || self.is_serving();
         copies || self.owes_receipts() || self.bufferable().is_some()
     }

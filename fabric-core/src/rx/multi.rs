@@ -191,7 +191,7 @@ impl RxContext {
     /// Whether passes have something to do here: copying, or receives that take several messages.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.is_copying() || !self.multis.is_empty()
+        self.has_chores() || !self.multis.is_empty()
     }
 
     /// After a receive has left the queue for which messages waited: others may take them.

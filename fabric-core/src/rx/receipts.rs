@@ -14,9 +14,9 @@ use crate::matching::{Envelope, PeerKey};
 use super::RxContext;
 
 impl RxContext {
-    /// A message was received, all of it that there was room for, or discarded.
+    /// A message was received, all of it that there was room for, or discarded: its sender hears of it, if it waits for that.
     #[inline]
-    pub(super) fn received(&mut self, envelope: &Envelope) {
+    pub(super) fn owe_receipt(&mut self, envelope: &Envelope) {
         if let Some(receipt) = envelope.receipt {
             self.receipts.push((envelope.peer, receipt.number));
         }

@@ -159,7 +159,7 @@ impl ProviderDomain for SimDomain {
         self.endpoint(ep).ok().map(|endpoint| &mut endpoint.inbound.rx.own)
     }
 
-    fn received(&mut self, host: &mut dyn Host, ep: EpId) {
+    fn receive_side_changed(&mut self, host: &mut dyn Host, ep: EpId) {
         host.unsettled();
         self.look_at_held(ep);
     }
@@ -173,7 +173,7 @@ impl ProviderDomain for SimDomain {
             return true;
         }
         let canceled = endpoint.inbound.rx.own.cancel(host, op);
-        if endpoint.inbound.rx.own.is_copying() {
+        if endpoint.inbound.rx.own.has_chores() {
             host.unsettled();
         }
         endpoint.inbound.confirm();
@@ -203,7 +203,7 @@ impl ProviderDomain for SimDomain {
     fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.removed(host, addr);
-            if endpoint.inbound.rx.own.is_copying() {
+            if endpoint.inbound.rx.own.has_chores() {
                 host.unsettled();
             }
         }
@@ -233,7 +233,7 @@ impl ProviderDomain for SimDomain {
         net::arm(self.nodes(), true);
         let news = self.endpoints.values().any(|endpoint| {
             net::has_news(endpoint.node)
-                || endpoint.inbound.rx.own.is_copying()
+                || endpoint.inbound.rx.own.has_chores()
                 || endpoint.inbound.wants_held()
                 || endpoint.outbound.could_flush()
         });

@@ -60,13 +60,13 @@ unsafe impl Sync for Area {}
 
 /// An area as its owner has it: with the descriptor to pass on.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct OwnArea {
     area: Area,
     fd: OwnedFd,
     origin: Origin,
 }
 
-impl Lent {
+impl OwnArea {
     /// Makes an area of this many bytes, zeroed and backed by memory.
     pub(crate) fn create(len: usize, access: Access) -> Result<Self> {
         if len > MOST_BYTES {
@@ -107,7 +107,7 @@ fn available() -> Option<u64> {
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
-impl Memory for Lent {
+impl Memory for OwnArea {
     fn len(&self) -> usize {
         self.area.len
     }
@@ -359,14 +359,14 @@ mod tests {
 
     const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-    fn adopt(lent: &Lent, writable: bool) -> Result<Area, &'static str> {
+    fn adopt(lent: &OwnArea, writable: bool) -> Result<Area, &'static str> {
         let fd = lent.fd().try_clone_to_owned().unwrap();
         Area::adopt(&fd, lent.len(), writable)
     }
 
     #[test]
     fn what_one_side_does_the_other_sees() {
-        let lent = Lent::create(10_000, BOTH).unwrap();
+        let lent = OwnArea::create(10_000, BOTH).unwrap();
         let area = adopt(&lent, true).unwrap();
         assert!(area.is_lent());
         let bytes: Vec<u8> = (0..5000).map(|at| at as u8).collect();
@@ -392,14 +392,14 @@ mod tests {
     /// What may only be read cannot be mapped for writing by who passes the check in our code, or leaves it out.
     #[test]
     fn rights_hold_against_who_does_not_ask() {
-        let lent = Lent::create(100, Access::REMOTE_READ).unwrap();
+        let lent = OwnArea::create(100, Access::REMOTE_READ).unwrap();
         assert!(adopt(&lent, false).is_ok());
         assert_eq!(adopt(&lent, true).unwrap_err(), "memory that cannot be mapped");
     }
 
     #[test]
     fn only_sealed_memory_of_the_announced_size_is_mapped() {
-        let lent = Lent::create(100, BOTH).unwrap();
+        let lent = OwnArea::create(100, BOTH).unwrap();
         let fd = lent.fd().try_clone_to_owned().unwrap();
         assert!(Area::adopt(&fd, 101, true).unwrap_err().contains("another size"));
         assert!(Area::adopt(&fd, usize::MAX, true).unwrap_err().contains("too large"));
@@ -407,13 +407,13 @@ mod tests {
         rustix::fs::ftruncate(&bare, (BYTES_AT + 100) as u64).unwrap();
         assert!(Area::adopt(&bare, 100, true).unwrap_err().contains("not sealed"));
         assert!(Area::adopt(&std::fs::File::open("/dev/null").unwrap().into(), 0, false).is_err());
-        assert!(matches!(Lent::create(usize::MAX, BOTH), Err(Error::TooLong { .. })));
+        assert!(matches!(OwnArea::create(usize::MAX, BOTH), Err(Error::TooLong { .. })));
     }
 
     #[test]
     fn nothing_reaches_outside() {
         use std::panic::{AssertUnwindSafe, catch_unwind};
-        let lent = Lent::create(100, BOTH).unwrap();
+        let lent = OwnArea::create(100, BOTH).unwrap();
         let outside = |access: &dyn Fn()| catch_unwind(AssertUnwindSafe(access)).is_err();
         assert!(outside(&|| lent.write(93, &[0; 8])));
         assert!(outside(&|| lent.read(usize::MAX, &mut [0; 8])));

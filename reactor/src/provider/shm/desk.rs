@@ -18,7 +18,7 @@ use fabric_core::flags::Access;
 use fabric_core::mr::{Denied, Memory, execute};
 use fabric_core::provider::{Host, Remote};
 
-use super::area::{Area, Lent};
+use super::area::{Area, OwnArea};
 
 /// Bytes that are asked for in one go.
 pub(crate) const AT_ONCE: usize = 64 * 1024;
@@ -134,7 +134,7 @@ impl Request {
 /// The desk, with who asks.
 #[derive(Debug)]
 pub(crate) struct Desk {
-    area: Lent,
+    area: OwnArea,
     /// The requests so far.
     count: u64,
     /// The last of them, until its answer was read.
@@ -143,12 +143,12 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(crate) fn new() -> Result<Self> {
-        let area = Lent::create(DESK, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        let area = OwnArea::create(DESK, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
         Ok(Self { area, count: 0, asked: None })
     }
 
     /// What to give to the owner.
-    pub(crate) fn memory(&self) -> &Lent {
+    pub(crate) fn memory(&self) -> &OwnArea {
         &self.area
     }
 

@@ -268,12 +268,12 @@ impl Endpoint {
 
     pub(crate) fn post_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         self.rx.own.post(host, op, spec);
-        self.received(host);
+        self.receive_side_changed(host);
     }
 
     pub(crate) fn post_multi_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         self.rx.own.post_multi(host, op, spec);
-        self.received(host);
+        self.receive_side_changed(host);
     }
 
     pub(crate) fn receive_side(&mut self) -> &mut RxContext {
@@ -281,14 +281,14 @@ impl Endpoint {
     }
 
     /// After a receive was posted, or a message was discarded; or copied, where the receive side is shared.
-    pub(crate) fn received(&mut self, host: &mut dyn Host) {
+    pub(crate) fn receive_side_changed(&mut self, host: &mut dyn Host) {
         if self.rx.is_shared() {
             self.tell_of_shared(host);
         }
         self.confirm();
-        if self.rx.own.is_copying() {
+        if self.rx.own.has_chores() {
             // Its sender waits, whoever waits here.
-            host.under_way();
+            host.goes_on();
             host.unsettled();
         }
         if self.held {
@@ -298,7 +298,7 @@ impl Endpoint {
 
     pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
         if self.rx.own.cancel(host, op) {
-            if self.rx.own.is_copying() {
+            if self.rx.own.has_chores() {
                 host.unsettled();
             }
             return true;
@@ -313,7 +313,7 @@ impl Endpoint {
 
     pub(crate) fn abandon_recv(&mut self, host: &mut dyn Host, op: OpKey) {
         self.rx.own.abandon(host, op);
-        if self.rx.own.is_copying() {
+        if self.rx.own.has_chores() {
             host.unsettled();
         }
     }
@@ -336,7 +336,7 @@ impl Endpoint {
             self.rx.own.resolve(host, peer.key, addr);
         }
         self.rx.own.inserted(host, addr, address);
-        if self.rx.own.is_copying() {
+        if self.rx.own.has_chores() {
             host.unsettled();
         }
     }
@@ -357,7 +357,7 @@ impl Endpoint {
             self.done += outgoing.done();
         }
         // A receive that fails lets others have what was held back for it.
-        self.received(host);
+        self.receive_side_changed(host);
     }
 
     // ---- moving
@@ -367,7 +367,7 @@ impl Endpoint {
         let served = self.rx.own.serve(host);
         let mut received = served | self.pump_callers(host);
         // Behind what has just arrived, so that nobody goes away over it.
-        received |= self.rx.own.is_copying() && self.copy_on(host);
+        received |= self.rx.own.has_chores() && self.copy_on(host);
         let crowd = self.callers.attended().max(endpoints);
         if crowd > FEW {
             received |= self.callers.leave_one(crowd);
@@ -377,7 +377,7 @@ impl Endpoint {
 
     /// Whether a pass has nothing to do here before somebody rings.
     pub(crate) fn rests(&self) -> bool {
-        let receives = self.held || self.rx.own.is_copying() || self.rx.own.waits_for_place();
+        let receives = self.held || self.rx.own.has_chores() || self.rx.own.waits_for_place();
         self.callers.attended() == 0 && self.busy.is_empty() && !receives
     }
 
@@ -517,7 +517,7 @@ impl Endpoint {
     // ---- sleeping
 
     pub(crate) fn arm(&mut self) -> bool {
-        let mut quiet = !self.rx.own.is_copying() & self.callers.arm();
+        let mut quiet = !self.rx.own.has_chores() & self.callers.arm();
         for &at in &self.busy {
             quiet &= self.lanes.lock(at).is_none_or(|mut outgoing| outgoing.arm());
         }

@@ -28,7 +28,7 @@ use fabric_core::flags::Access;
 use fabric_core::provider::Lender;
 use fabric_core::{Error, Result, Scarce};
 
-use super::area::Lent;
+use super::area::OwnArea;
 
 pub(crate) use adopted::{Adopted, Borrow, Foreign, Keep, Offer};
 pub(crate) use borrowed::{Borrowed, Offered};
@@ -54,7 +54,7 @@ const NUMBER: u64 = 4;
 /// Memory of a loan.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    memory: Lent,
+    memory: OwnArea,
     pub(crate) key: u64,
     state: AtomicU64,
 }
@@ -130,7 +130,7 @@ impl Lender for Loans {
             }
         }
         drop(unused);
-        let memory = Lent::create(size, Access::REMOTE_READ)?;
+        let memory = OwnArea::create(size, Access::REMOTE_READ)?;
         let mut chunks = self.chunks();
         chunks.next += 1;
         let state = NUMBER + HELD;
@@ -154,7 +154,7 @@ impl Chunk {
     }
 
     /// The descriptor, for the peer.
-    pub(crate) fn memory(&self) -> &Lent {
+    pub(crate) fn memory(&self) -> &OwnArea {
         &self.memory
     }
 

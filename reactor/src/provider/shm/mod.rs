@@ -66,7 +66,7 @@ use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use crate::provider::offers;
 use crate::provider::origin::Origin;
 
-use area::Lent;
+use area::OwnArea;
 use callers::FEW;
 use endpoint::{Endpoint, Token};
 use loans::Loans;
@@ -109,7 +109,7 @@ impl Provider for ShmProvider {
     }
 
     fn alloc(&self, len: usize, access: Access) -> Result<Arc<dyn Memory>> {
-        Ok(Arc::new(Lent::create(len, access)?))
+        Ok(Arc::new(OwnArea::create(len, access)?))
     }
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
@@ -323,9 +323,9 @@ impl ProviderDomain for ShmDomain {
         self.ep(ep).ok().map(Endpoint::receive_side)
     }
 
-    fn received(&mut self, host: &mut dyn Host, ep: EpId) {
+    fn receive_side_changed(&mut self, host: &mut dyn Host, ep: EpId) {
         if let Ok(endpoint) = self.ep(ep) {
-            endpoint.received(host);
+            endpoint.receive_side_changed(host);
         }
     }
 

@@ -354,9 +354,9 @@ impl ProviderDomain for TcpDomain {
         self.ep(ep).ok().map(Endpoint::receive_side)
     }
 
-    fn received(&mut self, host: &mut dyn Host, ep: EpId) {
+    fn receive_side_changed(&mut self, host: &mut dyn Host, ep: EpId) {
         if let Ok(endpoint) = self.ep(ep) {
-            endpoint.received(host);
+            endpoint.receive_side_changed(host);
         }
     }
 

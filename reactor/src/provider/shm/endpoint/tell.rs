@@ -36,9 +36,9 @@ impl Endpoint {
         let copied = self.rx.own.copy_on(host);
         self.confirm();
         self.acknowledge(host);
-        if self.rx.own.is_copying() {
+        if self.rx.own.has_chores() {
             // Its sender waits, whoever waits here.
-            host.under_way();
+            host.goes_on();
         }
         copied
     }

@@ -13,7 +13,7 @@ use fabric_core::rx::RxContext;
 use fabric_core::stats::Moved;
 use rustix::io::Errno;
 
-use super::super::area::{Area, Lent};
+use super::super::area::{Area, OwnArea};
 use super::super::desk::{self, Request};
 use super::super::fetch::Fetch;
 use super::super::handshake::{self, Grant, Word};
@@ -140,7 +140,7 @@ impl Incoming {
             return handshake::try_say(&self.socket, Word::Served(key, self.here.heeds || region.heeds));
         }
         let memory: &dyn Any = &*region.memory;
-        let Some(lent) = memory.downcast_ref::<Lent>() else { return denied() };
+        let Some(lent) = memory.downcast_ref::<OwnArea>() else { return denied() };
         let (len, access, heeds) = (region.memory.len(), region.access, self.here.heeds || region.heeds);
         let grant = Grant { key, len, access, base: region.base, heeds, memory: lent.fd() };
         match handshake::send_grant(&self.socket, &grant) {

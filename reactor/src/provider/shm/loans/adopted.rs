@@ -132,14 +132,14 @@ impl<M: LentMemory> Source for Offer<M> {
 mod tests {
     use fabric_core::flags::Access;
 
-    use super::super::super::area::Lent;
+    use super::super::super::area::OwnArea;
     use super::*;
 
     #[test]
     fn peers_lend_a_bounded_number_of_pieces() {
         let adopted = Adopted::default();
         let area = || {
-            let lent = Lent::create(1, Access::REMOTE_READ).unwrap();
+            let lent = OwnArea::create(1, Access::REMOTE_READ).unwrap();
             Area::adopt(&lent.fd().try_clone_to_owned().unwrap(), 1, false).unwrap()
         };
         let mut held: Vec<_> = (0..MOST_ADOPTED).map(|_| adopted.adopt(area())).collect();

@@ -262,7 +262,7 @@ impl Endpoint {
     pub(crate) fn progress(&mut self, host: &mut dyn Host) -> bool {
         let mut moved = self.rx.own.serve(host);
         self.end_receives(host);
-        moved |= self.rx.own.is_copying() && self.rx.own.copy_on(host);
+        moved |= self.rx.own.has_chores() && self.rx.own.copy_on(host);
         let mut index = 0;
         while let Some(&at) = self.hot.get(index) {
             let Some(Stage::Up(link)) = self.stages.get_mut(at) else {
@@ -363,7 +363,7 @@ impl Endpoint {
             Some(Stage::Up(link)) => peer.sends.is_empty() || link.is_blocked() || link.is_stalled(),
             _ => true,
         };
-        !self.rx.own.is_copying()
+        !self.rx.own.has_chores()
             && self.links().all(|link| link.is_flushed() && !link.has_duties())
             && self.peers.iter().all(|(_, peer)| waits(peer))
             && self.listen()

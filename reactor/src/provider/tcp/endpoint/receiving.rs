@@ -11,12 +11,12 @@ use super::{Endpoint, Stage};
 impl Endpoint {
     pub(crate) fn post_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         self.rx.own.post(host, op, spec);
-        self.received(host);
+        self.receive_side_changed(host);
     }
 
     pub(crate) fn post_multi_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         self.rx.own.post_multi(host, op, spec);
-        self.received(host);
+        self.receive_side_changed(host);
     }
 
     pub(crate) fn receive_side(&mut self) -> &mut RxContext {
@@ -24,8 +24,8 @@ impl Endpoint {
     }
 
     /// After a receive was posted, or a message was discarded: one that was held back may be wanted now.
-    pub(crate) fn received(&mut self, host: &mut dyn Host) {
-        if self.rx.own.is_copying() {
+    pub(crate) fn receive_side_changed(&mut self, host: &mut dyn Host) {
+        if self.rx.own.has_chores() {
             host.unsettled();
         }
         self.end_receives(host);
@@ -41,7 +41,7 @@ impl Endpoint {
 
     pub(crate) fn abandon_recv(&mut self, host: &mut dyn Host, op: OpKey) {
         self.rx.own.abandon(host, op);
-        if self.rx.own.is_copying() {
+        if self.rx.own.has_chores() {
             host.unsettled();
         }
     }
@@ -66,7 +66,7 @@ impl Endpoint {
             }
         }
         self.rx.own.inserted(host, addr, address);
-        self.received(host);
+        self.receive_side_changed(host);
     }
 
     pub(crate) fn address_removed(&mut self, host: &mut dyn Host, addr: FiAddr) {

@@ -126,7 +126,7 @@ impl Endpoint {
 
     pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
         if self.rx.own.cancel(host, op) {
-            if self.rx.own.is_copying() {
+            if self.rx.own.has_chores() {
                 host.unsettled();
             }
             return true;
