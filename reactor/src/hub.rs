@@ -67,6 +67,15 @@ pub struct Bindings {
     pub inject_size: usize,
 }
 
+impl Bindings {
+    /// Whether a message may be so long.
+    #[inline]
+    pub(crate) fn check_len(&self, len: usize) -> Result<()> {
+        let limit = self.max_msg_size;
+        if len > limit { Err(Error::TooLong { what: "message", len, limit }) } else { Ok(()) }
+    }
+}
+
 /// The counters of an endpoint, by what they count.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {

@@ -3,7 +3,7 @@
 //! A write is posted like a send: both give bytes away. A read takes bytes, an atomic operation does both.
 
 use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC};
-use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut};
+use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::{Failed, OpKind};
 use fabric_core::mr::Reached;
 use fabric_core::provider::{EpId, Remote, SendNow, SendSpec, Spread};
@@ -112,30 +112,16 @@ impl Locked<'_> {
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
         let len = spec.remote.map_or(0, |remote| remote.len);
-        let mut any = buf.into_any();
         let back = |any| B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"));
+        let mut any = buf.into_any();
         let room = any.room();
         if len > room {
             let error = Error::TooLong { what: "read into a buffer", len, limit: room };
             return Err(Failed::new(error, back(any)));
         }
-        if route.reserves()
-            && let Err(error) = self.hub.reserve_entry(ep, spec.kind)
-        {
-            return Err(Failed::new(error, back(any)));
-        }
-        let failed = match self.read_now(ep, &spec, &mut any) {
-            Ok(SendNow::Done) => return Ok(self.ended(ep, &spec, len, back(any), route, credit)),
-            Ok(SendNow::Queue) => match self.queue_send(ep, spec, back(any), route, credit) {
-                Ok(key) => return Ok(Posted::Pending(key)),
-                Err(failed) => failed,
-            },
-            Err(error) => Failed::new(error, back(any)),
-        };
-        if route.reserves() {
-            self.hub.unreserve_entry(ep, spec.kind);
-        }
-        Err(failed)
+        self.attempt(ep, &spec, len, (any, back), route, credit, |locked, any| {
+            locked.at_once(ep, &spec, len, |_| Ok(()), |provider, hub| provider.read_now(hub, ep, &spec, any))
+        })
     }
 
     /// Posts a write of this payload to several places.
@@ -184,20 +170,6 @@ impl Locked<'_> {
         posted
     }
 
-    fn read_now(&mut self, ep: EpId, spec: &SendSpec, into: &mut AnyBuf) -> Result<SendNow> {
-        let state = &mut **self;
-        let bound = state.hub.ep(ep)?;
-        if bound.transmit.is_behind(spec.peer) || state.hub.is_fenced_off(ep, spec) {
-            return Ok(SendNow::Queue);
-        }
-        let read = state.provider.read_now(&mut state.hub, ep, spec, into);
-        if matches!(read, Ok(SendNow::Done)) {
-            let len = spec.remote.map_or(0, |remote| remote.len);
-            state.hub.count_at_once(ep, spec.kind, len);
-        }
-        read
-    }
-
     /// Executes an atomic operation at once if nothing stands in the way.
     pub(crate) fn atomic_now(
         &mut self,
@@ -206,17 +178,14 @@ impl Locked<'_> {
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<SendNow> {
-        let state = &mut **self;
-        let bound = state.hub.ep(ep)?;
-        if bound.transmit.is_behind(spec.peer) || state.hub.is_fenced_off(ep, spec) {
-            return Ok(SendNow::Queue);
-        }
-        let done = state.provider.atomic_now(&mut state.hub, ep, spec, operands, result);
-        if matches!(done, Ok(SendNow::Done)) {
-            let len = spec.remote.map_or(0, |remote| remote.len);
-            state.hub.count_at_once(ep, spec.kind, len);
-        }
-        done
+        let len = spec.remote.map_or(0, |remote| remote.len);
+        self.at_once(
+            ep,
+            spec,
+            len,
+            |_| Ok(()),
+            |provider, hub| provider.atomic_now(hub, ep, spec, operands, result),
+        )
     }
 
     /// Posts an atomic operation; `buf` holds operands and comparands, and takes the result.
@@ -228,26 +197,16 @@ impl Locked<'_> {
         route: Route,
         credit: Credit,
     ) -> Result<Posted<Vec<u8>>> {
-        if route.reserves() {
-            self.hub.reserve_entry(ep, spec.kind)?;
-        }
         let len = spec.remote.map_or(0, |remote| remote.len);
-        let mut result = vec![0; if spec.kind == OpKind::FetchAtomic { len } else { 0 }];
-        let error = match self.atomic_now(ep, &spec, &buf, &mut result) {
-            Ok(SendNow::Done) => {
-                let buf = if result.is_empty() { buf } else { result };
-                return Ok(self.ended(ep, &spec, len, buf, route, credit));
+        let posted = self.attempt(ep, &spec, len, (buf, |buf| buf), route, credit, |locked, buf| {
+            let mut result = vec![0; if spec.kind == OpKind::FetchAtomic { len } else { 0 }];
+            let done = locked.atomic_now(ep, &spec, buf, &mut result)?;
+            if done == SendNow::Done && !result.is_empty() {
+                *buf = result;
             }
-            Ok(SendNow::Queue) => match self.queue_send(ep, spec, buf, route, credit) {
-                Ok(key) => return Ok(Posted::Pending(key)),
-                Err(failed) => failed.error,
-            },
-            Err(error) => error,
-        };
-        if route.reserves() {
-            self.hub.unreserve_entry(ep, spec.kind);
-        }
-        Err(error)
+            Ok(done)
+        });
+        posted.map_err(|failed| failed.error)
     }
 }
 

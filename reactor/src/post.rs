@@ -6,13 +6,13 @@ use std::task::{Context, Poll};
 use fabric_core::buf::{AnyBuf, IoBuf, IoBufMut, Payload, Pool};
 use fabric_core::completion::{Failed, OpKind, Outcome, Transfer};
 use fabric_core::matching::RecvSpec;
-use fabric_core::provider::{EpId, OpKey, SendNow, SendSpec};
+use fabric_core::provider::{EpId, OpKey, ProviderDomain, SendNow, SendSpec};
 use fabric_core::tree::Class;
 use fabric_core::{Error, FiAddr, Result, Scarce};
 
 use crate::domain::Domain;
-use crate::engine::Locked;
-use crate::hub::{Hub, known};
+use crate::engine::{Locked, State};
+use crate::hub::{Bindings, Hub, known};
 use crate::ops::{Credit, Op, Phase, Posted, Route};
 use crate::reports::reserve_in;
 use crate::transmit::Fence;
@@ -43,30 +43,65 @@ impl Locked<'_> {
         route: Route,
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
-        let state = &mut **self;
         let len = buf.payload().len();
+        let now = |locked: &mut Self, buf: &mut B| locked.send_now(ep, &spec, buf.payload());
+        self.attempt(ep, &spec, len, (buf, |buf| buf), route, credit, now)
+    }
+
+    /// Posts an operation of this length: `now` tries it at once, and what has to wait is queued. What is refused has no entry of
+    /// a queue. `held` is what `now` wants of the buffer, and how the buffer is made of it again.
+    #[inline(always)] // on the way of a small message
+    #[allow(clippy::too_many_arguments)] // those of every post
+    pub(crate) fn attempt<H, B: IoBuf>(
+        &mut self,
+        ep: EpId,
+        spec: &SendSpec,
+        len: usize,
+        (mut held, back): (H, impl FnOnce(H) -> B),
+        route: Route,
+        credit: Credit,
+        now: impl FnOnce(&mut Self, &mut H) -> Result<SendNow>,
+    ) -> Result<Posted<B>, Failed<B>> {
         if route.reserves()
-            && let Err(error) = state.hub.reserve_entry(ep, spec.kind)
+            && let Err(error) = self.hub.reserve_entry(ep, spec.kind)
         {
-            return Err(Failed::new(error, buf));
+            return Err(Failed::new(error, back(held)));
         }
-        let error = match self.send_now(ep, &spec, buf.payload()) {
-            Ok(SendNow::Done) => return Ok(self.ended(ep, &spec, len, buf, route, credit)),
-            Ok(SendNow::Queue) => match self.queue_send(ep, spec, buf, route, credit) {
+        let failed = match now(self, &mut held) {
+            Ok(SendNow::Done) => return Ok(self.ended(ep, spec, len, back(held), route, credit)),
+            Ok(SendNow::Queue) => match self.queue_send(ep, *spec, back(held), route, credit) {
                 Ok(key) => return Ok(Posted::Pending(key)),
-                Err(failed) => {
-                    if route.reserves() {
-                        self.hub.unreserve_entry(ep, spec.kind);
-                    }
-                    return Err(failed);
-                }
+                Err(failed) => failed,
             },
-            Err(error) => error,
+            Err(error) => Failed::new(error, back(held)),
         };
         if route.reserves() {
             self.hub.unreserve_entry(ep, spec.kind);
         }
-        Err(Failed::new(error, buf))
+        Err(failed)
+    }
+
+    /// Has the provider do something at a peer at once, unless the endpoint does not let it or others come first, and counts it.
+    #[inline(always)] // likewise
+    pub(crate) fn at_once(
+        &mut self,
+        ep: EpId,
+        spec: &SendSpec,
+        len: usize,
+        check: impl FnOnce(&Bindings) -> Result<()>,
+        act: impl FnOnce(&mut dyn ProviderDomain, &mut Hub) -> Result<SendNow>,
+    ) -> Result<SendNow> {
+        let State { hub, provider, .. } = &mut **self;
+        let row = hub.ep(ep)?;
+        check(&row.bound)?;
+        if row.transmit.is_behind(spec.peer) || hub.is_fenced_off(ep, spec) {
+            return Ok(SendNow::Queue);
+        }
+        let done = act(&mut **provider, hub);
+        if matches!(done, Ok(SendNow::Done)) {
+            hub.count_at_once(ep, spec.kind, len);
+        }
+        done
     }
 
     /// An operation has ended where it was posted.
@@ -107,20 +142,8 @@ impl Locked<'_> {
     #[inline(always)] // on the way of a small message
     pub(crate) fn send_now(&mut self, ep: EpId, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
         let len = payload.len();
-        let state = &mut **self;
-        let bound = state.hub.ep(ep)?;
-        if len > bound.bound.max_msg_size {
-            let limit = bound.bound.max_msg_size;
-            return Err(Error::TooLong { what: "message", len, limit });
-        }
-        if bound.transmit.is_behind(spec.peer) || state.hub.is_fenced_off(ep, spec) {
-            return Ok(SendNow::Queue);
-        }
-        let sent = state.provider.send_now(&mut state.hub, ep, spec, payload);
-        if matches!(sent, Ok(SendNow::Done)) {
-            state.hub.count_at_once(ep, spec.kind, len);
-        }
-        sent
+        let check = |bound: &Bindings| bound.check_len(len);
+        self.at_once(ep, spec, len, check, |provider, hub| provider.send_now(hub, ep, spec, payload))
     }
 
     pub(crate) fn queue_send<B: IoBuf>(
@@ -245,13 +268,13 @@ impl Hub {
 
     /// Whether it is fenced, and something that was posted before it for its peer has not ended.
     #[inline]
-    pub(crate) fn is_fenced_off(&self, ep: EpId, spec: &SendSpec) -> bool {
+    fn is_fenced_off(&self, ep: EpId, spec: &SendSpec) -> bool {
         spec.fence && self.ops.is_under_way(ep, spec.peer)
     }
 
     /// Counts an operation that has ended where it was posted.
     #[inline]
-    pub(crate) fn count_at_once(&mut self, ep: EpId, kind: OpKind, len: usize) {
+    fn count_at_once(&mut self, ep: EpId, kind: OpKind, len: usize) {
         let Some(ep) = self.eps.get_mut(ep.0) else { return };
         ep.stats.moved(kind, len);
         ep.stats.at_once += 1;
@@ -301,14 +324,6 @@ impl Domain {
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
         self.with(|locked| locked.send(ep, spec, buf, route, credit))
-    }
-
-    /// Sends at once if nothing stands in the way: the first thing to try, because the buffer need not be given away.
-    ///
-    /// # Errors
-    /// As [`Domain::send`]; nothing was sent.
-    pub fn send_now(&self, ep: EpId, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
-        self.with(|locked| locked.send_now(ep, spec, payload))
     }
 
     /// Sends a copy of borrowed bytes: at once, or from a copy of its own.

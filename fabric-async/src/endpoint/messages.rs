@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use fabric_core::buf::{IoBuf, IoBufMut, Lent, Loan, Payload, PooledBuf};
 use fabric_core::completion::{Failed, OpKind};
-use fabric_core::provider::{AtOnce, Express, SendNow, SendSpec};
+use fabric_core::provider::{AtOnce, Express, SendSpec};
 use fabric_core::{FiAddr, Result};
 
 use super::{Endpoint, EndpointInner};
@@ -281,14 +281,5 @@ impl EndpointInner {
             }
             AtOnce::No => false,
         }
-    }
-
-    /// Sends, or writes, at once if nothing stands in the way.
-    #[inline]
-    pub(crate) fn send_now(&self, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
-        if self.express(|way| way.send_now(spec, payload)) {
-            return Ok(SendNow::Done);
-        }
-        self.domain.core.send_now(self.id, spec, payload)
     }
 }

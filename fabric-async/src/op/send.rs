@@ -4,7 +4,7 @@ use std::future::IntoFuture;
 
 use fabric_core::buf::IoBuf;
 use fabric_core::completion::{Done, Failed, OpKind};
-use fabric_core::provider::{SendNow, SendSpec};
+use fabric_core::provider::SendSpec;
 use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{Credit, Posted, Route};
 
@@ -141,17 +141,16 @@ pub(super) fn submit<B: IoBuf, M: ThreadModel>(
     if at_once && ep.inner.check_send(spec).is_ok() && ep.inner.check_gather(&buf).is_ok() {
         let payload = buf.payload();
         let len = payload.len();
-        match ep.inner.send_now(spec, payload) {
-            Ok(SendNow::Done) => return Operation::sent(buf, len, spec.tag),
-            Ok(SendNow::Queue) => {}
-            Err(error) => return Operation::refused(Failed::new(error, buf)),
+        if ep.inner.express(|way| way.send_now(spec, payload)) {
+            return Operation::sent(buf, len, spec.tag);
         }
     }
-    submit_slowly(ep, spec, buf, permit, credit)
+    submit_to_domain(ep, spec, buf, permit, credit)
 }
 
-#[cold]
-fn submit_slowly<B: IoBuf, M: ThreadModel>(
+/// Likewise, where there is no quicker way, or something stands in it.
+#[inline(never)]
+fn submit_to_domain<B: IoBuf, M: ThreadModel>(
     ep: &Endpoint<M>,
     spec: &SendSpec,
     buf: B,
