@@ -6,6 +6,7 @@ mod offers;
 pub(crate) mod origin;
 pub mod shm;
 pub mod tcp;
+mod token;
 pub mod udp;
 
 use fabric_core::provider::Provider;

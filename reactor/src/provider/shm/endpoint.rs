@@ -30,12 +30,10 @@ use super::lanes::{Connection, Lanes};
 use super::loans::Adopted;
 use super::outgoing::{self, Doings, Outgoing, Parting, Pumped, Push};
 use super::socket::{self, Listener};
+use crate::provider::token;
 
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
 const UNEXPECTED_BYTES: usize = 16 << 20;
-
-/// Bits of a connection's place in a token.
-const ID_BITS: u32 = 30;
 
 /// What a descriptor of an endpoint is for. Packed into the token it is watched with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,23 +45,21 @@ pub(crate) enum Token {
 
 impl Token {
     fn pack(self, ep: EpId) -> u64 {
-        let (kind, id) = match self {
-            Self::Listener => (0, 0),
-            Self::Incoming(id) => (1, id),
-            Self::Outgoing(id) => (2, id),
-        };
-        debug_assert!(id >> ID_BITS == 0, "more connections than there are descriptors");
-        kind << (u32::BITS + ID_BITS) | u64::from(ep.0) << ID_BITS | u64::from(id)
+        match self {
+            Self::Listener => token::pack(0, ep, 0),
+            Self::Incoming(id) => token::pack(1, ep, id),
+            Self::Outgoing(id) => token::pack(2, ep, id),
+        }
     }
 
     pub(crate) fn unpack(token: u64) -> (EpId, Self) {
-        let id = token as u32 & ((1 << ID_BITS) - 1);
-        let kind = match token >> (u32::BITS + ID_BITS) {
+        let (kind, ep, id) = token::unpack(token);
+        let what = match kind {
             0 => Self::Listener,
             1 => Self::Incoming(id),
             _ => Self::Outgoing(id),
         };
-        (EpId((token >> ID_BITS) as u32), kind)
+        (ep, what)
     }
 }
 

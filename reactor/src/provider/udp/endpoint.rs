@@ -22,6 +22,7 @@ use super::senders::Senders;
 use super::sending::{Routes, Sending};
 use super::socket::Socket;
 use crate::provider::net::Tuning;
+use crate::provider::token;
 
 /// Bytes of unexpected messages an endpoint buffers before it throws further ones away.
 const UNEXPECTED_BYTES: usize = 4 << 20;
@@ -30,12 +31,12 @@ const COLD: u32 = 2000;
 
 /// The token that a socket of an endpoint is watched with: its own, or one of a group.
 pub(super) fn token(ep: EpId, group: Option<usize>) -> u64 {
-    u64::from(ep.0) << 32 | group.map_or(0, |group| group as u64 + 1)
+    group.map_or_else(|| token::pack(0, ep, 0), |group| token::pack(1, ep, group as u32))
 }
 
 /// Whose token it is.
 pub(super) fn endpoint_of(token: u64) -> EpId {
-    EpId((token >> 32) as u32)
+    token::unpack(token).1
 }
 
 /// A group that was joined, once or more.

@@ -38,6 +38,7 @@ use super::greeting::{Callee, Caller};
 use super::link::{Link, Sending};
 use super::socket::{Listener, Timer};
 use crate::provider::net::Tuning;
+use crate::provider::token;
 use crate::uring::{Completion, SharedRing};
 
 use passive::Requests;
@@ -49,10 +50,6 @@ const UNEXPECTED_BYTES: usize = 16 << 20;
 const SCRATCH: usize = 256 << 10;
 /// How long a peer has to say who it is, to answer, and to stop refusing.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Bits of a token that tell which socket. All 32 of the endpoint's number are needed: each connection that is accepted may take
-/// another one, for as long as the domain is open.
-const ID_BITS: u32 = 30;
 
 /// What a descriptor of an endpoint is for. Packed into the token it is watched with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,24 +63,23 @@ pub(crate) enum Token {
 
 impl Token {
     pub(super) fn pack(self, ep: EpId) -> u64 {
-        let (kind, id) = match self {
-            Self::Listener => (0, 0),
-            Self::Clock => (1, 0),
-            Self::Socket(id) => (2, id),
-            Self::Ring => (3, 0),
-        };
-        debug_assert!(id >> ID_BITS == 0, "more sockets than there are descriptors");
-        kind << 62 | u64::from(ep.0) << ID_BITS | u64::from(id)
+        match self {
+            Self::Listener => token::pack(0, ep, 0),
+            Self::Clock => token::pack(1, ep, 0),
+            Self::Socket(id) => token::pack(2, ep, id),
+            Self::Ring => token::pack(3, ep, 0),
+        }
     }
 
     pub(crate) fn unpack(token: u64) -> (EpId, Self) {
-        let kind = match token >> 62 {
+        let (kind, ep, id) = token::unpack(token);
+        let what = match kind {
             0 => Self::Listener,
             1 => Self::Clock,
             3 => Self::Ring,
-            _ => Self::Socket(token as u32 & ((1 << ID_BITS) - 1)),
+            _ => Self::Socket(id),
         };
-        (EpId((token >> ID_BITS) as u32), kind)
+        (ep, what)
     }
 }
 
@@ -418,13 +414,9 @@ mod tests {
     #[test]
     fn tokens_tell_all_endpoints_apart() {
         for ep in [0, 1, 1 << 28, u32::MAX].map(EpId) {
-            for token in [
-                Token::Listener,
-                Token::Clock,
-                Token::Socket(0),
-                Token::Socket((1 << ID_BITS) - 1),
-                Token::Ring,
-            ] {
+            for token in
+                [Token::Listener, Token::Clock, Token::Socket(0), Token::Socket((1 << 30) - 1), Token::Ring]
+            {
                 assert_eq!(Token::unpack(token.pack(ep)), (ep, token));
             }
         }
