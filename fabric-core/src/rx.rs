@@ -252,15 +252,31 @@ impl RxContext {
         if queued && self.retire(op) {
             self.rematch(host);
         }
-        queued || self.unprobe(op)
+        let cancelled = queued || self.unprobe(op);
+        if cancelled {
+            self.tell_of_chores(host);
+        }
+        cancelled
+    }
+
+    /// Something was changed between passes: what is left for the next one must not be slept over.
+    fn tell_of_chores(&self, host: &mut dyn Host) {
+        if self.has_chores() {
+            host.unsettled();
+        }
     }
 
     /// Nobody waits for this receive any more. A message that is arriving in it goes to the next receive that accepts
     /// it, or is buffered.
     pub fn abandon(&mut self, host: &mut dyn Host, op: OpKey) {
-        if self.unqueue(op) {
-            return;
+        if !self.unqueue(op) {
+            self.pass_on(host, op);
         }
+        self.tell_of_chores(host);
+    }
+
+    /// What is arriving in this receive is for others.
+    fn pass_on(&mut self, host: &mut dyn Host, op: OpKey) {
         let Some(at) = self.filling.iter().position(|(filled, _)| *filled == op) else { return };
         let (_, id) = self.filling.swap_remove(at);
         if let Some(at) = self.copying.iter().position(|(copied, _)| *copied == id)

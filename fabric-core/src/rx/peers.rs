@@ -20,6 +20,7 @@ impl RxContext {
         if !keys.is_empty() {
             self.resolve_all(host, &keys, source);
         }
+        self.tell_of_chores(host);
     }
 
     /// Peers whose names are known here.
@@ -68,6 +69,7 @@ impl RxContext {
             envelope.source = None;
         }
         self.fail_directed(host, source, &Error::StaleAddress(source));
+        self.tell_of_chores(host);
     }
 
     /// Receives directed at this peer will get nothing: it is gone.

@@ -173,9 +173,6 @@ impl ProviderDomain for SimDomain {
             return true;
         }
         let canceled = endpoint.inbound.rx.own.cancel(host, op);
-        if endpoint.inbound.rx.own.has_chores() {
-            host.unsettled();
-        }
         endpoint.inbound.confirm();
         canceled
     }
@@ -203,9 +200,6 @@ impl ProviderDomain for SimDomain {
     fn address_removed(&mut self, host: &mut dyn Host, ep: EpId, addr: FiAddr) {
         if let Ok(endpoint) = self.endpoint(ep) {
             endpoint.inbound.removed(host, addr);
-            if endpoint.inbound.rx.own.has_chores() {
-                host.unsettled();
-            }
         }
         self.look_at_held(ep);
     }

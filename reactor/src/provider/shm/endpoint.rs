@@ -294,9 +294,6 @@ impl Endpoint {
 
     pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
         if self.rx.own.cancel(host, op) {
-            if self.rx.own.has_chores() {
-                host.unsettled();
-            }
             return true;
         }
         let cancels = |at: &usize| self.lanes.lock(*at).is_some_and(|mut outgoing| outgoing.cancel(op));
@@ -309,9 +306,6 @@ impl Endpoint {
 
     pub(crate) fn abandon_recv(&mut self, host: &mut dyn Host, op: OpKey) {
         self.rx.own.abandon(host, op);
-        if self.rx.own.has_chores() {
-            host.unsettled();
-        }
     }
 
     pub(crate) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
@@ -332,9 +326,6 @@ impl Endpoint {
             self.rx.own.resolve(host, peer.key, addr);
         }
         self.rx.own.inserted(host, addr, address);
-        if self.rx.own.has_chores() {
-            host.unsettled();
-        }
     }
 
     pub(crate) fn address_removed(&mut self, host: &mut dyn Host, addr: FiAddr) {

@@ -41,9 +41,6 @@ impl Endpoint {
 
     pub(crate) fn abandon_recv(&mut self, host: &mut dyn Host, op: OpKey) {
         self.rx.own.abandon(host, op);
-        if self.rx.own.has_chores() {
-            host.unsettled();
-        }
     }
 
     pub(crate) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {

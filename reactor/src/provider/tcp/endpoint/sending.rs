@@ -126,9 +126,6 @@ impl Endpoint {
 
     pub(crate) fn cancel(&mut self, host: &mut dyn Host, op: OpKey) -> bool {
         if self.rx.own.cancel(host, op) {
-            if self.rx.own.has_chores() {
-                host.unsettled();
-            }
             return true;
         }
         for (_, peer) in &mut self.peers {
