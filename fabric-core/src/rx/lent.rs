@@ -49,7 +49,7 @@ impl Source for Piece<'_> {
     }
 }
 
-/// A lent message that waits, as bytes to be copied or held.
+/// A lent message, as bytes to be copied or held.
 struct Held<'a>(&'a Arc<dyn LentMemory>);
 
 impl Source for Held<'_> {
@@ -79,19 +79,23 @@ impl Unexpected {
 
 impl RxContext {
     /// A whole message arrives in memory that can be held instead of copied. False: it must stay where it is.
-    pub fn lend(&mut self, host: &mut dyn Host, mut envelope: Envelope, source: &dyn Source) -> bool {
-        let by_and_by = |memory: &Arc<dyn LentMemory>| envelope.len > COPIED_AT_ONCE || !memory.is_mapped();
-        let Some(memory) = source.lent().filter(by_and_by) else {
-            return self.deliver(host, envelope, source);
-        };
+    pub fn lend(
+        &mut self,
+        host: &mut dyn Host,
+        mut envelope: Envelope,
+        memory: &Arc<dyn LentMemory>,
+    ) -> bool {
+        if envelope.len <= COPIED_AT_ONCE && memory.is_mapped() {
+            return self.deliver(host, envelope, &Held(memory));
+        }
         match self.matched(host, &envelope) {
             Match::Receive(op) => {
                 envelope.arrival = self.matcher.next_arrival();
-                self.share(host, op, envelope, memory);
+                self.share(host, op, envelope, memory.clone());
                 true
             }
             Match::Held => self.decline(),
-            Match::Nobody => self.deliver(host, envelope, source),
+            Match::Nobody => self.deliver(host, envelope, &Held(memory)),
         }
     }
 

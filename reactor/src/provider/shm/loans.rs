@@ -30,7 +30,7 @@ use fabric_core::{Error, Result, Scarce};
 
 use super::area::OwnArea;
 
-pub(crate) use adopted::{Adopted, Borrow, Foreign, Keep, Offer};
+pub(crate) use adopted::{Adopted, Borrow, Foreign, Keep};
 pub(crate) use borrowed::{Borrowed, Offered};
 
 /// The smallest chunk. They come in powers of two.

@@ -17,7 +17,7 @@ use super::super::area::{Area, OwnArea};
 use super::super::desk::{self, Request};
 use super::super::fetch::Fetch;
 use super::super::handshake::{self, Grant, Word};
-use super::super::loans::{self, Borrow, Foreign, Keep, Offer};
+use super::super::loans::{self, Borrow, Foreign, Keep};
 use super::super::ring::Broken;
 use super::super::socket;
 use super::Incoming;
@@ -32,11 +32,11 @@ fn offer<M: Keep + LentMemory>(
     envelope: Envelope,
     message: M,
 ) -> bool {
-    let offer = Offer(Arc::new(message));
-    let taken = rx.lend(host, envelope, &offer);
+    let message = Arc::new(message);
+    let taken = rx.lend(host, envelope, &(message.clone() as Arc<dyn LentMemory>));
     if !taken {
         // It stays where it is: the record is looked at again.
-        Arc::into_inner(offer.0).into_iter().for_each(Keep::keep);
+        Arc::into_inner(message).into_iter().for_each(Keep::keep);
     }
     taken
 }

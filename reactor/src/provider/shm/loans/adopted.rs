@@ -107,27 +107,6 @@ impl Drop for Borrow {
     }
 }
 
-/// A message that lies with its sender: it may be copied from, or held.
-pub(crate) struct Offer<M>(pub(crate) Arc<M>);
-
-impl<M: LentMemory> Source for Offer<M> {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
-        self.0.copy_to(from, dst)
-    }
-
-    fn copy_over(&self, from: usize, dst: &mut [u8]) {
-        self.0.copy_over(from, dst);
-    }
-
-    fn lent(&self) -> Option<Arc<dyn LentMemory>> {
-        Some(self.0.clone())
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use fabric_core::flags::Access;
