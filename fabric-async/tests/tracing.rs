@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use fabric_async::{Endpoint, Progress};
+use fabric_async::{Endpoint, PassiveEndpoint, Progress};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -109,6 +109,20 @@ async fn everything(progress: Progress) {
     rustix::net::connect(&socket, &address).unwrap();
     rustix::net::send(&socket, b"hi", rustix::net::SendFlags::empty()).unwrap();
     hears(&["WARN fabric::connection message=caller refused", &number, "short hello"]).await;
+
+    // Connected endpoints have a name when they are connected, on both sides.
+    let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
+    let name = door.name().clone();
+    let accepted = async { door.next().await.unwrap().accept("").await.unwrap() };
+    let (caller, accepted) = tokio::join!(options.clone().connect(name), accepted);
+    for ep in [caller.unwrap(), accepted] {
+        let number = format!("endpoint={} ", ep.id());
+        hears(&["message=connected", &number]).await;
+        let name = format!("name={}", ep.name());
+        assert_eq!(hears(&["message=endpoint opened", &number, &name]).await, 1);
+        drop(ep);
+        hears(&["message=endpoint closed", number.trim_end()]).await;
+    }
 
     // An endpoint of its own, since the subscriber keeps the other.
     let (number, other) = {

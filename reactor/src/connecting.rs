@@ -50,9 +50,14 @@ impl Hub {
 
     /// An endpoint is connected, or will not be.
     pub(crate) fn has_joined(&mut self, ep: EpId, peer: &Address, joined: Result<Joined>) {
-        let Some(door) = self.door(ep) else { return };
+        let Some(row) = self.eps.get_mut(ep.0) else { return };
+        let Some(door) = row.door.as_deref_mut() else { return };
         let kind = match &joined {
-            Ok(joined) => EventKind::Connected { peer: peer.clone(), data: joined.data.clone() },
+            Ok(joined) => {
+                // It had no name before.
+                self.later.note(Note::Opened(row.bound.object, joined.name.clone()));
+                EventKind::Connected { peer: peer.clone(), data: joined.data.clone() }
+            }
             Err(error) => EventKind::ConnectFailed { error: error.clone() },
         };
         door.outcome = Some(joined);
@@ -168,6 +173,7 @@ impl Domain {
             let receiving = receiving(shared.as_ref(), self);
             let opened = state.provider.open_connected(&mut state.hub, id, &info, meeting, receiving);
             opened.inspect_err(|_| drop(state.hub.eps.remove(id.0)))?;
+            state.ask_express(id);
             Ok(id)
         })
     }

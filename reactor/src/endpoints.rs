@@ -26,8 +26,8 @@ pub(crate) fn heeded(info: &Info, bound: &Bindings) -> Info {
 }
 
 impl State {
-    /// The provider has opened an endpoint: it hears who has a number, and may have a quicker way to them.
-    fn opened(&mut self, id: EpId, address: Address) {
+    /// Tells the provider who has a number in the vector of a new endpoint.
+    fn tell_numbers(&mut self, id: EpId) {
         let Some(ep) = self.hub.eps.get(id.0) else { return };
         let vector = self.hub.vectors.get(ep.bound.av.0);
         let known = vector.into_iter().flat_map(|vector| vector.table.iter());
@@ -35,11 +35,13 @@ impl State {
         for (addr, address) in known {
             self.provider.address_inserted(&mut self.hub, id, addr, &address);
         }
+    }
+
+    /// Asks the provider for a quicker way to the peers of a new endpoint. What is counted goes through the hub.
+    pub(crate) fn ask_express(&mut self, id: EpId) {
         let Self { hub, provider, .. } = self;
         if let Some(ep) = hub.eps.get_mut(id.0) {
-            // What is counted goes through the hub.
             ep.express = (!ep.bound.counters.heed_own()).then(|| provider.express(id)).flatten();
-            hub.later.note(Note::Opened(ep.bound.object, address));
         }
     }
 
@@ -71,6 +73,7 @@ impl Domain {
         bound: Bindings,
     ) -> Result<(EpId, Address)> {
         let info = heeded(info, &bound);
+        let object = bound.object;
         // Under auto progress the thread has to learn of the new descriptors' owner.
         self.with(|state| {
             let shared = state.context_of(&bound)?;
@@ -78,7 +81,9 @@ impl Domain {
             let receiving = receiving(shared.as_ref(), self);
             let opened = state.provider.open_endpoint(id, &info, at, receiving);
             let address = opened.inspect_err(|_| drop(state.hub.eps.remove(id.0)))?;
-            state.opened(id, address.clone());
+            state.tell_numbers(id);
+            state.ask_express(id);
+            state.hub.later.note(Note::Opened(object, address.clone()));
             Ok((id, address))
         })
     }
