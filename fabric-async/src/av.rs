@@ -79,15 +79,15 @@ impl ToAddress for str {
 
 impl ToAddress for String {
     fn to_address(&self) -> Result<Address> {
-        self.parse()
+        self.as_str().to_address()
     }
 
     fn to_address_for(&self, expected: Scheme) -> Result<Address> {
-        Address::parse_for(self, expected)
+        self.as_str().to_address_for(expected)
     }
 
     fn to_host_for(&self, expected: Scheme) -> Option<HostName> {
-        HostName::parse_for(self, expected)
+        self.as_str().to_host_for(expected)
     }
 }
 

@@ -101,13 +101,7 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
         Self { ep, spec, row, comparands, report: Report::default(), answer: PhantomData }
     }
 
-    /// The number that comes with the completion when the request is [posted](Self::post).
-    pub fn context(mut self, context: u64) -> Self {
-        self.report.context = context;
-        self
-    }
-
-    asked!();
+    reported!();
     fenced!();
     delivered!();
 

@@ -43,13 +43,7 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
         self
     }
 
-    /// The number that comes with the completion when the request is [posted](Self::post).
-    pub fn context(mut self, context: u64) -> Self {
-        self.report.context = context;
-        self
-    }
-
-    asked!();
+    reported!();
     fenced!();
     leveled!();
 

@@ -1,8 +1,14 @@
 //! Operations: requests, and what they become when they are posted.
 
-/// The method by which every request asks to be reported.
-macro_rules! asked {
+/// The methods by which every request says how it is to be reported.
+macro_rules! reported {
     () => {
+        /// The number that comes with the completion when the request is [posted](Self::post).
+        pub fn context(mut self, context: u64) -> Self {
+            self.report.context = context;
+            self
+        }
+
         /// Asks for an entry of the queue also when all goes well (`FI_COMPLETION`), where the request is
         /// [posted](Self::post) and the endpoint is bound to the queue with
         /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION). Everywhere else it gets one anyway.

@@ -98,13 +98,7 @@ impl<'a, B: IoBuf, M: ThreadModel> WriteRequest<'a, B, M> {
         self
     }
 
-    /// The number that comes with the completion when the request is [posted](Self::post).
-    pub fn context(mut self, context: u64) -> Self {
-        self.report.context = context;
-        self
-    }
-
-    asked!();
+    reported!();
     fenced!();
     delivered!();
 
@@ -225,13 +219,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> ReadRequest<'a, B, M> {
         Self { ep, spec, places, buf, report: Report::default() }
     }
 
-    /// The number that comes with the completion when the request is [posted](Self::post).
-    pub fn context(mut self, context: u64) -> Self {
-        self.report.context = context;
-        self
-    }
-
-    asked!();
+    reported!();
     fenced!();
 
     /// Posts now; the result is awaited later.

@@ -279,13 +279,7 @@ pub struct ClaimedRecv<B, M: ThreadModel = Shared> {
 }
 
 impl<B: IoBufMut, M: ThreadModel> ClaimedRecv<B, M> {
-    /// The number that comes with the completion when the request is [posted](Self::post).
-    pub fn context(mut self, context: u64) -> Self {
-        self.report.context = context;
-        self
-    }
-
-    asked!();
+    reported!();
 
     /// Posts now; the result is awaited later.
     ///

@@ -69,13 +69,7 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
         self
     }
 
-    /// The number that comes with the completion when the request is [posted](Self::post).
-    pub fn context(mut self, context: u64) -> Self {
-        self.report.context = context;
-        self
-    }
-
-    asked!();
+    reported!();
 
     /// The buffer back, and nothing is posted.
     pub fn into_buf(self) -> B {

@@ -56,13 +56,7 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
         self
     }
 
-    /// The number that comes with the completion when the request is [posted](Self::post).
-    pub fn context(mut self, context: u64) -> Self {
-        self.report.context = context;
-        self
-    }
-
-    asked!();
+    reported!();
     fenced!();
     leveled!();
 

@@ -1,12 +1,12 @@
 //! Writes and reads of several places in a peer's memory, as one operation.
 
 use fabric_async::{
-    Access, Caps, Completion, CounterBind, Error, Fabric, FiAddr, Gather, MrMode, OpKind, RemoteSlice,
-    Scatter, discover,
+    Access, Caps, Completion, CounterBind, Error, FiAddr, Gather, OpKind, RemoteSlice, Scatter, discover,
 };
 use futures_util::StreamExt;
 
 use crate::payload::{assert_bytes, pattern, poll_once};
+use crate::regions::owner_by_address;
 use crate::setup::Setup;
 use crate::station::{Plan, Station, fence, pair, pair_of};
 
@@ -292,14 +292,7 @@ pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
     if !have_several(&a) {
         return;
     }
-    let hints = setup.hints().caps(setup.caps);
-    let info = discover(&hints.mr_mode(MrMode::BASIC)).await.unwrap().swap_remove(0);
-    let fabric = Fabric::open(&info).unwrap();
-    let domain = fabric.domain_builder(&info).wait_policy(setup.policy).open().unwrap();
-    let av = domain.welcoming_address_vector().unwrap();
-    let owner = domain.endpoint(&info).unwrap().bind_av(&av).unwrap().enable().await.unwrap();
-    let moving = domain.counter().unwrap();
-    let driver = tokio::spawn(async move { moving.wait(1).await.map(drop) });
+    let (domain, owner, driver) = owner_by_address(&setup).await;
     let to_b = a.ep.lookup(owner.name()).await.unwrap();
     let (region, mut own) =
         (domain.alloc(100, BOTH).unwrap(), domain.register_buffer(vec![0u8; 100], BOTH, None).unwrap());

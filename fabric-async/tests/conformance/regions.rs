@@ -1,6 +1,9 @@
 //! What can be agreed on about regions: how their places are called, and who counts what is done there.
 
-use fabric_async::{Access, Caps, CounterBind, Error, Fabric, MrMode, RemoteAddr, RemoteSlice, discover};
+use fabric_async::{
+    Access, Caps, CounterBind, Domain, Endpoint, Error, Fabric, MrMode, RemoteAddr, RemoteSlice, discover,
+};
+use tokio::task::JoinHandle;
 
 use crate::payload::{assert_bytes, pattern};
 use crate::setup::Setup;
@@ -8,8 +11,8 @@ use crate::station::pair;
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Where the domain has agreed to it, places are called by their addresses, whoever executes; elsewhere by offsets.
-pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
+/// An endpoint whose domain has agreed to call places by their addresses, and a task that moves it.
+pub(crate) async fn owner_by_address(setup: &Setup) -> (Domain, Endpoint, JoinHandle<Result<(), Error>>) {
     let hints = setup.hints().caps(setup.caps);
     let info = discover(&hints.mr_mode(MrMode::BASIC)).await.unwrap().swap_remove(0);
     assert!(info.domain.mr_mode.contains(MrMode::VIRT_ADDR));
@@ -19,6 +22,12 @@ pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
     let owner = domain.endpoint(&info).unwrap().bind_av(&av).unwrap().enable().await.unwrap();
     let moving = domain.counter().unwrap();
     let driver = tokio::spawn(async move { moving.wait(1).await.map(drop) });
+    (domain, owner, driver)
+}
+
+/// Where the domain has agreed to it, places are called by their addresses, whoever executes; elsewhere by offsets.
+pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
+    let (domain, owner, driver) = owner_by_address(&setup).await;
     let a = setup.station().await;
     let to_b = a.ep.lookup(owner.name()).await.unwrap();
 

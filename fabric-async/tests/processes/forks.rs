@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use fabric_async::{DownReason, Endpoint, Error, FiAddr};
+use fabric_async::{DownReason, Endpoint, Error, EventQueue, FiAddr};
 
 use crate::census::alone;
 use crate::role::Peer;
@@ -28,6 +28,15 @@ async fn with_friend() -> (Endpoint, Peer, FiAddr) {
     (ep, friend, peer)
 }
 
+/// An endpoint that is connected to this one, and what it hears.
+async fn watcher_of(ep: &Endpoint) -> (Endpoint, EventQueue) {
+    let watcher = Endpoint::bind("shm://").await.unwrap();
+    let events = watcher.events().unwrap();
+    let watched = watcher.lookup(ep.name()).await.unwrap();
+    watcher.send(watched, "hello").tag(5).await.unwrap();
+    (watcher, events)
+}
+
 /// What the descriptors of a process lead to.
 fn descriptors(process: &str) -> Vec<String> {
     let open = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap();
@@ -43,10 +52,7 @@ fn a_program_that_is_started_keeps_nothing() {
         let before = descriptors("self");
         run(async {
             let (ep, _friend, peer) = with_friend().await;
-            let watcher = Endpoint::bind("shm://").await.unwrap();
-            let mut events = watcher.events().unwrap();
-            let watched = watcher.lookup(ep.name()).await.unwrap();
-            watcher.send(watched, "hello").tag(5).await.unwrap();
+            let (_watcher, mut events) = watcher_of(&ep).await;
             let name = ep.name().to_string();
             let mut sleep = Command::new("sleep");
             sleep.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -188,10 +194,7 @@ fn a_child_that_lingers_keeps_no_connection() {
     alone("forks::a_child_that_lingers_keeps_no_connection", || {
         run(async {
             let (ep, _friend, peer) = with_friend().await;
-            let watcher = Endpoint::bind("shm://").await.unwrap();
-            let mut events = watcher.events().unwrap();
-            let watched = watcher.lookup(ep.name()).await.unwrap();
-            watcher.send(watched, "hello").tag(5).await.unwrap();
+            let (watcher, mut events) = watcher_of(&ep).await;
             let child = fork(|| ());
             talks(&ep, peer).await;
             let name = ep.name().to_string();

@@ -4,7 +4,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use fabric_async::{Access, AtomicOp, DownReason, Endpoint, Error, EventKind, RemoteAddr, RemoteRegion};
+use fabric_async::{
+    Access, AtomicOp, DownReason, Endpoint, Error, EventKind, FiAddr, RemoteAddr, RemoteRegion,
+};
 use rustix::fs::SealFlags;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -35,6 +37,12 @@ pub(crate) fn mapped(len: usize) -> usize {
     regions.filter(|line| (len..len + 64 * 1024).contains(&size(line))).count()
 }
 
+/// Who is there now, and the memory that it tells of.
+pub(crate) async fn told(ep: &Endpoint) -> (FiAddr, RemoteRegion) {
+    let told = ep.recv().await.unwrap();
+    (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap())
+}
+
 /// Several places in the memory of a process that is killed: what was refused has changed nothing, and what it dies under
 /// fails, with its buffer.
 #[test]
@@ -43,9 +51,7 @@ fn several_places_of_a_target_that_is_killed() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         for round in 0..ROUNDS / 2 {
             let victim = Peer::start("target", &ep.name().to_string());
-            let told = ep.recv().await.unwrap();
-            let (peer, remote) = (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap());
-            drop(told);
+            let (peer, remote) = told(&ep).await;
             let end = AREA as u64;
             let places = [remote.slice(end - 8..), remote.slice(..400_000), remote.slice(500_000..500_100)];
             let bytes: Vec<u8> = (0..400_108).map(|at| (at % 251) as u8).collect();
@@ -77,9 +83,7 @@ fn a_killed_target_is_noticed_by_who_uses_it() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         for round in 0..ROUNDS {
             let victim = Peer::start("target", &ep.name().to_string());
-            let told = ep.recv().await.unwrap();
-            let (peer, remote) = (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap());
-            drop(told);
+            let (peer, remote) = told(&ep).await;
             let killer = killed_later(victim, round);
             let mut buf = vec![round as u8; [8, 4096, AREA][round as usize % 3]];
             let error = loop {
@@ -111,9 +115,7 @@ fn a_window_closes_when_its_owner_is_killed() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
         let mut victim = Peer::start("wide target", &ep.name().to_string());
-        let told = ep.recv().await.unwrap();
-        let (peer, remote) = (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap());
-        drop(told);
+        let (peer, remote) = told(&ep).await;
         let window = ep.window(peer, remote).await.unwrap();
         window.write(WIDE - 8, &[7; 8]).unwrap();
         assert!(mapped(WIDE) > 0);

@@ -4,7 +4,7 @@ use fabric_async::{Access, AtomicOp, Endpoint, Error, RemoteRegion};
 use rustix::fs::SealFlags;
 
 use crate::hostile::{hello, knock, memory, say};
-use crate::onesided::{AREA, Impostor, grant, hear_with, word};
+use crate::onesided::{AREA, Impostor, grant, hear_with, told, word};
 use crate::role::Peer;
 use crate::run;
 use crate::witness::{killed_later, next_to_break, still_works};
@@ -30,9 +30,7 @@ fn a_killed_owner_is_noticed_by_who_asks_it() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         for round in 0..ROUNDS {
             let victim = Peer::start("server", &ep.name().to_string());
-            let told = ep.recv().await.unwrap();
-            let (peer, remote) = (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap());
-            drop(told);
+            let (peer, remote) = told(&ep).await;
             let killer = killed_later(victim, round);
             let mut buf = vec![round as u8; [8, 4096, AREA][round as usize % 3]];
             let len = buf.len();

@@ -9,7 +9,7 @@ use fabric_core::tcp::{Control, ControlKind, Dialect, Question};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{bound, is_gone, next_end, next_rejection, still_works};
+use super::{bound, chatter_until_gone, is_gone, next_end, next_rejection, still_works};
 use crate::role::Peer;
 use crate::run;
 use crate::witness::killed_after;
@@ -128,13 +128,7 @@ fn kills_are_noticed_and_disturb_nobody() {
             // It receives nothing: what it is offered it reads ahead, as far as its budget goes.
             let offered = ep.send(source, vec![9; 30 << 20]).start().unwrap();
             let killer = killed_after(victim, Duration::from_micros(kill * 300));
-            let error = loop {
-                match ep.recv().tag(1).from(source).await {
-                    Ok(message) => assert!(message.iter().all(|byte| *byte == message[0])),
-                    Err(failed) => break failed.error,
-                }
-            };
-            assert!(is_gone(&error), "{error}");
+            chatter_until_gone(&ep, source).await;
             let failed = offered.await.unwrap_err();
             assert!(is_gone(&failed.error) && failed.buf.len() == 30 << 20, "{}", failed.error);
             killer.join().unwrap();

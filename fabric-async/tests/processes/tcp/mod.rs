@@ -18,7 +18,7 @@ pub(crate) use tuned::visitor;
 
 use std::time::Duration;
 
-use fabric_async::{Endpoint, Error, EventQueue, Progress, Protocol};
+use fabric_async::{Endpoint, Error, EventQueue, FiAddr, Progress, Protocol};
 
 pub(crate) use namespaces::{borrower, lender, lonely, mirror};
 
@@ -61,6 +61,17 @@ pub(crate) async fn chatter(name: &str, protocol: Protocol) {
 /// It has gone, in the middle of a message or between two.
 fn is_gone(error: &Error) -> bool {
     error.is_peer_gone()
+}
+
+/// Receives what this peer chatters, whole messages only, until it has gone.
+async fn chatter_until_gone(ep: &Endpoint, source: FiAddr) {
+    let error = loop {
+        match ep.recv().tag(1).from(source).await {
+            Ok(message) => assert!(message.iter().all(|byte| *byte == message[0])),
+            Err(failed) => break failed.error,
+        }
+    };
+    assert!(is_gone(&error), "{error}");
 }
 
 #[test]
@@ -114,13 +125,7 @@ fn kills_are_noticed_and_disturb_nobody() {
             let victim = Peer::start("tcp chatter", &ep.name().to_string());
             let source = ep.recv().tag(1).await.unwrap().source().unwrap();
             let killer = killed_after(victim, Duration::from_micros(kill * 300));
-            let error = loop {
-                match ep.recv().tag(1).from(source).await {
-                    Ok(message) => assert!(message.iter().all(|byte| *byte == message[0])),
-                    Err(failed) => break failed.error,
-                }
-            };
-            assert!(is_gone(&error), "{error}");
+            chatter_until_gone(&ep, source).await;
             killer.join().unwrap();
             next_end(&mut events).await;
             ep.send(to_friend, kill.to_le_bytes().to_vec()).await.unwrap();
