@@ -67,26 +67,20 @@ impl Hub {
 
     /// Whoever waits at a door is to look.
     fn answer_door(&mut self, ep: EpId) {
-        if let Some(waker) = self.door(ep).and_then(Door::take_waker) {
-            self.waiters -= 1;
-            self.later.wake(waker);
-        }
+        let waiter = self.door(ep).and_then(Door::take_waker);
+        self.wake_waiter(waiter);
     }
 
     /// Nobody waits at this door any more.
     pub(crate) fn leave_door(&mut self, ep: EpId) {
-        if let Some(waker) = self.door(ep).and_then(Door::take_waker) {
-            self.waiters -= 1;
-            self.later.discard_waker(waker);
-        }
+        let waiter = self.door(ep).and_then(Door::take_waker);
+        self.drop_waiter(waiter);
     }
 
     fn register_door(&mut self, ep: EpId, waker: &Waker) {
         let Some(door) = self.door(ep) else { return };
-        match door.waker.replace(waker.clone()) {
-            Some(old) => self.later.discard_waker(old),
-            None => self.waiters += 1,
-        }
+        let before = door.waker.replace(waker.clone());
+        self.add_waiter(before);
     }
 }
 

@@ -439,10 +439,8 @@ impl State {
         if op.permit {
             // A permit keeps its credit until it is used or dropped.
             op.phase = Phase::Done;
-            if let Some(waker) = op.waker.take() {
-                self.hub.waiters -= 1;
-                self.hub.later.wake(waker);
-            }
+            let waiter = op.waker.take();
+            self.hub.wake_waiter(waiter);
             return;
         }
         let Some(spec) = op.spec else { return };

@@ -62,10 +62,8 @@ impl Host for Hub {
         } else {
             op.outcome.transfer = Transfer::received(envelope, placed);
             op.phase = Phase::Done;
-            if let Some(waker) = op.waker.take() {
-                self.waiters -= 1;
-                self.later.wake(waker);
-            }
+            let waiter = op.waker.take();
+            self.wake_waiter(waiter);
         }
         if let Some(counter) = counter {
             self.count_at(counter, true);

@@ -251,6 +251,32 @@ impl Hub {
         known(&self.vectors, ep.bound.av, addr)
     }
 
+    /// Somebody who waited for this, if anybody did, is to look.
+    #[inline]
+    pub(crate) fn wake_waiter(&mut self, waiter: Option<Waker>) {
+        if let Some(waker) = waiter {
+            self.waiters -= 1;
+            self.later.wake(waker);
+        }
+    }
+
+    /// Nobody waits for this any more.
+    #[inline]
+    pub(crate) fn drop_waiter(&mut self, waiter: Option<Waker>) {
+        if let Some(waker) = waiter {
+            self.waiters -= 1;
+            self.later.discard_waker(waker);
+        }
+    }
+
+    /// Somebody waits for this now, where this one has waited before.
+    pub(crate) fn add_waiter(&mut self, before: Option<Waker>) {
+        match before {
+            Some(old) => self.later.discard_waker(old),
+            None => self.waiters += 1,
+        }
+    }
+
     /// Removes an operation and everything that waits on it; its buffer is dropped later.
     pub(crate) fn discard(&mut self, key: OpKey) -> Option<Op> {
         let mut op = self.ops.remove(key)?;
@@ -261,10 +287,8 @@ impl Hub {
     }
 
     pub(crate) fn forget_waker(&mut self, op: &mut Op) {
-        if let Some(waker) = op.waker.take() {
-            self.waiters -= 1;
-            self.later.discard_waker(waker);
-        }
+        let waiter = op.waker.take();
+        self.drop_waiter(waiter);
     }
 
     /// Gives back what an operation holds: its credit, or its place among the posted receives.
@@ -303,24 +327,19 @@ impl Hub {
     /// Registers the waker of an operation's future.
     pub(crate) fn register(&mut self, key: OpKey, waker: &Waker) {
         let Some(op) = self.ops.get_mut(key) else { return };
-        let old = match &op.waker {
+        let before = match &op.waker {
             Some(registered) if registered.will_wake(waker) => return,
             _ => op.waker.replace(waker.clone()),
         };
-        match old {
-            Some(old) => self.later.discard_waker(old),
-            None => self.waiters += 1,
-        }
+        self.add_waiter(before);
     }
 
     /// An operation has ended whose future will look.
     pub(crate) fn done(&mut self, key: OpKey) {
         let Some(op) = self.ops.get_mut(key) else { return };
         op.phase = Phase::Done;
-        if let Some(waker) = op.waker.take() {
-            self.waiters -= 1;
-            self.later.wake(waker);
-        }
+        let waiter = op.waker.take();
+        self.wake_waiter(waiter);
     }
 
     /// How an operation has ended, if it has and nobody has looked.
@@ -342,10 +361,8 @@ impl Hub {
         let buf = B::from_any(std::mem::take(&mut op.buf));
         let buf = buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
         let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
-        if let Some(waker) = op.waker.take() {
-            self.waiters -= 1;
-            self.later.discard_waker(waker);
-        }
+        let waiter = op.waker.take();
+        self.drop_waiter(waiter);
         self.seen(transfer.source);
         (buf, transfer, error)
     }
@@ -355,10 +372,8 @@ impl Hub {
     fn taken(&mut self, key: OpKey) {
         let Some(op) = self.ops.get_mut(key) else { return };
         let source = op.outcome.transfer.source;
-        if let Some(waker) = op.waker.take() {
-            self.waiters -= 1;
-            self.later.discard_waker(waker);
-        }
+        let waiter = op.waker.take();
+        self.drop_waiter(waiter);
         self.ops.free(key);
         self.seen(source);
     }

@@ -344,10 +344,8 @@ impl Hub {
 
     /// Wakes whoever waits for an operation that goes on.
     fn wake(&mut self, key: OpKey) {
-        if let Some(waker) = self.ops.get_mut(key).and_then(|op| op.waker.take()) {
-            self.waiters -= 1;
-            self.later.wake(waker);
-        }
+        let waiter = self.ops.get_mut(key).and_then(|op| op.waker.take());
+        self.wake_waiter(waiter);
     }
 
     fn take_part(&mut self, key: OpKey) -> Option<Part> {

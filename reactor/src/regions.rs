@@ -71,10 +71,8 @@ impl Hub {
                 return false;
             }
             let completion = Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);
-            if let Some(waker) = ring.push(completion) {
-                self.waiters -= 1;
-                self.later.wake(waker);
-            }
+            let waiter = ring.push(completion);
+            self.wake_waiter(waiter);
             self.seen(transfer.source);
         }
         if let Some(ep) = self.eps.get_mut(ep.0) {

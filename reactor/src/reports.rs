@@ -57,10 +57,8 @@ impl Hub {
         let Some(ring) = self.queue_of(ep, kind).and_then(|id| self.cq(id)) else {
             return self.later.discard(buf);
         };
-        if let Some(waker) = ring.push(Completion::new(context, kind, outcome, buf)) {
-            self.waiters -= 1;
-            self.later.wake(waker);
-        }
+        let waiter = ring.push(Completion::new(context, kind, outcome, buf));
+        self.wake_waiter(waiter);
     }
 
     /// Counts an operation that has ended.
@@ -110,10 +108,8 @@ impl Hub {
 
     pub(crate) fn register_cq(&mut self, cq: CqId, waker: &Waker) {
         let Some(ring) = self.cq(cq) else { return };
-        match ring.waker.replace(waker.clone()) {
-            Some(old) => self.later.discard_waker(old),
-            None => self.waiters += 1,
-        }
+        let before = ring.waker.replace(waker.clone());
+        self.add_waiter(before);
     }
 }
 
@@ -128,10 +124,8 @@ impl Locked<'_> {
         }
         let hub = &mut self.hub;
         let mut ring = hub.cqs.remove(id.0)?;
-        if let Some(waker) = ring.waker.take() {
-            hub.waiters -= 1;
-            hub.later.wake(waker);
-        }
+        let waiter = ring.waker.take();
+        hub.wake_waiter(waiter);
         if std::mem::take(&mut hub.held_notice) {
             // Nobody holds it up any more.
             hub.follow_ups.push(FollowUp::Resume);

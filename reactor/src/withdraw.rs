@@ -53,10 +53,8 @@ impl Locked<'_> {
             Phase::Waiting | Phase::Posted => {
                 let Some(op) = state.hub.ops.get_mut(key) else { return };
                 op.route = Route::Nobody;
-                if let Some(waker) = op.waker.take() {
-                    state.hub.waiters -= 1;
-                    state.hub.later.discard_waker(waker);
-                }
+                let waiter = op.waker.take();
+                state.hub.drop_waiter(waiter);
             }
             Phase::Done => {
                 let outcome = &op.outcome;
