@@ -57,7 +57,7 @@ async fn main() -> Result<()> {
         for done in batch.drain(..) {
             assert_eq!(done.kind, OpKind::Send);
             if let Some(error) = done.error {
-                return Err(error);
+                return Err(*error);
             }
             completed += 1;
         }

@@ -312,8 +312,9 @@ pub struct Completion {
     pub kind: OpKind,
     /// What was transferred.
     pub transfer: Transfer,
-    /// Why it failed, if it did. A failed operation is an entry like any other and does not end the stream.
-    pub error: Option<Error>,
+    /// Why it failed, if it did. A failed operation is an entry like any other and does not end the stream. Boxed,
+    /// because an entry is moved about often and fails seldom.
+    pub error: Option<Box<Error>>,
     buf: AnyBuf,
 }
 
@@ -323,7 +324,7 @@ impl Completion {
     #[inline(always)] // it is large
     #[must_use]
     pub fn new(context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) -> Self {
-        Self { context, kind, transfer: outcome.transfer, error: outcome.error.map(|error| *error), buf }
+        Self { context, kind, transfer: outcome.transfer, error: outcome.error, buf }
     }
 
     /// The valid bytes of the operation's buffer; nothing of a vector of buffers, which is to be
@@ -352,7 +353,7 @@ impl Completion {
         let buf = B::from_any(self.buf).unwrap_or_else(|other| panic!("the posted buffer is {other:?}"));
         match error {
             None => Ok(Done { buf, transfer }),
-            Some(error) => Err(Failed { error, buf, transfer }),
+            Some(error) => Err(Failed { error: *error, buf, transfer }),
         }
     }
 

@@ -21,7 +21,7 @@
 //! ep.send(me, vec![2; 5]).await?;
 //!
 //! let cut = queue.next().await.expect("open");
-//! assert_eq!((cut.context, cut.error), (0, Some(Error::Truncated { len: 8, lost: 12 })));
+//! assert_eq!((cut.context, cut.error.as_deref()), (0, Some(&Error::Truncated { len: 8, lost: 12 })));
 //! let whole = queue.next().await.expect("and still open").into_result::<Vec<u8>>()?;
 //! assert_eq!(whole.into_buf(), [2; 5]);
 //! # Ok(()) }

@@ -227,7 +227,7 @@ pub(crate) async fn directed_receives_end_with_their_number(setup: Setup) {
     let failed = directed.await.unwrap_err();
     assert_eq!((failed.error, failed.buf.capacity()), (Error::StaleAddress(number), 8));
     let posted = b.cq.next().await.unwrap();
-    assert_eq!((posted.context, posted.error), (3, Some(Error::StaleAddress(number))));
+    assert_eq!((posted.context, posted.error.as_deref()), (3, Some(&Error::StaleAddress(number))));
 }
 
 /// Two endpoints share a vector, and a guest of one is known to the other only by its number.

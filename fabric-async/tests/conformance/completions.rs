@@ -93,7 +93,7 @@ pub(crate) async fn a_failure_is_an_entry_like_any_other(setup: Setup) {
         let got = next(&mut b).await;
         assert_eq!(got.context, context);
         if context % 2 == 0 {
-            assert_eq!(got.error, Some(Error::Truncated { len: 4, lost: 6 }));
+            assert_eq!(got.error.as_deref(), Some(&Error::Truncated { len: 4, lost: 6 }));
             assert_eq!(got.bytes(), b"ten ");
             assert_eq!(&got.into_result::<Box<[u8]>>().unwrap_err().buf[..], b"ten ");
         } else {
@@ -113,7 +113,7 @@ pub(crate) async fn closing_the_endpoint_cancels_what_is_posted(setup: Setup) {
     let mut contexts = BTreeSet::new();
     for _ in 0..2 {
         let canceled = b.cq.next().await.expect("the queue is open");
-        assert_eq!((canceled.error.as_ref(), canceled.kind), (Some(&Error::Canceled), OpKind::Recv));
+        assert_eq!((canceled.error.as_deref(), canceled.kind), (Some(&Error::Canceled), OpKind::Recv));
         contexts.insert(canceled.context);
         assert_eq!(canceled.into_result::<Vec<u8>>().unwrap_err().error, Error::Canceled);
     }

@@ -342,7 +342,7 @@ pub(crate) async fn ended_endpoints_take_what_is_posted_with_them(setup: Setup) 
     b.ep.close().unwrap();
     assert_eq!(started.await.unwrap_err().error, Error::Canceled);
     let end = b.cq.next().await.unwrap();
-    assert_eq!((end.context, &end.error), (5, &Some(Error::Canceled)));
+    assert_eq!((end.context, end.error.as_deref()), (5, Some(&Error::Canceled)));
     assert_eq!(&got[..], b"one");
     a.ep.send(to_b, "nobody hears it").await.unwrap();
 }

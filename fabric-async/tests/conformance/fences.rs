@@ -148,7 +148,7 @@ pub(crate) async fn fences_end_with_their_peer_and_with_their_endpoint(setup: Se
         let mut out = Vec::new();
         a.cq.next_batch(&mut out, 1).await;
         assert_eq!((out.len(), out[0].context), (1, 1));
-        match out[0].error.clone() {
+        match out[0].error.as_deref() {
             Some(Error::Canceled) if closing_here => {}
             Some(Error::PeerGone(_) | Error::NoSuchPeer(_)) if !closing_here => {}
             other => panic!("{other:?}"),

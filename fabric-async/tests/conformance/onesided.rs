@@ -312,7 +312,7 @@ pub(crate) async fn posts_report_to_the_transmit_queue(setup: Setup) {
     assert_eq!(&second.into_result::<Vec<u8>>().unwrap()[..], b"ell");
     let mut third = entry(&mut a).await;
     if third.context == 3 {
-        assert!(matches!(third.error, Some(Error::TooLong { .. })));
+        assert!(matches!(third.error.as_deref(), Some(Error::TooLong { .. })));
         third = entry(&mut a).await;
     }
     assert_eq!((third.context, third.kind, third.error), (4, OpKind::Write, None));

@@ -50,7 +50,7 @@ pub(crate) async fn failure_always_is(setup: Setup) {
     b.ep.recv_into(Vec::with_capacity(3)).context(1).post().unwrap();
     a.ep.send(to_b, "longer").post().unwrap();
     let got = entries(&mut b, 1).await.remove(0);
-    assert_eq!((got.context, &got.error), (1, &Some(Error::Truncated { len: 3, lost: 3 })));
+    assert_eq!((got.context, got.error.as_deref()), (1, Some(&Error::Truncated { len: 3, lost: 3 })));
     assert_eq!(got.into_result::<Vec<u8>>().unwrap_err().buf, b"lon");
     b.ep.recv().tag(9).context(2).post().unwrap();
     // Longer than what is buffered: without a receive they stay under way.
@@ -63,7 +63,7 @@ pub(crate) async fn failure_always_is(setup: Setup) {
     assert!(failed.iter().map(|entry| entry.context).eq([3, 4]));
     assert!(failed.iter().all(|entry| entry.error.is_some()));
     let canceled = entries(&mut b, 1).await;
-    assert_eq!((canceled[0].context, &canceled[0].error), (2, &Some(Error::Canceled)));
+    assert_eq!((canceled[0].context, canceled[0].error.as_deref()), (2, Some(&Error::Canceled)));
 }
 
 /// Whoever may fail has an entry, and gives it back when all went well.

@@ -264,7 +264,7 @@ pub(crate) async fn posts_report_to_the_queue_of_the_context(setup: Setup) {
         a.ep.send(doors[0], numbered(number, 50)).await.unwrap();
     }
     let entry = hall.cq.next().await.unwrap();
-    assert_eq!((entry.context, entry.error), (11, Some(Error::Truncated { len: 5, lost: 45 })));
+    assert_eq!((entry.context, entry.error.as_deref()), (11, Some(&Error::Truncated { len: 5, lost: 45 })));
     assert_eq!((hall.received.value(), hall.received.errors()), (5, 1));
     assert_eq!((hall.at_first.value(), hall.at_first.errors()), (3, 1), "the door counts it too");
 }
@@ -309,7 +309,7 @@ pub(crate) async fn one_buffer_takes_messages_of_all_doors(setup: Setup) {
     sending.await.unwrap();
     posted.cancel();
     let release = hall.cq.next().await.unwrap();
-    assert_eq!((release.kind, release.error), (OpKind::Release, Some(Error::Canceled)));
+    assert_eq!((release.kind, release.error.as_deref()), (OpKind::Release, Some(&Error::Canceled)));
 }
 
 /// Probes find what waits at any door, and claims keep it.

@@ -124,7 +124,8 @@ pub(crate) async fn it_outlives_its_doors(setup: Setup) {
         hall.cq.next_batch(&mut ended, 2).await;
     }
     ended.sort_by_key(|entry| entry.context);
-    let ended: Vec<_> = ended.into_iter().map(|entry| (entry.context, entry.error)).collect();
+    let ended: Vec<_> =
+        ended.into_iter().map(|entry| (entry.context, entry.error.map(|error| *error))).collect();
     assert_eq!(ended, [(5, Some(Error::Canceled)), (6, Some(Error::Canceled))]);
     assert_eq!(hall.shared.recv().await.unwrap_err().error, Error::Closed(Class::SharedReceive));
     assert_eq!(hall.domain.children().of(Class::SharedReceive), 0);

@@ -100,11 +100,21 @@ impl fmt::Debug for Loan {
 
 /// A received message that was lent: it lies in the sender's memory, and goes back there when this is dropped. A message
 /// that was sent otherwise lies in memory of the domain's pool.
-pub struct Lent {
-    shared: Option<(Arc<dyn LentMemory>, usize)>,
-    own: PooledBuf,
-    /// Somebody has promised that what the next message is in does not change.
-    promised: bool,
+pub struct Lent(Place);
+
+/// Where the message is. No larger than any other buffer: an operation's is moved about with every message.
+enum Place {
+    Own {
+        buf: PooledBuf,
+        /// Somebody has promised that what the next message is in does not change.
+        promised: bool,
+    },
+    Shared {
+        memory: Arc<dyn LentMemory>,
+        len: usize,
+        /// Of the buffer that it has when a message comes otherwise.
+        pool: Option<Arc<Pool>>,
+    },
 }
 
 /// Memory of a peer, held until the last owner drops it.
@@ -137,41 +147,50 @@ impl Lent {
     #[must_use]
     #[allow(unsafe_code)] // only declares the duty
     pub unsafe fn empty(pool: &Arc<Pool>) -> Self {
-        Self { shared: None, own: PooledBuf::empty(pool), promised: true }
+        Self(Place::Own { buf: PooledBuf::empty(pool), promised: true })
     }
 
     /// Whether a message may be taken where it lies.
     #[doc(hidden)]
     #[must_use]
     pub fn shares(&self) -> bool {
-        self.promised
+        matches!(self.0, Place::Own { promised: true, .. })
     }
 
     /// Whether the bytes lie in the sender's memory.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        self.shared.is_some()
+        matches!(self.0, Place::Shared { .. })
     }
 
-    /// Takes a whole message where it lies, if its memory is lent.
+    /// Takes a whole message where it lies, if its memory is lent. True once only.
     pub(super) fn take(&mut self, source: &dyn Source) -> bool {
-        let promised = std::mem::take(&mut self.promised);
-        self.shared = if promised { source.lent().filter(|memory| memory.is_mapped()) } else { None }
-            .map(|memory| (memory, source.len()));
-        self.shared.is_some()
+        let Place::Own { buf, promised } = &mut self.0 else { return false };
+        if !std::mem::take(promised) {
+            return false;
+        }
+        let Some(memory) = source.lent().filter(|memory| memory.is_mapped()) else { return false };
+        let pool = buf.pool().cloned();
+        self.0 = Place::Shared { memory, len: source.len(), pool };
+        true
     }
 
     /// Takes a message that is not lent.
     #[doc(hidden)]
     pub fn own(&mut self) -> &mut PooledBuf {
-        self.shared = None;
-        &mut self.own
+        if let Place::Shared { pool, .. } = &self.0 {
+            self.0 = Place::Own { buf: PooledBuf::of(pool.clone()), promised: false };
+        }
+        match &mut self.0 {
+            Place::Own { buf, .. } => buf,
+            Place::Shared { .. } => unreachable!("it was let go of"),
+        }
     }
 
-    pub(super) fn finish(&mut self, len: usize) {
-        match &mut self.shared {
-            Some((_, shared)) => *shared = len.min(*shared),
-            None => self.own.truncate(len),
+    pub(super) fn finish(&mut self, filled: usize) {
+        match &mut self.0 {
+            Place::Own { buf, .. } => buf.truncate(filled),
+            Place::Shared { len, .. } => *len = filled.min(*len),
         }
     }
 }
@@ -180,9 +199,9 @@ impl Deref for Lent {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match &self.shared {
-            Some((memory, len)) => &memory.bytes()[..*len],
-            None => &self.own,
+        match &self.0 {
+            Place::Own { buf, .. } => buf,
+            Place::Shared { memory, len, .. } => &memory.bytes()[..*len],
         }
     }
 }

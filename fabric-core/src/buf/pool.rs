@@ -74,7 +74,16 @@ impl PooledBuf {
     #[doc(hidden)]
     #[must_use]
     pub fn empty(pool: &Arc<Pool>) -> Self {
-        Self { data: Vec::new(), pool: Some(pool.clone()) }
+        Self::of(Some(pool.clone()))
+    }
+
+    /// Likewise, of the pool of another, if that has one.
+    pub(super) fn of(pool: Option<Arc<Pool>>) -> Self {
+        Self { data: Vec::new(), pool }
+    }
+
+    pub(super) fn pool(&self) -> Option<&Arc<Pool>> {
+        self.pool.as_ref()
     }
 
     /// The bytes as `Bytes`, without copying: the memory returns to the pool with the last clone.
