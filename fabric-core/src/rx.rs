@@ -132,6 +132,7 @@ impl RxContext {
     }
 
     /// Posts a receive; a message that waits for it is given to it at once.
+    #[inline(always)] // on the way of a small message
     pub fn post(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         if !self.multis.is_empty() {
             return self.post_behind(host, op, spec);

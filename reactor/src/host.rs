@@ -54,11 +54,12 @@ impl Host for Hub {
         // The short way of what is received most.
         ep.posted_recvs -= usize::from(std::mem::take(&mut op.credit));
         ep.stats.received.add(placed);
-        let (counter, ep) = (ep.bound.counters.recv, op.ep);
+        let (counter, queue, ep) = (ep.bound.counters.recv, ep.bound.rx_cq, op.ep);
         if let Route::Queue(context) = route {
             let buf = std::mem::take(&mut op.buf);
             self.ops.free(key);
-            self.report(ep, OpKind::Recv, context, Outcome::received(envelope, placed), buf);
+            let outcome = Outcome::ok(Transfer::received(envelope, placed));
+            self.report_to(queue, OpKind::Recv, context, outcome, buf);
         } else {
             op.outcome.transfer = Transfer::received(envelope, placed);
             op.phase = Phase::Done;

@@ -139,7 +139,7 @@ impl OpTable {
     }
 
     /// Fills a slot with a posted receive.
-    #[inline]
+    #[inline(always)] // on the way of a small message
     pub(crate) fn insert_recv(&mut self, ep: EpId, route: Route, buf: AnyBuf) -> OpKey {
         let key = self.next_key();
         let Some(slot) = self.slots.get_mut(key.index as usize) else {

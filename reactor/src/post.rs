@@ -123,7 +123,8 @@ impl Locked<'_> {
             Route::Future => Posted::Done(transfer, buf),
             Route::Queue(context) => {
                 let buf = hub.kept(spec, buf.into_any());
-                hub.report(ep, spec.kind, context, Outcome::ok(transfer), buf);
+                let queue = hub.queue_of(ep, spec.kind);
+                hub.report_to(queue, spec.kind, context, Outcome::ok(transfer), buf);
                 Posted::Reported
             }
             Route::Failure(_) => {
@@ -284,11 +285,13 @@ impl Hub {
     }
 
     /// What a completed operation has for its queue: what was lent is the peer's now.
+    #[inline(always)] // on the way of a small message
     pub(crate) fn kept(&mut self, spec: &SendSpec, buf: AnyBuf) -> AnyBuf {
         if spec.loan.is_none() { buf } else { self.passed_on(buf) }
     }
 
     /// What was lent is not the sender's any more.
+    #[cold]
     pub(crate) fn passed_on(&mut self, loan: AnyBuf) -> AnyBuf {
         self.later.discard(loan);
         AnyBuf::None

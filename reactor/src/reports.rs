@@ -26,6 +26,7 @@ pub(crate) fn reserve_in(cqs: &mut Table<CompletionRing>, id: Option<CqId>) -> R
 
 impl Hub {
     /// The queue an operation of this kind reports to.
+    #[inline]
     pub(crate) fn queue_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
         let bound = &self.eps.get(ep.0)?.bound;
         if kind.receives() { bound.rx_cq } else { bound.tx_cq }
@@ -53,8 +54,22 @@ impl Hub {
 
     /// Reports an operation to the queue where it reserved an entry.
     pub(crate) fn report(&mut self, ep: EpId, kind: OpKind, context: u64, outcome: Outcome, buf: AnyBuf) {
+        let queue = self.queue_of(ep, kind);
+        self.report_to(queue, kind, context, outcome, buf);
+    }
+
+    /// Likewise, to the queue of that kind of operations of its endpoint.
+    #[inline(always)] // on the way of a small message, and an entry is large
+    pub(crate) fn report_to(
+        &mut self,
+        queue: Option<CqId>,
+        kind: OpKind,
+        context: u64,
+        outcome: Outcome,
+        buf: AnyBuf,
+    ) {
         self.seen(outcome.transfer.source);
-        let Some(ring) = self.queue_of(ep, kind).and_then(|id| self.cq(id)) else {
+        let Some(ring) = queue.and_then(|id| self.cq(id)) else {
             return self.later.discard(buf);
         };
         let waiter = ring.push(Completion::new(context, kind, outcome, buf));

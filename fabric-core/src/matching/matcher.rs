@@ -105,6 +105,7 @@ impl<R: Copy, M> Matcher<R, M> {
     /// Posts a receive: takes the earliest waiting message that it accepts, or else queues the receive.
     ///
     /// Linear in the waiting messages in front of the match.
+    #[inline(always)] // on the way of a small message
     pub fn post(&mut self, spec: RecvSpec, receive: R) -> Posted<M> {
         match self.waiting.take_match(&spec) {
             Some((envelope, message)) => Posted::Matched(envelope, message),

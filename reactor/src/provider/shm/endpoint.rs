@@ -262,6 +262,7 @@ impl Endpoint {
 
     // ---- receiving
 
+    #[inline(always)] // on the way of a small message
     pub(crate) fn post_recv(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         self.rx.own.post(host, op, spec);
         self.receive_side_changed(host);
