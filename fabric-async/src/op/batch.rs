@@ -4,10 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use fabric_core::buf::IoBuf;
+use fabric_core::completion::Failed;
 use fabric_core::provider::SendSpec;
 use fabric_core::{Error, Result};
 use fabric_reactor::{CHUNK, CHUNK_BYTES};
 
+use super::Report;
 use crate::endpoint::Endpoint;
 use crate::model::ThreadModel;
 
@@ -19,17 +21,31 @@ pub(crate) mod sealed {
     use super::{Endpoint, Result, Stopped, ThreadModel};
 
     pub trait Batchable<'a, M: ThreadModel>: Sized {
-        /// Makes it one of several: whether this endpoint can post it.
-        fn prepare(&mut self, ep: &Endpoint<M>) -> Result<()>;
+        /// What is posted of it.
+        type Ready;
+        /// Whether this endpoint can post it.
+        fn check_for(&self, ep: &Endpoint<M>) -> Result<()>;
         /// Bytes that the post copies, as far as the request tells.
         fn len(&self) -> usize;
+        /// Makes it one of several.
+        fn ready(self) -> Self::Ready;
+        /// The request again, of one that was not posted; nothing of one that was.
+        fn again(ep: &'a Endpoint<M>, ready: Self::Ready) -> Option<Self>;
         /// Posts a chunk.
-        fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut Vec<Self>) -> Stopped;
+        fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Self::Ready]) -> Stopped;
     }
 }
 
-/// How many of a chunk were posted, and why no more, or that a peer is gone. What was not posted is still there.
+/// How many of a chunk were posted, and why no more, or that a peer is gone. What was not posted has its buffer still.
 pub(crate) type Stopped = (usize, Result<()>);
+
+/// A request that is posted with others, from where it lies: it is large.
+pub struct Ready<S, B> {
+    pub(super) spec: S,
+    /// Its own until it is posted.
+    pub(super) buf: Option<B>,
+    pub(super) report: Report,
+}
 
 /// A batch that stopped before its end ([`Endpoint::post_all`]).
 ///
@@ -80,13 +96,13 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
         // The iterator is the user's code, and runs without the lock.
         let (mut refused, mut bytes) = (None, 0);
         while chunk.len() < CHUNK && bytes < CHUNK_BYTES {
-            let Some(mut request) = requests.next() else { break };
-            if let Err(error) = request.prepare(ep) {
+            let Some(request) = requests.next() else { break };
+            if let Err(error) = request.check_for(ep) {
                 refused = Some((request, error));
                 break;
             }
             bytes += request.len();
-            chunk.push(request);
+            chunk.push(request.ready());
         }
         if chunk.is_empty() && refused.is_none() {
             return Ok(posted);
@@ -94,24 +110,33 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
         let (count, sent) = if chunk.is_empty() { (0, Ok(())) } else { R::post_chunk(ep, &mut chunk) };
         posted += count;
         let (request, error) = match (sent, refused) {
-            (Ok(()), None) => continue,
+            (Ok(()), None) => {
+                chunk.clear();
+                continue;
+            }
             (Ok(()), Some((request, error))) => (Some(request), error),
             (Err(error), refused) => (refused.map(|(request, _)| request), error),
         };
-        chunk.extend(request);
-        return Err(BatchStopped { error, posted, rest: chunk });
+        let mut rest: Vec<R> = chunk.into_iter().filter_map(|ready| R::again(ep, ready)).collect();
+        rest.extend(request);
+        return Err(BatchStopped { error, posted, rest });
     }
 }
 
-/// Posts a chunk, request by request; `post` gives one back that is refused. It stays in the chunk, with those behind it.
-pub(super) fn post_each<R>(chunk: &mut Vec<R>, mut post: impl FnMut(R) -> Option<(R, Error)>) -> Stopped {
-    let count = chunk.len();
-    let mut requests = chunk.drain(..);
-    let refused = requests.by_ref().find_map(&mut post);
-    let Some((request, error)) = refused else { return (count, Ok(())) };
-    let rest: Vec<R> = std::iter::once(request).chain(requests).collect();
-    *chunk = rest;
-    (count - chunk.len(), Err(error))
+/// Posts a chunk, request by request, until one is refused.
+#[inline(always)] // on the way of a small message
+pub(super) fn post_each<S, B>(
+    chunk: &mut [Ready<S, B>],
+    mut post: impl FnMut(&S, B, Report) -> Result<(), Failed<B>>,
+) -> Stopped {
+    for (at, ready) in chunk.iter_mut().enumerate() {
+        let Some(buf) = ready.buf.take() else { continue };
+        if let Err(failed) = post(&ready.spec, buf, ready.report) {
+            ready.buf = Some(failed.buf);
+            return (at, Err(failed.error));
+        }
+    }
+    (chunk.len(), Ok(()))
 }
 
 /// Whether this endpoint can send a request that was made with `of`.

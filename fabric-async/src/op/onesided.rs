@@ -8,7 +8,7 @@ use fabric_core::provider::{Remote, SendSpec};
 use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{Credit, Posted, Route};
 
-use super::batch::{self, Batchable, Stopped, sealed};
+use super::batch::{self, Batchable, Ready, Stopped, sealed};
 use super::{Operation, Report, send};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
@@ -16,7 +16,7 @@ use crate::mr::{RemoteAddr, RemoteSlice};
 
 /// Where a request was made with a list of places: all of them.
 #[derive(Default)]
-struct Places(Option<Box<[Remote]>>);
+pub struct Places(Option<Box<[Remote]>>);
 
 impl Places {
     /// These, and what the spec says of them: where the first is, and how many bytes all have.
@@ -167,7 +167,9 @@ impl<B: IoBuf, M: ThreadModel> IntoFuture for WriteRequest<'_, B, M> {
 impl<'a, B: IoBuf, M: ThreadModel> Batchable<'a, M> for WriteRequest<'a, B, M> {}
 
 impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for WriteRequest<'a, B, M> {
-    fn prepare(&mut self, ep: &Endpoint<M>) -> Result<()> {
+    type Ready = Ready<(SendSpec, Places), B>;
+
+    fn check_for(&self, ep: &Endpoint<M>) -> Result<()> {
         batch::check(ep, self.ep, &self.spec, &self.buf)?;
         if self.places.are_plain() { Ok(()) } else { self.check() }
     }
@@ -176,19 +178,26 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for WriteRequest<'a,
         self.buf.payload().len()
     }
 
-    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut Vec<Self>) -> Stopped {
+    fn ready(self) -> Ready<(SendSpec, Places), B> {
+        let spec = SendSpec { more: true, ..self.spec };
+        Ready { spec: (spec, self.places), buf: Some(self.buf), report: self.report }
+    }
+
+    fn again(ep: &'a Endpoint<M>, ready: Ready<(SendSpec, Places), B>) -> Option<Self> {
+        let (spec, places) = ready.spec;
+        let spec = SendSpec { more: false, ..spec };
+        Some(Self { ep, spec, places, buf: ready.buf?, report: ready.report })
+    }
+
+    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Ready<(SendSpec, Places), B>]) -> Stopped {
         let quiet = ep.inner.quiet_tx;
         let mut posts = ep.inner.domain.core.batch(ep.inner.id);
-        let (count, stopped) = batch::post_each(chunk, |request| {
-            let Self { spec, places, buf, report, .. } = request;
+        let (count, stopped) = batch::post_each(chunk, |(spec, places), buf, report| {
             let route = report.route(quiet);
-            let more = SendSpec { more: true, ..spec };
-            let posted = match places.several() {
-                None => posts.send(more, buf, route),
-                Some(all) => posts.write_to(more, all, buf, route),
-            };
-            let failed = posted.err()?;
-            Some((Self { ep, spec, places, buf: failed.buf, report }, failed.error))
+            match places.several() {
+                None => posts.send(spec, buf, route),
+                Some(all) => posts.write_to(*spec, all, buf, route),
+            }
         });
         // A refusal says more than the end of a peer.
         (count, stopped.and(posts.end()))

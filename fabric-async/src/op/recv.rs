@@ -8,7 +8,7 @@ use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::{FiAddr, Result};
 use fabric_reactor::{CHUNK_BYTES, Credit, Route};
 
-use super::batch::{self, Batchable, Stopped, sealed};
+use super::batch::{self, Batchable, Ready, Stopped, sealed};
 use super::{Operation, Report};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
@@ -116,7 +116,9 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
 impl<'a, B: IoBufMut, M: ThreadModel> Batchable<'a, M> for RecvRequest<'a, B, M> {}
 
 impl<'a, B: IoBufMut, M: ThreadModel> sealed::Batchable<'a, M> for RecvRequest<'a, B, M> {
-    fn prepare(&mut self, ep: &Endpoint<M>) -> Result<()> {
+    type Ready = Ready<RecvSpec, B>;
+
+    fn check_for(&self, ep: &Endpoint<M>) -> Result<()> {
         batch::check_endpoint(ep, self.ep)?;
         ep.inner.check_recv(&self.spec)?;
         ep.inner.check_scatter(&self.buf)
@@ -127,19 +129,25 @@ impl<'a, B: IoBufMut, M: ThreadModel> sealed::Batchable<'a, M> for RecvRequest<'
         0
     }
 
-    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut Vec<Self>) -> Stopped {
+    fn ready(self) -> Ready<RecvSpec, B> {
+        Ready { spec: self.spec, buf: Some(self.buf), report: self.report }
+    }
+
+    fn again(ep: &'a Endpoint<M>, ready: Ready<RecvSpec, B>) -> Option<Self> {
+        Some(Self { ep, spec: ready.spec, buf: ready.buf?, report: ready.report })
+    }
+
+    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Ready<RecvSpec, B>]) -> Stopped {
         let (core, id, quiet) = (&ep.inner.domain.core, ep.inner.id, ep.inner.quiet_rx);
         let mut posts = core.batch(id);
         let mut began = posts.received_bytes();
-        let (count, stopped) = batch::post_each(chunk, |request| {
+        let (count, stopped) = batch::post_each(chunk, |spec, buf, report| {
             if posts.received_bytes() - began >= CHUNK_BYTES as u64 {
                 // Messages waited for these receives, and copying them took its time.
                 posts.pause();
                 began = posts.received_bytes();
             }
-            let Self { spec, buf, report, .. } = request;
-            let failed = posts.recv(spec, buf, report.route(quiet)).err()?;
-            Some((Self { ep, spec, buf: failed.buf, report }, failed.error))
+            posts.recv(*spec, buf, report.route(quiet))
         });
         (count, stopped.and(posts.end()))
     }

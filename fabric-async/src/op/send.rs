@@ -8,7 +8,7 @@ use fabric_core::provider::SendSpec;
 use fabric_core::{Error, FiAddr, Result};
 use fabric_reactor::{Credit, Posted, Route};
 
-use super::batch::{self, Batchable, Stopped, sealed};
+use super::batch::{self, Batchable, Ready, Stopped, sealed};
 use super::{Operation, Permit, Report};
 use crate::endpoint::Endpoint;
 use crate::model::{Shared, ThreadModel};
@@ -97,7 +97,9 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
 impl<'a, B: IoBuf, M: ThreadModel> Batchable<'a, M> for SendRequest<'a, B, M> {}
 
 impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, B, M> {
-    fn prepare(&mut self, ep: &Endpoint<M>) -> Result<()> {
+    type Ready = Ready<SendSpec, B>;
+
+    fn check_for(&self, ep: &Endpoint<M>) -> Result<()> {
         if self.permit.is_some() {
             return Err(Error::Invalid { what: "batch", why: "a request has a permit of its own".into() });
         }
@@ -108,14 +110,20 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
         self.buf.payload().len()
     }
 
-    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut Vec<Self>) -> Stopped {
+    fn ready(self) -> Ready<SendSpec, B> {
+        Ready { spec: SendSpec { more: true, ..self.spec }, buf: Some(self.buf), report: self.report }
+    }
+
+    fn again(ep: &'a Endpoint<M>, ready: Ready<SendSpec, B>) -> Option<Self> {
+        let spec = SendSpec { more: false, ..ready.spec };
+        Some(Self { ep, spec, buf: ready.buf?, report: ready.report, permit: None })
+    }
+
+    fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Ready<SendSpec, B>]) -> Stopped {
         let quiet = ep.inner.quiet_tx;
         let mut posts = ep.inner.domain.core.batch(ep.inner.id);
-        let (count, stopped) = batch::post_each(chunk, |request| {
-            let Self { spec, buf, report, .. } = request;
-            let failed = posts.send(SendSpec { more: true, ..spec }, buf, report.route(quiet)).err()?;
-            Some((Self { ep, spec, buf: failed.buf, report, permit: None }, failed.error))
-        });
+        let (count, stopped) =
+            batch::post_each(chunk, |spec, buf, report| posts.send(spec, buf, report.route(quiet)));
         // A refusal says more than the end of a peer.
         (count, stopped.and(posts.end()))
     }
