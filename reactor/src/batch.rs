@@ -47,7 +47,7 @@ impl Batch<'_> {
     pub fn send<B: IoBuf>(&mut self, spec: &SendSpec, buf: B, route: Route) -> Result<(), Failed<B>> {
         debug_assert!(spec.more, "somebody would be woken for each");
         self.posts += 1;
-        self.locked.send(self.ep, *spec, buf, route, Credit::Now).map(drop)
+        self.locked.send(self.ep, spec, buf, route, Credit::Now).map(drop)
     }
 
     /// Posts a write to several places that reports to the transmit queue.

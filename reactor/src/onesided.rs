@@ -135,7 +135,7 @@ impl Locked<'_> {
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
         let spread = self.spread(places);
-        let posted = self.send(ep, SendSpec { spread: Some(spread), ..spec }, buf, route, credit);
+        let posted = self.send(ep, &SendSpec { spread: Some(spread), ..spec }, buf, route, credit);
         self.forget_refused(spread, posted)
     }
 

@@ -38,14 +38,14 @@ impl Locked<'_> {
     pub(crate) fn send<B: IoBuf>(
         &mut self,
         ep: EpId,
-        spec: SendSpec,
+        spec: &SendSpec,
         buf: B,
         route: Route,
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
         let len = buf.payload().len();
-        let now = |locked: &mut Self, buf: &mut B| locked.send_now(ep, &spec, buf.payload());
-        self.attempt(ep, &spec, len, (buf, |buf| buf), route, credit, now)
+        let now = |locked: &mut Self, buf: &mut B| locked.send_now(ep, spec, buf.payload());
+        self.attempt(ep, spec, len, (buf, |buf| buf), route, credit, now)
     }
 
     /// Posts an operation of this length: `now` tries it at once, and what has to wait is queued. What is refused has no entry of
@@ -105,7 +105,8 @@ impl Locked<'_> {
     }
 
     /// An operation has ended where it was posted.
-    pub(crate) fn ended<B: IoBuf>(
+    #[inline(always)] // likewise
+    fn ended<B: IoBuf>(
         &mut self,
         ep: EpId,
         spec: &SendSpec,
@@ -127,13 +128,8 @@ impl Locked<'_> {
                 hub.report_to(queue, spec.kind, context, Outcome::ok(transfer), buf);
                 Posted::Reported
             }
-            Route::Failure(_) => {
-                hub.later.discard(buf.into_any());
-                hub.unreserve_entry(ep, spec.kind);
-                Posted::Reported
-            }
-            Route::Nobody | Route::Multi(_) => {
-                hub.later.discard(buf.into_any());
+            Route::Failure(_) | Route::Nobody | Route::Multi(_) => {
+                hub.ended_quietly(ep, spec.kind, route, buf.into_any());
                 Posted::Reported
             }
         }
@@ -284,6 +280,14 @@ impl Hub {
         }
     }
 
+    /// An operation has ended of which nobody wants to hear.
+    fn ended_quietly(&mut self, ep: EpId, kind: OpKind, route: Route, buf: AnyBuf) {
+        self.later.discard(buf);
+        if route.reserves() {
+            self.unreserve_entry(ep, kind);
+        }
+    }
+
     /// What a completed operation has for its queue: what was lent is the peer's now.
     #[inline(always)] // on the way of a small message
     pub(crate) fn kept(&mut self, spec: &SendSpec, buf: AnyBuf) -> AnyBuf {
@@ -326,7 +330,11 @@ impl Domain {
         route: Route,
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
-        self.with(|locked| locked.send(ep, spec, buf, route, credit))
+        // Not by `with`: what comes back is large, and a closure's result is moved once more.
+        let mut locked = self.engine().lock();
+        let posted = locked.send(ep, &spec, buf, route, credit);
+        locked.finish();
+        posted
     }
 
     /// Sends a copy of borrowed bytes: at once, or from a copy of its own.
@@ -350,7 +358,11 @@ impl Domain {
         route: Route,
         credit: Credit,
     ) -> Result<OpKey, Failed<B>> {
-        self.with(|locked| locked.recv(ep, spec, buf, route, credit))
+        // Not by `with`: what comes back is large, and a closure's result is moved once more.
+        let mut locked = self.engine().lock();
+        let posted = locked.recv(ep, spec, buf, route, credit);
+        locked.finish();
+        posted
     }
 
     /// Asks for a transmit credit.

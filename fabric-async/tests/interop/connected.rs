@@ -87,8 +87,9 @@ async fn talk(ep: &Endpoint, program: &Program, key: u64) {
     ep.write(peer, remote.at(0), pattern(60_000, 2)).delivery_complete().await.unwrap();
     program.must("look 0 60000 2", "same").await;
     let region = ep.domain().alloc_with_key(100_000, BOTH, 41).unwrap();
+    // What peers do to memory here is done while somebody waits.
+    let waiting = tokio::spawn(ep.recv().start().unwrap());
     program.must("write 7 4 a 0 41:100:50000", "posted").await;
-    let never = ep.recv().start().unwrap();
     program.done(7).await;
     let mut there = vec![0; 50_000];
     region.read(100, &mut there).unwrap();
@@ -96,7 +97,8 @@ async fn talk(ep: &Endpoint, program: &Program, key: u64) {
     program.must("read 8 41:100:50000", "posted").await;
     program.done(8).await;
     program.must("seen 50000 4", "same").await;
-    drop(never);
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
 }
 
 async fn hears_of_the_end(ep: &Endpoint) {
