@@ -101,14 +101,14 @@ async fn serve(mut station: Station, plan: &Plan) -> Result<()> {
         asker = Some(peer);
         match task {
             Task::Echo { size, count } => {
-                for mut buf in station.buffers(1, size) {
-                    tell(&station.ep, peer, &Answer::Ready).await?;
-                    for _ in 0..count {
-                        buf = station.recv_one(peer, buf).await?;
-                        buf = station.send_one(peer, buf).await?;
-                    }
-                    station.leave([buf]);
+                let mut buffers = station.buffers(2, size);
+                let (mut ping, mut pong) = (buffers.swap_remove(0), buffers.swap_remove(0));
+                tell(&station.ep, peer, &Answer::Ready).await?;
+                for _ in 0..count {
+                    ping = station.recv_one(peer, ping).await?;
+                    pong = station.send_one(peer, pong).await?;
                 }
+                station.leave([ping, pong]);
             }
             Task::Rest => thread::sleep(REST),
             Task::Reach { size, remote } => {

@@ -107,7 +107,7 @@ async fn near(at: &str, case: &Case, stop: &Stop) -> Result<Outcome> {
     Ok(rounds.outcome())
 }
 
-/// The other side: says on stdout where it is, and sends back what comes, for ever.
+/// The other side: says on stdout where it is, and answers what comes with as much, for ever.
 ///
 /// # Errors
 /// The fabric fails.
@@ -115,13 +115,15 @@ pub fn echo_datagrams() -> Result<()> {
     Runtime::Current.run(async {
         let ep = endpoint().await?;
         println!("listening on {}", ep.name());
-        let mut buf = vec![0u8; LIMIT];
+        let (mut ping, mut pong) = (vec![0u8; LIMIT], vec![7u8; LIMIT]);
         loop {
-            // As long as what has come before, so there is room for all of it.
-            buf.resize(LIMIT, 0);
-            let got = ep.recv_into(buf).await?;
+            // It is as long as what has come before: there is to be room for all of it.
+            ping.resize(LIMIT, 0);
+            let got = ep.recv_into(ping).await?;
             let from = got.source()?;
-            buf = ep.send(from, got.into_buf()).await?.into_buf();
+            pong.resize(got.len(), 7);
+            pong = ep.send(from, pong).await?.into_buf();
+            ping = got.into_buf();
         }
     })
 }

@@ -154,22 +154,22 @@ fn near(name: &str, case: &Case, child: &mut Child, stop: &Stop) -> Result<Round
     Ok(rounds)
 }
 
-/// The other side: sends back what comes, until the end is sent.
+/// The other side: answers what comes with as much, until the end is sent.
 ///
 /// # Errors
 /// The services cannot be opened.
 pub fn echo_iceoryx2(name: &str, size: usize) -> Result<()> {
     let ends = Ends::open(&format!("{name}/pong"), &format!("{name}/ping"), size)?;
     println!("listening on {name}");
-    let mut buf = Vec::with_capacity(size);
+    let (mut ping, pong) = (Vec::with_capacity(size), vec![7; size]);
     loop {
-        while !ends.receive(&mut buf)? {
+        while !ends.receive(&mut ping)? {
             spin_loop();
         }
-        if buf.first() == Some(&END) {
+        if ping.first() == Some(&END) {
             return Ok(());
         }
-        ends.send(&buf)?;
+        ends.send(&pong)?;
     }
 }
 

@@ -160,19 +160,20 @@ async fn far_unix() -> io::Result<()> {
 }
 
 async fn far(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
-    let mut buf = Vec::new();
+    let (mut ping, mut pong) = (Vec::new(), Vec::new());
     loop {
         let what = match stream.read_u64().await {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         };
         let (size, count) = (stream.read_u64().await?, stream.read_u64().await?);
-        buf.resize(size as usize, 7u8);
+        ping.resize(size as usize, 7u8);
+        pong.resize(size as usize, 7u8);
         stream.write_u8(READY).await?;
         for _ in 0..count {
-            stream.read_exact(&mut buf).await?;
+            stream.read_exact(&mut ping).await?;
             if what == ECHO {
-                stream.write_all(&buf).await?;
+                stream.write_all(&pong).await?;
             }
         }
         if what == SINK {
