@@ -8,12 +8,12 @@ use std::task::Poll;
 use bytes::{Bytes, BytesMut};
 use fabric_async::{
     Access, Caps, Class, CounterBind, DownReason, Endpoint, EpType, Error, EventKind, Gather, Hints, OpKind,
-    PassiveEndpoint, RemoteRegion, Scatter, discover,
+    PassiveEndpoint, Progress, RemoteRegion, Scatter, discover,
 };
 use futures_util::StreamExt;
 
 use crate::meeting::{Room, Side, pair, pair_at_a_door};
-use crate::payload::{LONG, assert_bytes, pattern, poll_once};
+use crate::payload::{LONG, assert_bytes, pattern, poll_once, yields};
 use crate::setup::Setup;
 
 async fn send(side: &Side, bytes: &'static [u8]) {
@@ -216,6 +216,20 @@ pub(crate) async fn what_has_been_seen_outlives_the_connection(setup: Setup) {
     b.ep.shutdown().unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"two");
     assert_eq!(b.ep.recv().await.unwrap_err().error, Error::Closed(Class::Endpoint));
+}
+
+/// Where the domain drives itself nobody has to look for what comes to be taken in.
+pub(crate) async fn nobody_need_look_from_the_beginning(setup: Setup) {
+    if setup.progress != Progress::Auto {
+        return;
+    }
+    let (a, b) = pair(&setup).await;
+    for number in 0..5u8 {
+        a.ep.send(a.ep.peer().unwrap(), vec![number; 100]).await.unwrap();
+    }
+    while b.ep.stats().unexpected < 5 {
+        yields(1).await;
+    }
 }
 
 pub(crate) async fn what_has_come_outlives_the_connection(setup: Setup) {

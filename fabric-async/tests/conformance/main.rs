@@ -158,6 +158,7 @@ macro_rules! scenarios {
                 queues_and_counters_hear_of_all: CONNECTED,
                 either_side_may_end_it: CONNECTED,
                 ending_in_the_middle_of_a_message: CONNECTED,
+                nobody_need_look_from_the_beginning: CONNECTED,
                 what_has_come_outlives_the_connection: CONNECTED,
                 what_has_been_seen_outlives_the_connection: CONNECTED,
                 what_was_held_back_outlives_the_connection: CONNECTED,

@@ -275,6 +275,8 @@ impl ProviderDomain for TcpDomain {
         let tuning = Tuning::of(&self.options, info)?;
         let opened = Endpoint::single(host, (ep, info.caps, tuning), meeting, parts)?;
         self.add(opened);
+        // Where a ring is to tell of what comes, the connection has to be put there.
+        host.unsettled();
         Ok(())
     }
 
