@@ -32,6 +32,11 @@ pub struct SocketOptions {
     pub ports: Option<RangeInclusive<u16>>,
     /// See [`silence`](Self::silence).
     pub silence: Option<Duration>,
+    /// See [`zero_copy_from`](Self::zero_copy_from).
+    pub zero_copy_from: Option<usize>,
+    /// Zero copy goes on where the kernel copies all the same, to be tested and measured.
+    #[doc(hidden)]
+    pub insists_on_zero_copy: bool,
 }
 
 impl SocketOptions {
@@ -94,6 +99,28 @@ impl SocketOptions {
     #[must_use]
     pub fn silence(mut self, at_most: Duration) -> Self {
         self.silence = Some(at_most);
+        self
+    }
+
+    /// The network takes messages and writes over TCP of this many bytes and more, but at least 16 KiB, from where they lie,
+    /// instead of from a copy that the kernel makes. Off unless said.
+    ///
+    /// It is for networks whose hardware reads the memory of programs: there it saves a copy for each byte. It costs a
+    /// second completion of the kernel's for each message, and time: the operation ends, and gives its buffer back, only when
+    /// the peer's machine has taken all of it, or the connection is gone, also when its endpoint is closed before: so who
+    /// waits for such an operation waits for a peer that does not read. Where the way leads through memory anyway, inside this
+    /// machine or over a device that cannot do it, the kernel copies all the same and says so; then it
+    /// is given up for that connection, as it is where the kernel refuses it.
+    /// [`EndpointStats::zero_copy`](crate::stats::EndpointStats::zero_copy) and
+    /// [`copied_anyway`](crate::stats::EndpointStats::copied_anyway) tell what has become of it.
+    ///
+    /// It needs [`SocketIo::IoUring`](crate::provider::SocketIo::IoUring); with epoll this says nothing. Answers to reads, messages in RXM, which its peers read, and
+    /// vectors of more than 15 buffers are copied.
+    #[doc(alias = "IORING_OP_SENDMSG_ZC")]
+    #[doc(alias = "FI_TCP_ZEROCOPY_SIZE")]
+    #[must_use]
+    pub fn zero_copy_from(mut self, bytes: usize) -> Self {
+        self.zero_copy_from = Some(bytes);
         self
     }
 

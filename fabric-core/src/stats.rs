@@ -63,6 +63,11 @@ pub struct EndpointStats {
     /// Messages that were copied straight from peers: those of their `single_copy`, whether or not a receive has taken
     /// them.
     pub fetched: Moved,
+    /// Sends over TCP that the network took from where they lay. See
+    /// [`SocketOptions::zero_copy_from`](crate::SocketOptions::zero_copy_from).
+    pub zero_copy: u64,
+    /// Sends that were to be of that kind, and that the kernel has copied all the same.
+    pub copied_anyway: u64,
     /// Messages that were thrown away here: nobody had asked for them, and the budget was used up. Only datagrams are;
     /// those that the network has lost are not among them.
     pub dropped: u64,
@@ -94,6 +99,10 @@ pub struct ProviderStats {
     pub single_copy: Moved,
     /// See [`EndpointStats::fetched`].
     pub fetched: Moved,
+    /// See [`EndpointStats::zero_copy`].
+    pub zero_copy: u64,
+    /// See [`EndpointStats::copied_anyway`].
+    pub copied_anyway: u64,
     /// See [`EndpointStats::dropped`].
     pub dropped: u64,
     /// See [`EndpointStats::peers`].
@@ -124,9 +133,8 @@ impl EndpointStats {
     #[must_use]
     pub fn with(mut self, provider: ProviderStats) -> Self {
         let ProviderStats { sent, written, atomics, .. } = provider;
-        let ProviderStats {
-            doorbells, lent, pieces, single_copy, fetched, dropped, peers, unexpected, ..
-        } = provider;
+        let ProviderStats { doorbells, lent, pieces, single_copy, fetched, dropped, .. } = provider;
+        let ProviderStats { zero_copy, copied_anyway, peers, unexpected, .. } = provider;
         let (unexpected, unexpected_bytes) = unexpected;
         self.sent += sent;
         self.written += written;
@@ -138,6 +146,8 @@ impl EndpointStats {
             pieces,
             single_copy,
             fetched,
+            zero_copy,
+            copied_anyway,
             dropped,
             peers,
             unexpected,

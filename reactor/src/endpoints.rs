@@ -56,6 +56,7 @@ impl State {
             self.provider.close_endpoint(&mut self.hub, id);
             self.hub.later.note(Note::Closed(object));
         }
+        self.hub.appoint_heirs(id);
         self.hub.eps.remove(id.0);
         self.hub.seen_all(av);
     }

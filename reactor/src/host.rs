@@ -24,6 +24,16 @@ impl Host for Hub {
             .is_some_and(|op| !matches!(op.buf, AnyBuf::Custom(_) | AnyBuf::Gather(_) | AnyBuf::Scatter(_)))
     }
 
+    fn entrust(&mut self, op: OpKey) -> Option<AnyBuf> {
+        self.take_buffer(op)
+    }
+
+    fn restore(&mut self, op: OpKey, buf: AnyBuf) {
+        if let Some(outcome) = self.put_buffer(op, buf) {
+            self.complete(op, outcome);
+        }
+    }
+
     fn places(&self, spread: Spread) -> &[Remote] {
         self.spreads.get(spread.0 as usize).map_or(&[], |places| places)
     }
@@ -122,6 +132,9 @@ impl Host for Hub {
     }
 
     fn complete(&mut self, key: OpKey, outcome: Outcome) {
+        if !self.entrusted.is_empty() && self.entrusted.contains_key(&key) {
+            return self.keep_back(key, outcome);
+        }
         let Some(op) = self.ops.get_mut(key) else { return };
         let (ep, kind, route, peer) = (op.ep, op.kind, op.route, op.spec.map(|spec| spec.peer));
         let permit = op.permit;

@@ -17,6 +17,7 @@ use fabric_core::{Error, FiAddr, Result};
 use slab::Slab;
 
 use crate::connecting::Door;
+use crate::entrusted::Entrusted;
 use crate::later::Later;
 use crate::multi::Multi;
 use crate::ops::{Ended, Op, OpTable, Phase};
@@ -178,6 +179,8 @@ pub(crate) struct Hub {
     pub(crate) multis: Slab<Multi>,
     /// The places of operations that have several.
     pub(crate) spreads: Slab<Box<[Remote]>>,
+    /// Operations whose buffers the kernel has.
+    pub(crate) entrusted: HashMap<OpKey, Entrusted>,
     /// Where the peers of endpoints that share their receives have connected, by their keys.
     pub(crate) shared_peers: Vec<EpId>,
     /// Event queues of this domain and its endpoints: their readers wait for it too.
@@ -228,6 +231,7 @@ impl Hub {
             held_notice: false,
             multis: Slab::new(),
             spreads: Slab::new(),
+            entrusted: HashMap::new(),
             shared_peers: Vec::new(),
             eqs: Vec::new(),
             unsettled: false,

@@ -20,6 +20,7 @@ pub mod domain;
 mod driver;
 mod endpoints;
 mod engine;
+mod entrusted;
 mod groups;
 mod host;
 mod hub;

@@ -227,6 +227,31 @@
 //!   it. Others have what the machine has.
 //! * Buffers of sockets: what is said ends the kernel's own adapting. For long ways only, where the bandwidth times the round
 //!   trip is more than the machine lets the kernel grow to.
+//! * Zero copy: [`zero_copy_from`](crate::SocketOptions::zero_copy_from) has the network take long messages and writes from where
+//!   they lie, over io_uring. For machines whose network reads the memory of programs: everywhere else the kernel
+//!   copies them all the same, says so, and is not asked again on that connection.
+//!   [`EndpointStats`](crate::EndpointStats) count both.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, SocketIo, SocketOptions};
+//! let options = SocketOptions::new().zero_copy_from(256 << 10);
+//! // What asks for a ring by name fails where the kernel refuses one.
+//! # if Endpoint::options().socket_io(SocketIo::IoUring).bind("tcp://").await.is_err() { return Ok(()) }
+//! let ep = Endpoint::options().socket_io(SocketIo::IoUring).socket_options(options).bind("tcp://").await?;
+//! # let peer = ep.lookup(ep.name()).await?;
+//! # let receiving = ep.recv().start()?;
+//! let sent = ep.send(peer, vec![7; 1 << 20]).await?;      // over when the peer's machine has all of it
+//! # receiving.await?;
+//! assert_eq!(sent.buf.len(), 1 << 20);                    // so nobody reads what is written here now
+//! println!("{} without a copy", ep.stats().zero_copy);
+//! # Ok(()) }
+//! ```
+//!
+//! A send that is taken from where it lies ends later than others: not when the kernel has it, but when the peer's machine has
+//! acknowledged it. So it waits for a peer that does not read, also when it is taken back or its endpoint is
+//! closed in the middle, until that connection is gone; completions may come in another order than posts. To drop its future is as safe as with any other: the
+//! buffer is freed when nobody reads it any more.
 //!
 //! The [traffic class](crate::TrafficClass) that hints ask for, of the domain or of the transmit context, is written into the
 //! header of every packet, as a code point for differentiated services ([`TrafficClass::dscp`](crate::TrafficClass::dscp)),

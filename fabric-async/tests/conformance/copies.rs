@@ -1,6 +1,7 @@
 //! Long messages, copied once straight from their sender or twice by way of the ring: which way they go is seen in the
 //! statistics, and nowhere else.
 
+use std::cell::Cell;
 use std::task::Poll;
 
 use fabric_async::{CustomBuf, Error};
@@ -128,29 +129,36 @@ pub(crate) async fn closing_takes_back_what_was_not_received(setup: Setup) {
         (0..count).map(|number| a.ep.send(to_b, numbered(number, LONG)).tag(1).start().unwrap()).collect();
     settled(|| b.ep.stats().unexpected as u64).await;
     a.ep.clone().close().unwrap();
-    let mut arrived = 0;
-    for send in sends {
-        match send.await {
-            Ok(_) => arrived += 1,
-            Err(failed) => assert_eq!(failed.buf.len(), LONG, "{}", failed.error),
-        }
-    }
-    assert!(arrived < count, "all of it is more than there is room for");
-    // What is said to have arrived comes, whole, and so is what else comes. The word of another may overtake it.
-    let (mut next, mut is_over) = (0, false);
-    let c = setup.station().await;
-    let to_b = c.meet(&b).await;
-    c.ep.send(to_b, "the end").tag(1).await.unwrap();
-    while !is_over || next < arrived {
-        match b.ep.recv().tag(1).await {
-            Ok(got) if got.len() == LONG => {
-                assert!(number_of(&got) >= next, "in order");
-                next = number_of(&got) + 1;
+    let ended = Cell::new(None);
+    let ending = async {
+        let mut arrived = 0;
+        for send in sends {
+            match send.await {
+                Ok(_) => arrived += 1,
+                Err(failed) => assert_eq!(failed.buf.len(), LONG, "{}", failed.error),
             }
-            Ok(_) => is_over = true,
-            Err(failed) => assert!(failed.error.is_peer_gone(), "{}", failed.error),
         }
-    }
+        assert!(arrived < count, "all of it is more than there is room for");
+        ended.set(Some(arrived));
+        // What is said to have arrived comes, whole, and so is what else comes. The word of another may overtake it.
+        let c = setup.station().await;
+        let to_b = c.meet(&b).await;
+        c.ep.send(to_b, "the end").tag(1).await.unwrap();
+    };
+    let reading = async {
+        let (mut next, mut is_over) = (0, false);
+        while !is_over || ended.get().is_none_or(|arrived| next < arrived) {
+            match b.ep.recv().tag(1).await {
+                Ok(got) if got.len() == LONG => {
+                    assert!(number_of(&got) >= next, "in order");
+                    next = number_of(&got) + 1;
+                }
+                Ok(_) => is_over = true,
+                Err(failed) => assert!(failed.error.is_peer_gone(), "{}", failed.error),
+            }
+        }
+    };
+    tokio::join!(ending, reading);
 }
 
 /// Memory of the user's own kind may be where no other process can read.

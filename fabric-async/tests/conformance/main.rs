@@ -57,6 +57,7 @@ mod statistics;
 mod truncation;
 mod vectors;
 mod waiters;
+mod zero_copy;
 
 use fabric_async::Caps;
 
@@ -523,6 +524,15 @@ macro_rules! scenarios {
                 ports_of_a_range_run_out: ANY,
                 the_name_of_a_host_leads_there: ANY,
             }
+            zero_copy {
+                buffers_may_be_used_when_they_are_back: MSG,
+                dropped_futures_leave_buffers_where_they_are: MSG,
+                an_endpoint_that_closes_gives_them_back: MSG,
+                a_peer_that_closes_gives_them_back: MSG,
+                writes_are_taken_likewise: RMA,
+                short_ones_go_on_behind_them: MSG,
+                where_the_kernel_copies_it_is_given_up: MSG,
+            }
             waiters {
                 eight_tasks_wait_on_one_endpoint: TAGGED,
                 the_last_to_poll_may_go: TAGGED,
@@ -552,7 +562,8 @@ macro_rules! scenarios {
 ///   runtime is met once. Over tcp that is in full again, half of it by epoll and half by io_uring;
 /// * a policy of waiting concerns the engine, and what it sleeps on: over shm, and over both ways of waiting for sockets
 ///   where nobody looks before sleeping;
-/// * how long messages are copied concerns one provider, and nothing else.
+/// * how long messages are copied concerns one provider, and nothing else; how they are sent without a copy, those that
+///   are connected over a ring.
 macro_rules! combinations {
     ($($of:ident { $($name:ident: $setup:expr,)* })*) => {$(
         mod $of {
@@ -591,6 +602,8 @@ combinations! {
         ring_auto_current_thread: Setup::new("tcp").io_uring().auto(),
         ring_park_manual: Setup::new("tcp").io_uring().park(),
         ring_park_auto: Setup::new("tcp").io_uring().park().auto().multi_thread(),
+        // Under automatic progress only: a long send waits for its peer's machine, which may wait for the peer.
+        ring_zero_copy: Setup::new("tcp").io_uring().zero_copy().auto().multi_thread(),
     }
     // The other dialect. Over a ring under automatic progress only: a long send waits for its receiver, and nobody listens there
     // under manual progress where nobody waits.

@@ -4,7 +4,7 @@ use std::future::IntoFuture;
 
 use fabric_async::{
     CompletionQueue, Connect, ConnectionRequest, CqBind, Domain, Endpoint, EndpointBuilder, EventKind,
-    EventQueue, Fabric, Info, PassiveEndpoint,
+    EventQueue, Fabric, Info, PassiveEndpoint, SocketOptions,
 };
 
 use crate::setup::Setup;
@@ -30,6 +30,7 @@ impl Room {
     pub(crate) async fn open(setup: &Setup) -> Self {
         let (fabric, info) = setup.fabric().await;
         let domain = fabric.domain_builder(&info).wait_policy(setup.policy).socket_io(setup.socket_io);
+        let domain = domain.socket_options(setup.sockets(SocketOptions::new()));
         let (domain, eq) = (domain.open().unwrap(), fabric.event_queue(256).unwrap());
         domain.bind_eq(&eq).unwrap();
         let cq = domain.completion_queue(1024).unwrap();

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fabric_async::{
-    Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, SocketIo, WaitPolicy, discover,
+    Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, SocketIo, SocketOptions, WaitPolicy,
+    discover,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -30,6 +31,8 @@ pub(crate) struct Setup {
     pub(crate) single_copy_from: Option<usize>,
     /// How sockets are waited for.
     pub(crate) socket_io: SocketIo,
+    /// Long messages are taken from where they lie, also where that does not pay.
+    pub(crate) zero_copy: bool,
     /// What is asked for where that is more than the provider.
     chain: Option<&'static str>,
     workers: Option<usize>,
@@ -115,6 +118,7 @@ impl Setup {
             ep_type: None,
             single_copy_from: None,
             socket_io: SocketIo::default(),
+            zero_copy: false,
             chain: None,
             workers: None,
         }
@@ -142,6 +146,29 @@ impl Setup {
 
     pub(crate) fn io_uring(self) -> Self {
         Self { socket_io: SocketIo::IoUring, ..self }
+    }
+
+    pub(crate) fn zero_copy(self) -> Self {
+        Self { zero_copy: true, ..self }
+    }
+
+    /// What is set on sockets where the scenario does not say.
+    pub(crate) fn sockets(&self, mut sockets: SocketOptions) -> SocketOptions {
+        if self.zero_copy {
+            sockets = sockets.zero_copy_from(0);
+            sockets.insists_on_zero_copy = true;
+        }
+        sockets
+    }
+
+    /// Whether long messages are taken from where they lie where that is asked for: Linux can since 6.2, and in RXM they are
+    /// read by peers.
+    pub(crate) fn has_zero_copy(&self) -> bool {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let mut parts =
+            release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+        let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+        self.socket_io == SocketIo::IoUring && self.chain.is_none() && version >= (6, 2)
     }
 
     /// Endpoints that connect in RXM.

@@ -88,7 +88,7 @@ impl Station {
         (info.tx.op_flags, info.rx.op_flags) = (plan.op_flags, plan.op_flags & OpFlags::COMPLETION);
         info.domain.tclass = plan.class;
         let mut domain = fabric.domain_builder(&info).wait_policy(setup.policy).socket_io(setup.socket_io);
-        domain = domain.socket_options(plan.sockets);
+        domain = domain.socket_options(setup.sockets(plan.sockets));
         if let Some(len) = plan.single_copy_from.or(setup.single_copy_from) {
             domain = domain.single_copy_from(len);
         }

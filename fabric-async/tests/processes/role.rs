@@ -115,6 +115,7 @@ pub(crate) fn play() {
         "tcp lender" => run(crate::tcp::lender(&name)),
         "tcp borrower" => run(crate::tcp::borrower(&name)),
         "tcp lonely" => run(crate::tcp::lonely(&name)),
+        "tcp poor" => run(crate::tcp::poor(&name)),
         "tcp echo" => run(crate::tcp::echo(&name)),
         "tcp target" => run(crate::tcp::target(&name)),
         "tcp chatter" => run(crate::tcp::chatter(&name, Protocol::Tcp)),

@@ -1,7 +1,7 @@
 //! What a provider sees of the engine.
 
 use crate::address::{Address, FiAddr};
-use crate::buf::{Payload, PooledBuf, Source};
+use crate::buf::{AnyBuf, Payload, PooledBuf, Source};
 use crate::completion::{Outcome, Transfer};
 use crate::error::Result;
 use crate::event::EventKind;
@@ -34,6 +34,19 @@ pub trait Host {
     fn is_ordinary(&self, op: OpKey) -> bool {
         let _ = op;
         true
+    }
+
+    /// Takes the buffer of an operation whose bytes the kernel reads from where they lie, for as long as it does, which may be
+    /// longer than the operation takes. Until it is [given back](Host::restore) the operation has no payload, and its end
+    /// is kept to be reported then: whoever hears of it may have the buffer. `None` where buffers are not given away.
+    fn entrust(&mut self, op: OpKey) -> Option<AnyBuf> {
+        let _ = op;
+        None
+    }
+
+    /// Gives back what was taken: nobody reads it any more. The operation need not be there any more.
+    fn restore(&mut self, op: OpKey, buf: AnyBuf) {
+        let _ = (op, buf);
     }
 
     /// The places of a write or read that has several. Its bytes go to them, or come from them, in this order. All of them

@@ -3,43 +3,78 @@
 
 use std::ptr;
 
+use fabric_core::buf::{AnyBuf, Payload};
+use fabric_core::provider::OpKey;
+
 /// Parts of one send.
-pub(super) const PARTS: usize = 16;
+pub(crate) const PARTS: usize = 16;
 /// The longest send. A completion tells its length in 31 bits.
-pub(super) const LONGEST: usize = 1 << 30;
+pub(crate) const LONGEST: usize = 1 << 30;
 
 /// A header with everything it points to, which does not move until the send has ended.
 pub(super) struct Message {
     header: libc::msghdr,
     parts: [libc::iovec; PARTS],
     own: Box<[u8]>,
+    /// Whose bytes come behind its own, where they were given away as well.
+    buffer: Option<(OpKey, AnyBuf)>,
 }
 
-// SAFETY: the pointers are to memory that belongs to no thread.
+// SAFETY: the pointers are to memory that belongs to no thread, and buffers may be sent to any.
 unsafe impl Send for Message {}
+
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<AnyBuf>();
+};
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Message({} bytes and {:?})", self.own.len(), self.buffer)
+    }
+}
 
 impl Message {
     /// Own bytes and, behind them, as much of the others as can be told of at once.
     pub(super) fn new(own: Box<[u8]>, others: &[&[u8]]) -> Box<Self> {
+        Self::empty(own, None).of(|add| others.iter().for_each(|part| add(part)))
+    }
+
+    /// Own bytes and, behind them, those of a buffer, likewise.
+    pub(super) fn of_buffer(own: Box<[u8]>, op: OpKey, buf: AnyBuf) -> Box<Self> {
+        let message = Self::empty(own, Some((op, buf)));
+        let buf: *const Option<(OpKey, AnyBuf)> = &raw const message.buffer;
+        // SAFETY: what was boxed does not move with its box, and nothing but the header and its parts is written meanwhile.
+        let payload = unsafe { &*buf }.as_ref().map_or(Payload::Whole(&[]), |(_, buf)| buf.payload());
+        message.of(|add| payload.for_each(|_, part| add(part)))
+    }
+
+    fn empty(own: Box<[u8]>, buffer: Option<(OpKey, AnyBuf)>) -> Box<Self> {
         let none = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
         // SAFETY: no name, no control data, no flags: all zero.
         let header = unsafe { std::mem::zeroed() };
-        let mut message = Box::new(Self { header, parts: [none; PARTS], own });
+        Box::new(Self { header, parts: [none; PARTS], own, buffer })
+    }
+
+    /// Points to its own bytes, and to those that are added.
+    fn of(mut self: Box<Self>, others: impl FnOnce(&mut dyn FnMut(&[u8]))) -> Box<Self> {
         let (mut count, mut room) = (0, LONGEST);
-        let own: *const [u8] = &raw const *message.own;
-        // SAFETY: what was boxed does not move with its box.
-        let own = unsafe { &*own };
-        for bytes in std::iter::once(own).chain(others.iter().copied()).filter(|bytes| !bytes.is_empty()) {
-            if count == PARTS || room == 0 {
-                break;
+        let own: *const [u8] = &raw const *self.own;
+        let parts = &mut self.parts;
+        let mut add = |bytes: &[u8]| {
+            if count == PARTS || room == 0 || bytes.is_empty() {
+                return;
             }
             let len = bytes.len().min(room);
-            message.parts[count] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: len };
+            parts[count] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: len };
             (count, room) = (count + 1, room - len);
-        }
-        message.header.msg_iov = message.parts.as_mut_ptr();
-        message.header.msg_iovlen = count as _;
-        message
+        };
+        // SAFETY: what was boxed does not move with its box.
+        add(unsafe { &*own });
+        others(&mut add);
+        self.header.msg_iov = self.parts.as_mut_ptr();
+        self.header.msg_iovlen = count as _;
+        self
     }
 
     pub(super) fn header(&self) -> *const libc::msghdr {
@@ -47,8 +82,17 @@ impl Message {
     }
 
     /// The bytes that were given away with it.
-    pub(super) fn into_own(self) -> Box<[u8]> {
-        self.own
+    pub(super) fn own(&self) -> &[u8] {
+        &self.own
+    }
+
+    pub(super) fn has_buffer(&self) -> bool {
+        self.buffer.is_some()
+    }
+
+    /// Those, and the buffer, if that was given away too.
+    pub(super) fn into_parts(self) -> (Box<[u8]>, Option<(OpKey, AnyBuf)>) {
+        (self.own, self.buffer)
     }
 
     #[cfg(all(test, not(loom)))]

@@ -3,12 +3,14 @@
 //! | file | subject |
 //! |---|---|
 //! | `ring` | a ring: operations in slots, submitted together, reaped, cancelled, waited for |
+//! | `slot` | what is kept of an operation, and what its completions say |
 //! | `buffers` | memory that receives are given when something comes, and leases of it |
 //! | `message` | what a send is made of |
+//! | `remains` | memory that the kernel still reads when its ring is gone |
 //!
 //! # The life of an operation
 //!
-//! Each rule has tests of its name in `tests`, which fail, or never end, when it is broken.
+//! Each rule has tests of its name in `tests`, the last one in `zero_copy_tests`, which fail, or never end, when it is broken.
 //!
 //! | | rule | test |
 //! |---|---|---|
@@ -21,6 +23,7 @@
 //! | 7 | Where the kernel refuses a ring, or lacks something, opening it fails, and whoever asked does without. | `rule_7_what_the_kernel_refuses_is_an_error`, `rule_7_a_forbidden_call_is_an_error`; in `tcp/io`, `where_rings_are_forbidden_a_wish_is_not_granted_and_a_demand_is_refused` |
 //! | 8 | Lengths are cut to what a completion can tell of. | `rule_8_lengths_are_cut_to_what_a_completion_can_tell_of` |
 //! | 9 | Memory that cannot be registered, or locked, is a refusal like any other. | `rule_9_memory_that_cannot_be_registered_is_an_error`, `rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error` |
+//! | 10 | A buffer from which the kernel sends without copying is the ring's until the *second* completion, whatever becomes of the send, the connection and the ring; also where the kernel refuses. | `rule_10_a_buffer_outlives_its_send_until_the_kernel_looks_no_more`, `rule_10_what_is_taken_back_comes_back_later`, `rule_10_a_connection_that_breaks_gives_buffers_back`, `rule_10_buffers_outlive_a_ring_that_is_dropped`, `rule_10_a_ring_that_is_dropped_gives_up_what_was_not_begun`, `rule_10_a_refusal_gives_the_buffer_back_likewise`, `rule_10_beyond_the_limit_of_locked_memory_it_is_refused`, `rule_10_what_finds_no_room_comes_back_at_once` |
 //!
 //! # Threads
 //!
@@ -29,12 +32,18 @@
 
 mod buffers;
 mod message;
+mod remains;
 mod ring;
+mod slot;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
+#[cfg(all(test, not(loom)))]
+mod zero_copy_tests;
 
 pub(crate) use buffers::Lease;
-pub(crate) use ring::{Completion, Ring, Sent, Shape, Ticket, What};
+pub(crate) use message::{LONGEST, PARTS};
+pub(crate) use ring::{Completion, Ring, Shape, Ticket, What};
+pub(crate) use slot::{Released, Sent, Way};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -14,6 +14,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric_core::buf::AnyBuf;
+use fabric_core::provider::OpKey;
 use io_uring::types::{CancelBuilder, Fd, Timespec};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use rustix::event::{EventfdFlags, eventfd};
@@ -22,6 +24,8 @@ use slab::Slab;
 
 use super::buffers::{Buffers, GROUP, Lease};
 use super::message::Message;
+use super::remains::Remains;
+use super::slot::{COPIED, NOTIF, REPORT_USAGE, Raw, Released, Sent, Slot, Stage, index};
 use crate::provider::origin::Origin;
 
 /// What the completion of a cancellation is known by: there is nothing to be done about it.
@@ -30,7 +34,6 @@ const CANCELLATION: u64 = u64::MAX;
 const ATTEMPTS: u32 = 16;
 /// How long a ring that is dropped waits for its operations.
 const FAREWELL: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_secs(5) };
-
 /// How large a ring is, and how its work is done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
@@ -76,34 +79,10 @@ pub(crate) enum What {
     End,
     /// A send has ended.
     Sent(Sent),
+    /// The kernel does not look any more at the buffer that a send was given, which has ended before.
+    Released(Released),
     /// A receive has failed, or was cancelled.
     Failed(Errno),
-}
-
-/// What has become of a send.
-#[derive(Debug)]
-pub(crate) struct Sent {
-    /// How many bytes have left, or why none.
-    pub(crate) result: Result<usize, Errno>,
-    /// The bytes that were given away with it.
-    pub(crate) own: Box<[u8]>,
-}
-
-struct Slot {
-    generation: u32,
-    /// `None` when nobody wants to hear of it.
-    owner: Option<u64>,
-    /// What it works on; open as long as the kernel may be told of it.
-    _socket: Arc<OwnedFd>,
-    message: Option<Box<Message>>,
-}
-
-/// A completion as it was found.
-#[derive(Clone, Copy, Debug)]
-struct Raw {
-    name: u64,
-    result: i32,
-    flags: u32,
 }
 
 /// A ring.
@@ -119,6 +98,8 @@ pub(crate) struct Ring {
     to_cancel: Vec<u64>,
     /// Completions that belonged to nothing.
     strays: u64,
+    /// The kernel knows sends that read from where bytes lie.
+    has_zero_copy: bool,
     origin: Origin,
     /// What the next calls are to end with.
     #[cfg(all(test, not(loom)))]
@@ -137,7 +118,7 @@ impl Ring {
             builder.setup_coop_taskrun().setup_taskrun_flag();
         }
         let uring = builder.build(shape.submissions)?;
-        probe(&uring)?;
+        let has_zero_copy = probe(&uring)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         uring.submitter().register_eventfd(event.as_raw_fd())?;
         let buffers = Arc::new(Buffers::new(shape.buffers, shape.buffer_len)?);
@@ -151,6 +132,7 @@ impl Ring {
             fetched: VecDeque::new(),
             to_cancel: Vec::new(),
             strays: 0,
+            has_zero_copy,
             origin: Origin::here(),
             #[cfg(all(test, not(loom)))]
             refusals: VecDeque::new(),
@@ -198,7 +180,35 @@ impl Ring {
         let entry =
             opcode::SendMsg::new(Fd(socket.as_raw_fd()), message.header()).flags(flags as u32).build();
         self.begin(entry, socket, owner, Some(message))
-            .map_err(|(_, message)| message.map_or_else(Box::default, |message| message.into_own()))
+            .map_err(|(_, message)| message.map_or_else(Box::default, |message| message.into_parts().0))
+    }
+
+    /// Whether the kernel may know [`send_zero_copy`](Self::send_zero_copy).
+    pub(crate) fn has_zero_copy(&self) -> bool {
+        self.has_zero_copy
+    }
+
+    /// Likewise, and behind the bytes given away those of a buffer, which the ring has until the kernel has looked at it for
+    /// the last time: the kernel need not copy it. The end of the send comes as one completion, the buffer as another one
+    /// behind that; also when the send is taken back, or the kernel does not know this.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); with what was given away.
+    pub(crate) fn send_zero_copy(
+        &mut self,
+        socket: &Arc<OwnedFd>,
+        owner: u64,
+        own: Box<[u8]>,
+        (op, buf): (OpKey, AnyBuf),
+    ) -> Result<Ticket, (Box<[u8]>, AnyBuf)> {
+        let message = Message::of_buffer(own, op, buf);
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let entry = opcode::SendMsgZc::new(Fd(socket.as_raw_fd()), message.header());
+        let entry = entry.ioprio(REPORT_USAGE).flags(flags as u32).build();
+        self.begin(entry, socket, owner, Some(message)).map_err(|(_, message)| {
+            let (own, buffer) = message.map(|message| message.into_parts()).unwrap_or_default();
+            (own, buffer.map(|(_, buf)| buf).unwrap_or_default())
+        })
     }
 
     fn begin(
@@ -213,7 +223,13 @@ impl Ring {
         }
         self.generation = self.generation.wrapping_add(1) & 0x7fff_ffff;
         let generation = self.generation;
-        let slot = Slot { generation, owner: Some(owner), _socket: socket.clone(), message };
+        let slot = Slot {
+            generation,
+            owner: Some(owner),
+            socket: Some(socket.clone()),
+            message,
+            stage: Stage::Whole,
+        };
         let index = self.slots.insert(slot);
         let name = u64::from(generation) << 32 | index as u64;
         if let Err(error) = self.push(&entry.user_data(name)) {
@@ -251,18 +267,23 @@ impl Ring {
         }
     }
 
-    /// Ends a send, waits for it, and tells what has become of it. `None` if there is no such send.
+    /// Ends a send, waits for it, and tells what has become of it. `None` if there is no such send. The buffer of one that
+    /// has some comes later.
     ///
     /// The kernel ends a send at once, unless it is about to do it: then when that is done, and it does not wait for room.
     pub(crate) fn take_back(&mut self, ticket: Ticket) -> Option<Sent> {
         if !self.origin.is_here() {
             return None;
         }
+        if self.slot(ticket).is_some_and(|slot| slot.stage != Stage::Whole) {
+            // It has ended, and only its buffer is outstanding.
+            return None;
+        }
         self.cancel(ticket);
         loop {
             self.fetch();
             let mut fetched = self.fetched.iter();
-            if let Some(at) = fetched.position(|raw| raw.name == ticket.0 && !cqueue::more(raw.flags)) {
+            if let Some(at) = fetched.position(|raw| raw.name == ticket.0) {
                 let raw = self.fetched.remove(at)?;
                 return match self.made_of(raw)?.what {
                     What::Sent(sent) => Some(sent),
@@ -381,10 +402,24 @@ impl Ring {
             return None;
         };
         let owner = slot.owner;
-        let result = u32::try_from(raw.result).map_err(|_| Errno::from_raw_os_error(-raw.result));
+        if slot.message.as_ref().is_some_and(|message| message.has_buffer()) {
+            let what = if cqueue::notif(raw.flags) {
+                let slot = self.slots.remove(index(raw.name));
+                What::Released(slot.released(raw.result.cast_unsigned() & COPIED != 0)?)
+            } else {
+                let sent = slot.ended(raw.result())?;
+                if is_last {
+                    // The kernel has not begun: there will be no word about the buffer.
+                    self.fetched.push_front(Raw { flags: NOTIF, ..raw });
+                }
+                What::Sent(sent)
+            };
+            let is_last = matches!(what, What::Released(_));
+            return Some(Completion { owner: owner?, ticket: Ticket(raw.name), what, is_last });
+        }
         let message = if is_last { self.slots.remove(index(raw.name)).message } else { None };
-        let what = match (message, result.map(|count| count as usize), lease) {
-            (Some(message), result, _) => What::Sent(Sent { result, own: message.into_own() }),
+        let what = match (message, raw.result(), lease) {
+            (Some(message), result, _) => What::Sent(Sent { result, own: message.into_parts().0 }),
             (None, Err(errno), _) => What::Failed(errno),
             (None, Ok(1..), Some(lease)) => What::Bytes(lease),
             (None, Ok(_), _) => What::End,
@@ -426,14 +461,17 @@ impl Ring {
     /// An operation that never ends.
     #[cfg(all(test, not(loom)))]
     pub(super) fn haunt(&mut self, socket: &Arc<OwnedFd>) {
-        self.slots.insert(Slot { generation: 0, owner: None, _socket: socket.clone(), message: None });
+        let (message, stage) = (None, Stage::Whole);
+        self.slots.insert(Slot { generation: 0, owner: None, socket: Some(socket.clone()), message, stage });
     }
 
-    /// Cancels everything and waits until all has ended, or has not for long. True when it has.
+    /// Cancels everything and waits until all has ended, but for buffers that are still being looked at, or has not for long.
+    /// True when it has.
     fn end(&mut self) -> bool {
         let until = Instant::now() + FAREWELL;
         let _ = self.submit();
-        while !self.slots.is_empty() && Instant::now() < until {
+        let is_under_way = |slots: &Slab<Slot>| slots.iter().any(|(_, slot)| slot.stage == Stage::Whole);
+        while is_under_way(&self.slots) && Instant::now() < until {
             let pause = Some(Timespec::new().nsec(10_000_000));
             let _ = self.uring.submitter().register_sync_cancel(pause, CancelBuilder::any());
             self.fetch();
@@ -441,22 +479,12 @@ impl Ring {
                 drop(self.made_of(raw));
             }
         }
-        self.slots.is_empty()
+        !is_under_way(&self.slots)
     }
 }
 
-impl Raw {
-    fn of(entry: cqueue::Entry) -> Self {
-        Self { name: entry.user_data(), result: entry.result(), flags: entry.flags() }
-    }
-}
-
-fn index(name: u64) -> usize {
-    name as u32 as usize
-}
-
-/// Whether the kernel knows everything that is used here.
-fn probe(uring: &IoUring) -> io::Result<()> {
+/// Whether the kernel knows everything that is needed here; and if so, whether it knows sends without copies too.
+fn probe(uring: &IoUring) -> io::Result<bool> {
     let mut probe = Probe::new();
     uring.submitter().register_probe(&mut probe)?;
     // Receives that go on by themselves came with this one, and cannot be asked for by name.
@@ -466,7 +494,7 @@ fn probe(uring: &IoUring) -> io::Result<()> {
         .all(|code| probe.is_supported(code));
     let params = uring.params();
     if known && params.is_feature_nodrop() && params.is_feature_skip_cqe_on_success() {
-        Ok(())
+        Ok(probe.is_supported(opcode::SendMsgZc::CODE))
     } else {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -478,12 +506,12 @@ impl Drop for Ring {
             // The maps are not there in a child, and something else may be where they were.
             return;
         }
-        if !self.end() {
-            // The kernel may still write: neither that memory nor what the slots have is ever freed.
-            std::mem::forget(self.buffers.clone());
-            std::mem::forget(std::mem::take(&mut self.slots));
-        }
+        let has_ended = self.end();
         // SAFETY: not used any more.
-        unsafe { ManuallyDrop::drop(&mut self.uring) };
+        let uring = unsafe { ManuallyDrop::take(&mut self.uring) };
+        let remains = Remains::new(uring, std::mem::take(&mut self.slots), self.buffers.clone());
+        if has_ended {
+            remains.await_last_looks();
+        }
     }
 }

@@ -14,10 +14,10 @@ use rustix::io::Errno;
 
 use super::{Completion, Ring, Shape, What};
 
-const SMALL: Shape =
+pub(super) const SMALL: Shape =
     Shape { submissions: 4, completions: 8, buffers: 4, buffer_len: 4096, cooperative: true };
 
-fn ring() -> Option<Ring> {
+pub(super) fn ring() -> Option<Ring> {
     match Ring::open(SMALL) {
         Ok(ring) => Some(ring),
         Err(error) => {
@@ -36,7 +36,7 @@ fn pair() -> (Arc<OwnedFd>, TcpStream) {
 }
 
 /// The next completion, whenever it comes.
-fn next(ring: &mut Ring) -> Completion {
+pub(super) fn next(ring: &mut Ring) -> Completion {
     loop {
         if let Some(completion) = ring.next() {
             return completion;
@@ -90,14 +90,14 @@ pub(crate) fn forbidding<T: Send>(errno: i32, act: impl FnOnce() -> T + Send) ->
     })
 }
 
-/// From now on this process locks no memory, and this thread has no right to all the same.
-fn without_locked_memory() {
+/// From now on this process locks no more memory than this, and this thread has no right to all the same.
+pub(super) fn limit_locked_memory(bytes: u64) {
     const VERSION_3: u32 = 0x2008_0522;
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
     let (header, rights) = ([VERSION_3, 0], [0u32; 6]);
     // SAFETY: both are read, and nothing is written: header and rights are as long as this version says.
     unsafe {
-        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const none), 0);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
         assert_eq!(libc::syscall(libc::SYS_capset, header.as_ptr(), rights.as_ptr()), 0);
     }
 }
@@ -361,7 +361,7 @@ fn rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error() {
     const ALONE: &str = "FABRIC_TEST_NO_LOCKED_MEMORY";
     const NAME: &str = "uring::tests::rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error";
     if std::env::var_os(ALONE).is_some() {
-        without_locked_memory();
+        limit_locked_memory(0);
         let refused = Ring::open(Shape { buffers: 1024, ..SMALL }).err().expect("it takes 4 MiB");
         assert!([Some(libc::ENOMEM), Some(libc::EPERM)].contains(&refused.raw_os_error()), "{refused}");
         return println!("refused");

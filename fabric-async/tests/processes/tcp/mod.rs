@@ -12,9 +12,11 @@ mod ring;
 mod siege;
 mod tuned;
 mod turns;
+mod zero_copy;
 
 pub(crate) use onesided::target;
 pub(crate) use tuned::visitor;
+pub(crate) use zero_copy::poor;
 
 use std::time::Duration;
 

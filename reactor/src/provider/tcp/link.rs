@@ -7,6 +7,7 @@
 //! | `onesided` | what it says of operations on memory, of either side |
 //! | `packets` | what is particular to the other dialect |
 //! | `lane` | what of it is in the ring |
+//! | `zero_copy` | messages that are given to the ring with their buffers |
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ mod onesided;
 mod packets;
 mod receiving;
 mod sending;
+mod zero_copy;
 
 use lane::Lane;
 

@@ -41,6 +41,7 @@ use fabric_core::{Address, Error, FiAddr, Result, Scheme, SocketOptions};
 use crate::provider::net::Tuning;
 use crate::provider::offers;
 use crate::provider::origin::Origin;
+use crate::uring::{Released, What};
 
 use endpoint::{Endpoint, Token};
 use io::Io;
@@ -208,15 +209,19 @@ impl TcpDomain {
     }
 
     /// Hands out what the ring has done. Returns whether it has done anything.
-    fn reap(&mut self) -> bool {
+    fn reap(&mut self, host: &mut dyn Host) -> bool {
         let mut any = false;
-        while let Some(completion) = self.io.next() {
+        while let Some(mut completion) = self.io.next() {
             any = true;
+            if let What::Released(Released { op, buf, .. }) = &mut completion.what {
+                // Whatever has become of its connection.
+                host.restore(*op, std::mem::take(buf));
+            }
             let (ep, token) = Token::unpack(completion.owner);
             if let Token::Socket(at) = token
                 && let Ok(endpoint) = self.ep(ep)
             {
-                endpoint.completed(at as usize, completion);
+                endpoint.completed(at as usize, completion, host);
             }
         }
         any
@@ -398,7 +403,7 @@ impl ProviderDomain for TcpDomain {
         if !self.origin.is_here() {
             return false;
         }
-        let mut moved = self.reap();
+        let mut moved = self.reap(host);
         self.each_attended(|endpoint| moved |= endpoint.progress(host));
         self.io.submit();
         moved

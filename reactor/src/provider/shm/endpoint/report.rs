@@ -24,7 +24,7 @@ impl Endpoint {
             }),
             peers: peers().count(),
             unexpected: self.rx.own.unexpected(),
-            dropped: 0,
+            ..ProviderStats::default()
         }
     }
 

@@ -27,6 +27,8 @@ impl Endpoint {
         let mut link = Link::new((peer, key), socket, watch, spoken, rest, self.ring.clone());
         link.instance = instance;
         link.serve(self.id, self.is_target, self.heeds);
+        let options = &self.tuning.options;
+        link.zero_copy_from(options.zero_copy_from, options.insists_on_zero_copy);
         link.rewatch();
         let name = self.peers[peer].name.clone();
         if matches!(self.role, Role::Single(_)) {

@@ -39,7 +39,7 @@ use super::link::{Link, Sending};
 use super::socket::{Listener, Timer};
 use crate::provider::net::Tuning;
 use crate::provider::token;
-use crate::uring::{Completion, SharedRing};
+use crate::uring::{Completion, Released, SharedRing, Way, What};
 
 use passive::Requests;
 use single::Single;
@@ -158,6 +158,9 @@ pub(crate) struct Endpoint {
     /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
     is_target: bool,
     heeds: bool,
+    /// Sends that the network took from where they lay, and those that the kernel has copied all the same.
+    zero_copy: u64,
+    copied_anyway: u64,
 }
 
 impl Endpoint {
@@ -210,6 +213,8 @@ impl Endpoint {
             ring,
             is_target: false,
             heeds: false,
+            zero_copy: 0,
+            copied_anyway: 0,
         })
     }
 
@@ -325,11 +330,15 @@ impl Endpoint {
     }
 
     /// Something has come of what a connection has in the ring.
-    pub(crate) fn completed(&mut self, at: usize, completion: Completion) {
+    pub(crate) fn completed(&mut self, at: usize, completion: Completion, host: &mut dyn Host) {
+        if let What::Released(Released { way: Some(way), .. }) = &completion.what {
+            self.zero_copy += u64::from(*way == Way::ZeroCopy);
+            self.copied_anyway += u64::from(*way == Way::Copied);
+        }
         let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return };
         let peer = &mut self.peers[link.peer];
         let mut none = VecDeque::new();
-        link.completed(completion, if peer.link == Some(at) { &mut peer.sends } else { &mut none });
+        link.completed(completion, if peer.link == Some(at) { &mut peer.sends } else { &mut none }, host);
         link.warm();
         self.heat(at);
     }
@@ -356,7 +365,9 @@ impl Endpoint {
     pub(crate) fn arm(&mut self) -> bool {
         // Sockets tell by themselves; what could be sent and was not does not.
         let waits = |peer: &Peer| match peer.link.and_then(|at| self.stages.get(at)) {
-            Some(Stage::Up(link)) => peer.sends.is_empty() || link.is_blocked() || link.is_stalled(),
+            Some(Stage::Up(link)) => {
+                peer.sends.is_empty() || link.is_blocked() || link.is_sending() || link.is_stalled()
+            }
             _ => true,
         };
         !self.rx.own.has_chores()
@@ -379,7 +390,8 @@ impl Endpoint {
 
     pub(crate) fn stats(&self) -> ProviderStats {
         let (peers, unexpected) = (self.links().count(), self.rx.own.unexpected());
-        ProviderStats { peers, unexpected, ..ProviderStats::default() }
+        let (zero_copy, copied_anyway) = (self.zero_copy, self.copied_anyway);
+        ProviderStats { peers, unexpected, zero_copy, copied_anyway, ..ProviderStats::default() }
     }
 
     pub(crate) fn describe(&self) -> String {

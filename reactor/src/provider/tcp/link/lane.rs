@@ -7,15 +7,19 @@
 //!
 //! What there is no room for is handed to the ring: bytes that were collected, and all that is left of a long message, which
 //! stays in its operation's buffer. Until that send has ended nothing else is sent, and the operation does not end.
+//!
+//! A long message may also be given to the ring with its buffer, for the network to take it from there (`zero_copy`).
 #![allow(unsafe_code)] // bytes that the kernel sends from where they lie
 
 use std::collections::VecDeque;
 
 use fabric_core::buf::Payload;
+use fabric_core::provider::Host;
 use rustix::io::Errno;
 
 use super::super::socket::Received;
 use super::sending::PARTS;
+use super::zero_copy::{Entrusted, is_refusal};
 use super::{Link, Sending};
 use crate::uring::{Completion, Lease, Sent, SharedRing, Ticket, What};
 
@@ -24,15 +28,37 @@ const LOOKS: u32 = 32;
 
 /// What a connection has in the ring.
 pub(super) struct Lane {
-    ring: SharedRing,
+    pub(super) ring: SharedRing,
     /// Whom completions are for.
-    owner: u64,
+    pub(super) owner: u64,
     receiving: Receiving,
     /// What came and was not read.
     arrived: VecDeque<Lease>,
     /// Receiving has failed, and the socket does not say so again.
     is_broken: bool,
-    sending: Option<Ticket>,
+    pub(super) sending: InRing,
+    pub(super) entrusted: Entrusted,
+}
+
+/// What the ring is sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InRing {
+    Nothing,
+    /// What was collected, and what is left of the first operation, where it lies.
+    Borrowed(Ticket),
+    /// What was collected, and all of the first operation, so many bytes, whose buffer it has.
+    Entrusted(Ticket, usize),
+    /// Nothing any more, but it has the buffer of the first operation, and not all of that has left.
+    Rest(Ticket),
+}
+
+impl InRing {
+    fn ticket(self) -> Option<Ticket> {
+        match self {
+            Self::Borrowed(ticket) | Self::Entrusted(ticket, _) => Some(ticket),
+            Self::Nothing | Self::Rest(_) => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +73,9 @@ enum Receiving {
 
 impl Lane {
     pub(super) fn new(ring: SharedRing, owner: u64) -> Self {
-        let arrived = VecDeque::new();
-        Self { ring, owner, receiving: Receiving::No, arrived, is_broken: false, sending: None }
+        let (arrived, entrusted) = (VecDeque::new(), Entrusted::default());
+        let (receiving, sending) = (Receiving::No, InRing::Nothing);
+        Self { ring, owner, receiving, arrived, is_broken: false, sending, entrusted }
     }
 
     /// What the ring has received; nothing where calls are to be made.
@@ -95,8 +122,8 @@ impl Link {
     }
 
     /// Whether the ring is sending.
-    pub(super) fn is_sending(&self) -> bool {
-        self.lane.as_ref().is_some_and(|lane| lane.sending.is_some())
+    pub(crate) fn is_sending(&self) -> bool {
+        self.lane.as_ref().is_some_and(|lane| lane.sending != InRing::Nothing)
     }
 
     /// Reads what has come, by whichever way it came.
@@ -158,7 +185,7 @@ impl Link {
         // is done only by who has called `take_back`, or has heard of the end of the send, before: `drive` does nothing while the
         // ring is sending, `Endpoint::fail_sends` and `into_socket` take back, and an operation that has begun is not cancelled.
         match unsafe { ring.send(self.socket.shared(), lane.owner, own, &parts[..count]) } {
-            Ok(ticket) => lane.sending = Some(ticket),
+            Ok(ticket) => lane.sending = InRing::Borrowed(ticket),
             Err(own) => {
                 drop(ring);
                 self.outbox.put_back(&own);
@@ -169,15 +196,24 @@ impl Link {
     }
 
     /// Something has come of an operation in the ring.
-    pub(crate) fn completed(&mut self, completion: Completion, queue: &mut VecDeque<Sending>) {
+    pub(crate) fn completed(
+        &mut self,
+        completion: Completion,
+        queue: &mut VecDeque<Sending>,
+        host: &mut dyn Host,
+    ) {
         let is_held = !self.is_read();
         let Some(lane) = &mut self.lane else { return };
         let ticket = completion.ticket;
         match completion.what {
-            What::Sent(sent) if lane.sending == Some(ticket) => {
-                lane.sending = None;
-                self.sent(&sent, queue);
+            What::Sent(sent) if lane.sending.ticket() == Some(ticket) => {
+                let was = std::mem::replace(&mut lane.sending, InRing::Nothing);
+                let is_all = self.sent(&sent, was, queue);
+                if let InRing::Entrusted(..) = was {
+                    self.has_sent_entrusted(ticket, is_all.then_some(queue), host);
+                }
             }
+            What::Released(released) => self.released(ticket, released.way),
             _ if ![Receiving::Yes(ticket), Receiving::Stopping(ticket)].contains(&lane.receiving) => {}
             What::Bytes(lease) => lane.arrived.push_back(if is_held { lease.detached() } else { lease }),
             // The socket says it again to who asks.
@@ -195,16 +231,17 @@ impl Link {
     /// Ends what the ring is sending, and waits for that: the first operation of the queue is this side's again.
     pub(crate) fn take_back(&mut self, queue: &mut VecDeque<Sending>) {
         let Some(lane) = &mut self.lane else { return };
-        if let Some(ticket) = lane.sending.take() {
+        let was = std::mem::replace(&mut lane.sending, InRing::Nothing);
+        if let Some(ticket) = was.ticket() {
             let sent = lane.ring.lock().take_back(ticket);
             if let Some(sent) = sent {
-                self.sent(&sent, queue);
+                self.sent(&sent, was, queue);
             }
         }
     }
 
-    /// The ring has sent, or not.
-    fn sent(&mut self, sent: &Sent, queue: &mut VecDeque<Sending>) {
+    /// The ring has sent, or not. Returns whether it has sent all that it was given to be kept.
+    fn sent(&mut self, sent: &Sent, was: InRing, queue: &mut VecDeque<Sending>) -> bool {
         self.is_blocked = false;
         let count = sent.result.unwrap_or(0);
         let own = count.min(sent.own.len());
@@ -212,8 +249,20 @@ impl Link {
         if let Some(Sending { sent: Some(sent), .. }) = queue.front_mut() {
             *sent += count - own;
         }
-        // Who has submitted it may have ended meanwhile, and it with them.
-        if !matches!(sent.result, Ok(_) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN)) {
+        let InRing::Entrusted(_, len) = was else {
+            self.deafen_unless_mended(sent.result);
+            return false;
+        };
+        match sent.result {
+            Err(errno) if is_refusal(errno) => self.renounce_zero_copy(),
+            result => self.deafen_unless_mended(result),
+        }
+        count == sent.own.len() + len
+    }
+
+    /// Who has submitted a send may have ended meanwhile, and it with them. Everything else is the connection's end.
+    fn deafen_unless_mended(&mut self, result: Result<usize, Errno>) {
+        if !matches!(result, Ok(_) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN)) {
             self.deafen();
         }
     }

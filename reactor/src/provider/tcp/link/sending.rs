@@ -12,7 +12,7 @@ use super::Link;
 use super::onesided::{Ending, fail_first, wrap};
 
 /// A longer message is not collected, but sent from where it lies.
-const SHORT: usize = 16 << 10;
+pub(super) const SHORT: usize = 16 << 10;
 /// Bytes that are collected before they are sent in any case.
 pub(super) const COLLECTED: usize = 64 << 10;
 /// Bytes to a peer in one pass.
@@ -168,6 +168,10 @@ impl Link {
                 }
             }
             let from = *sent.get_or_insert(0);
+            if from == 0 && self.is_zero_copy(payload) && self.entrust(*op, len, host) {
+                return None;
+            }
+            let payload = host.payload(*op);
             // The ring may have sent it to its end.
             let part = payload.part(from, (len - from).min(most));
             let sent_now = if part.is_empty() { Some(0) } else { self.send_part(part) };
