@@ -26,7 +26,7 @@ pub(crate) struct AvInner {
     pub(crate) node: Arc<Node>,
     pub(crate) id: AvId,
     pub(crate) domain: Arc<DomainInner>,
-    /// It holds the one peer of a connected endpoint, and stays as it is.
+    /// It holds the one peer of a connected endpoint, or nobody, and stays as it is.
     is_fixed: bool,
 }
 
@@ -113,10 +113,18 @@ impl AvInner {
         (Arc::new(Self { node, id, domain: domain.clone(), is_fixed: true }), number)
     }
 
+    /// One with nobody in it, for a receive context of endpoints that are connected, each with a peer of its own. It is part of
+    /// the context, and not counted.
+    pub(crate) fn of_nobody(domain: &Arc<DomainInner>) -> Arc<Self> {
+        let node = Node::new(Class::AddressVector, Some(domain.node.clone()));
+        let id = domain.core.open_av(false);
+        Arc::new(Self { node, id, domain: domain.clone(), is_fixed: true })
+    }
+
     fn check_changeable(&self) -> Result<()> {
         self.node.check_open()?;
         if self.is_fixed {
-            return Err(Error::NotSupported("addresses of a connected endpoint, which has one peer"));
+            return Err(Error::NotSupported("addresses of connected endpoints, which have one peer each"));
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use fabric_core::{Address, Error, FiAddr, Result};
 
 use crate::domain::Domain;
 use crate::engine::State;
-use crate::hub::{Bindings, FollowUp, Hub};
+use crate::hub::{Bindings, FollowUp, Hub, known};
 
 /// The shared contexts of a domain: few, and mostly none.
 pub(crate) type SharedContexts = Vec<(EpId, SharedContext)>;
@@ -87,7 +87,12 @@ impl State {
     pub(crate) fn put_back(&mut self, ep: EpId, envelope: Envelope, bytes: PooledBuf) {
         match self.shared_at(ep) {
             None => self.provider.put_back(&mut self.hub, ep, envelope, bytes),
-            Some(context) => self.at_shared(&context, |rx, hub| rx.put_back(hub, envelope, None, bytes)),
+            Some(context) => {
+                // The context's vector does not have the one peer of a connected endpoint.
+                let source =
+                    envelope.source.filter(|source| self.hub.is_number_of(ep, envelope.peer, *source));
+                self.at_shared(&context, |rx, hub| rx.put_back(hub, envelope, source, bytes));
+            }
         }
     }
 
@@ -227,6 +232,12 @@ impl Hub {
         let sharer = *self.shared_peers.get((peer.0 as usize).checked_sub(1)?)?;
         let bound = &self.eps.get(sharer.0)?.bound;
         (bound.shared == Some(context)).then_some(sharer)
+    }
+
+    /// Whether the endpoint that a peer is connected to, and that shares this context, knows somebody by this number.
+    fn is_number_of(&self, context: EpId, peer: PeerKey, number: FiAddr) -> bool {
+        let sharer = self.sharer(context, peer).and_then(|sharer| self.eps.get(sharer.0));
+        sharer.is_some_and(|sharer| known(&self.vectors, sharer.bound.av, number).is_ok())
     }
 }
 

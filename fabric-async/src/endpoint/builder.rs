@@ -122,27 +122,30 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
-        if self.info.ep.ep_type == EpType::Msg {
-            return Err(Error::NotSupported("address vectors of connected endpoints, which have one peer"));
-        }
+        check_vector(&self.info)?;
         self.hold(&av.inner.node)?;
         set("address vector", &mut self.av, av.inner.clone())?;
         Ok(self)
     }
 
     /// Receives with this context, as others do, instead of a context of its own: receives are posted there. The info is one
-    /// with `ep.rx_ctx_cnt` [`SHARED_CONTEXT`](crate::SHARED_CONTEXT), which hints ask for, and the address vector that of
-    /// the context.
+    /// with `ep.rx_ctx_cnt` [`SHARED_CONTEXT`](crate::SHARED_CONTEXT), which hints ask for, of the type of endpoints that the
+    /// context is for, and the address vector that of the context; those that are connected have none to be bound to.
     ///
     /// A queue that is [bound](Self::bind_cq) for receives as well hears of what peers
     /// [write with data](crate::WriteRequest::data), and of no messages. Counters count the messages that come to the endpoint.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound, or the info is of endpoints with contexts of their own; [`Error::Foreign`] when it
-    /// is of another domain; [`Error::Closed`].
+    /// [`Error::Invalid`] when one is bound, or the info is of endpoints with contexts of their own, or of another type than the
+    /// context's; [`Error::Foreign`] when it is of another domain; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_shared(mut self, shared: &SharedReceive<M>) -> Result<Self> {
         check_shares(&self.info)?;
+        let (ours, its) = (self.info.ep.ep_type, shared.info().ep.ep_type);
+        if ours != its {
+            let why = format!("it is for endpoints of type {its:?}, and this one is of type {ours:?}");
+            return Err(Error::Invalid { what: "shared receive context", why });
+        }
         self.hold(&shared.ep.inner.node)?;
         set("shared receive context", &mut self.shared, shared.ep.inner.clone())?;
         Ok(self)
@@ -224,15 +227,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             return Err(Error::Invalid { what: "endpoint to be enabled", why });
         }
         let av = self.av.clone().ok_or(Error::Unbound(Class::AddressVector))?;
-        match &self.shared {
-            None if self.info.ep.rx_ctx_cnt == SHARED_CONTEXT => {
-                return Err(Error::Unbound(Class::SharedReceive));
-            }
-            Some(shared) if shared.av.id != av.id => {
-                let why = "not that of the shared receive context".into();
-                return Err(Error::Invalid { what: "address vector", why });
-            }
-            _ => {}
+        if self.shared.as_ref().is_some_and(|shared| shared.av.id != av.id) {
+            let why = "not that of the shared receive context".into();
+            return Err(Error::Invalid { what: "address vector", why });
         }
         let (node, bound) = self.bindings(av.id)?;
         let opened = self.domain.inner.core.open_endpoint(&self.info, self.at.as_ref(), bound);
@@ -241,6 +238,9 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 
     /// What the endpoint is called in the object tree, and what it is bound to.
     pub(super) fn bindings(&self, av: AvId) -> Result<(Arc<Node>, Bindings)> {
+        if self.shared.is_none() && self.info.ep.rx_ctx_cnt == SHARED_CONTEXT {
+            return Err(Error::Unbound(Class::SharedReceive));
+        }
         check_size("transmit size", self.info.tx.size)?;
         check_size("receive size", self.info.rx.size)?;
         let domain = &self.domain.inner;
@@ -315,6 +315,14 @@ pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::Invalid { what, why: format!("{size} is not within 1 to {MAX_SIZE}") })
+}
+
+/// Whether endpoints of this kind have address vectors to be bound to.
+pub(super) fn check_vector(info: &Info) -> Result<()> {
+    if info.ep.ep_type == EpType::Msg {
+        return Err(Error::NotSupported("address vectors of connected endpoints, which have one peer each"));
+    }
+    Ok(())
 }
 
 pub(super) fn set<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {

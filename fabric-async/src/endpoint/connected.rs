@@ -64,7 +64,8 @@ impl<M: ThreadModel> Connect<M> {
 /// of the [source](EndpointBuilder::name), if there is one; [`Error::Rejected`] with the private data of a program that does not want
 /// to; [`Error::TimedOut`]; [`Error::Protocol`] when what answers is not one of these; [`Error::PeerGone`] when it hangs up
 /// instead of answering; [`Error::TooLong`] above the limit of private data; [`Error::BadAddress`], [`Error::WrongScheme`];
-/// [`Error::Invalid`] when the info is of another type of endpoint; [`Error::Closed`], [`Error::Os`].
+/// [`Error::Invalid`] when the info is of another type of endpoint; [`Error::Unbound`] when it asks for a shared receive context,
+/// and none is bound; [`Error::Closed`], [`Error::Os`].
 impl<M: ThreadModel> IntoFuture for Connect<M> {
     type Output = Result<Endpoint<M>>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
@@ -172,7 +173,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     ///
     /// # Errors
     /// [`Error::PeerGone`] when it has not waited; [`Error::TooLong`]; [`Error::Invalid`] when the request, or the info, is of
-    /// another kind; [`Error::Closed`], [`Error::Os`]. The request has been refused then.
+    /// another kind; [`Error::Unbound`] when the info asks for a shared receive context, and none is bound; [`Error::Closed`],
+    /// [`Error::Os`]. The request has been refused then.
     ///
     /// # Cancel safety
     /// Nothing is held across an await.

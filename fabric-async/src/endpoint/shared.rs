@@ -7,13 +7,13 @@ use bytes::BytesMut;
 use fabric_core::buf::{IoBufMut, Lent, PooledBuf};
 use fabric_core::completion::{CompletionLevel, Transfer};
 use fabric_core::flags::{CounterBind, CqBind, OpFlags};
-use fabric_core::info::{Info, SHARED_CONTEXT};
+use fabric_core::info::{EpType, Info, SHARED_CONTEXT};
 use fabric_core::stats::EndpointStats;
 use fabric_core::tree::{Class, Hold, Node};
 use fabric_core::{Error, Result};
 use fabric_reactor::{Bindings, CounterId, Counters, CqId};
 
-use super::builder::{check_size, hold, set};
+use super::builder::{check_size, check_vector, hold, set};
 use super::{Endpoint, EndpointInner, Own};
 use crate::av::{AddressVector, AvInner};
 use crate::close::CloseError;
@@ -37,7 +37,9 @@ use crate::op::{BatchStopped, MultiRecvRequest, Probe, RecvRequest};
 /// probes.
 ///
 /// The endpoints send to, and report as sources, the numbers of one address vector, which the context is bound to as well.
-/// An answer may go out by any of them.
+/// An answer may go out by any of them. Endpoints that are [connected](crate::manual::connections#many-connections-one-pool-of-receives)
+/// have no vectors to be bound to: the source of a message is the one [peer](Endpoint::peer) of the endpoint it came to, which
+/// alone can answer. Where connections end, receives that are posted here wait on.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -143,7 +145,7 @@ impl<M: ThreadModel> SharedReceive<M> {
         self.ep.id()
     }
 
-    /// The address vector it is bound to.
+    /// The address vector it is bound to; of a context for connected endpoints one that is empty, and stays so.
     #[must_use]
     pub fn address_vector(&self) -> AddressVector<M> {
         self.ep.address_vector()
@@ -224,12 +226,15 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
         Ok(self)
     }
 
-    /// Receives from the numbers of this address vector, which is that of the endpoints. Needed.
+    /// Receives from the numbers of this address vector, which is that of the endpoints. Needed, unless those are to be connected,
+    /// each with a peer of its own.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`]; [`Error::Closed`].
+    /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for endpoints that are connected with one peer;
+    /// [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
+        check_vector(&self.info)?;
         self.hold(&av.inner.node)?;
         set("address vector", &mut self.av, av.inner.clone())?;
         Ok(self)
@@ -257,15 +262,18 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
     /// longest message that they take.
     ///
     /// # Errors
-    /// [`Error::Unbound`] without an address vector; [`Error::Invalid`] when the receive size is out of bounds, or the info is
+    /// [`Error::Unbound`] without an address vector where there is to be one; [`Error::Invalid`] when the receive size is out of bounds, or the info is
     /// not one for shared contexts; [`Error::Closed`].
     #[doc(alias = "fi_srx_context")]
     pub fn open(self) -> Result<SharedReceive<M>> {
-        let av = self.av.ok_or(Error::Unbound(Class::AddressVector))?;
+        if self.av.is_none() && self.info.ep.ep_type != EpType::Msg {
+            return Err(Error::Unbound(Class::AddressVector));
+        }
         check_size("receive size", self.info.rx.size)?;
         check_shares(&self.info)?;
         let domain = self.domain.inner;
         domain.node.check_open()?;
+        let av = self.av.unwrap_or_else(|| AvInner::of_nobody(&domain));
         let node = Node::new(Class::SharedReceive, Some(domain.node.clone()));
         let bound = Bindings {
             object: node.id(),

@@ -100,6 +100,50 @@
 //! connection, as [`Protocol`] there and [`PeerGone`] here. Atomic operations are not offered: endpoints without connections
 //! tell each other that they are both of this library before they use any.
 //!
+//! # Many connections, one pool of receives
+//!
+//! Endpoints that are connected may [share a receive context](super::serving#many-endpoints-one-pool-of-receives), accepted ones
+//! and those that have called alike: receives are posted to the context, and a message that comes over any of the
+//! connections takes one. Nothing of that is seen on the wire. The context is bound to no address vector, for each endpoint has
+//! its own peer: [`received_by`](crate::SharedReceive::received_by) tells which endpoint a message came to, and that is the one
+//! that answers.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, EpType, Fabric, Hints, SHARED_CONTEXT, discover};
+//! use std::collections::HashMap;
+//!
+//! let hints = Hints::new().provider("tcp").ep_type(EpType::Msg).ep_rx_ctx_cnt(SHARED_CONTEXT);
+//! let info = discover(&hints).await?.swap_remove(0);
+//! let fabric = Fabric::open(&info)?;
+//! let domain = fabric.domain(&info)?;
+//! let pool = domain.shared_receive(&info)?.open()?;
+//! let mut door = fabric.passive_endpoint(&info)?.listen()?;
+//!
+//! let (name, mut clients) = (door.name().clone(), HashMap::new());
+//! let calling = tokio::spawn(async move {
+//!     tokio::try_join!(Endpoint::connect(&name), Endpoint::connect(&name))
+//! });
+//! for _ in 0..2 {
+//!     let request = door.next().await.expect("a passive endpoint that is open");
+//!     let ep = domain.endpoint(&info)?.bind_shared(&pool)?.accept(request, "").await?;
+//!     clients.insert(ep.id(), ep);
+//! }
+//! let (one, two) = calling.await.expect("a task that ends")?;
+//! for client in [two, one] {
+//!     client.send(client.peer()?, "a question").await?;
+//!     let question = pool.recv().await?;
+//!     let ep = &clients[&pool.received_by(&question.transfer).expect("it is open")];
+//!     assert_eq!(question.source(), ep.peer());
+//!     ep.send(ep.peer()?, "an answer").await?;
+//!     assert_eq!(&client.recv().await?[..], b"an answer");
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! A connection that ends ends no receive there, for others may still send; its end is an event, and an error of what is sent.
+//! Unexpected messages wait within one budget of 16 MiB for all the connections.
+//!
 //! # The end
 //!
 //! [`Endpoint::shutdown`] ends the connection, and so does dropping or closing the endpoint, and the death of its process.

@@ -133,7 +133,7 @@
 //! | one-sided operations over `udp` | `caps` refused |
 //! | atomic operations on memory of a libfabric peer over `tcp` | offered for peers of this library; otherwise [`Error::NotSupported`](crate::Error::NotSupported) |
 //! | passive and connected endpoints, but over `tcp` | `ep_type` refused |
-//! | tags, atomic operations, and shared receive contexts, of connected endpoints | `caps`, `ep_rx_ctx_cnt` refused |
+//! | tags, and atomic operations, of connected endpoints | `caps` refused |
 //! | collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared transmit contexts, scalable endpoints | `ep_tx_ctx_cnt` above 1, `ep_rx_ctx_cnt` above 1 and not `SHARED_CONTEXT`, refused |
 //! | persistent memory | `caps` refused, or there is no hint |

@@ -43,6 +43,7 @@ mod onesided;
 mod ordering;
 mod payload;
 mod places;
+mod pooling;
 mod probes;
 mod regions;
 mod registered;
@@ -175,6 +176,16 @@ macro_rules! scenarios {
                 what_makes_no_sense_is_refused: CONNECTED,
                 the_front_door_leads_here: CONNECTED,
                 the_object_tree_knows_them: CONNECTED,
+            }
+            pooling {
+                many_connections_live_on_one_pool_of_receives: CONNECTED,
+                who_called_and_who_was_called_share_alike: CONNECTED,
+                every_kind_of_receive_hears_all_connections: CONNECTED_MULTI,
+                what_has_come_outlives_its_connection: CONNECTED,
+                what_is_given_back_keeps_its_source: CONNECTED,
+                one_budget_serves_all_connections: CONNECTED,
+                an_endpoint_that_closes_in_the_middle_ends_one_receive: CONNECTED,
+                wrong_bindings_are_refused: CONNECTED,
             }
             groups {
                 everybody_in_a_group_hears_what_is_sent_to_it: GROUPS,

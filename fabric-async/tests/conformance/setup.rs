@@ -250,8 +250,11 @@ impl Setup {
 
     /// The offer for endpoints that share their receives; nothing when there is none.
     pub(crate) async fn sharing(&self) -> Option<Info> {
-        let hints = self.hints().caps(self.caps);
-        match discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT)).await {
+        let mut hints = self.hints().caps(self.caps).ep_rx_ctx_cnt(SHARED_CONTEXT);
+        if let Some(ep_type) = self.ep_type {
+            hints = hints.ep_type(ep_type);
+        }
+        match discover(&hints).await {
             Ok(mut found) => Some(found.swap_remove(0)),
             Err(Error::NoMatch(refused)) => {
                 eprintln!("skipped, the provider does not offer shared receive contexts: {refused}");

@@ -7,6 +7,7 @@
 //! | `memory` | reads and writes, both ways |
 //! | `messages` | data, acknowledgements, truncation |
 //! | `connected` | connected endpoints: requests, answers, refusals, memory, the end |
+//! | `sharing` | connected endpoints that share a receive context |
 //! | `connections` | peers that are killed and come back, and that dial at once |
 
 mod connected;
@@ -14,6 +15,7 @@ mod connections;
 mod memory;
 mod messages;
 mod program;
+mod sharing;
 
 use std::future::Future;
 use std::time::Duration;

@@ -127,7 +127,6 @@ fn layered(mut info: Info) -> Info {
 fn connected(mut info: Info) -> Info {
     info.caps -= Caps::TAGGED | Caps::TAGGED_MULTI_RECV | Caps::DIRECTED_RECV | Caps::SOURCE | Caps::ATOMIC;
     info.domain.av_type = None;
-    info.domain.max_ep_srx_ctx = 0;
     info.ep.ep_type = EpType::Msg;
     info.ep.mem_tag_format = 0;
     info
