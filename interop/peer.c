@@ -2,7 +2,7 @@
  * A peer that is libfabric: does what it is told on its standard input, line by line, and says what has come of it.
  * Between the lines it makes progress, which libfabric's tcp provider only does while somebody asks it to.
  *
- *     peer PROVIDER ADDRESS PORT [msg]
+ *     peer PROVIDER ADDRESS PORT [msg | srx]
  *
  * says "at PORT", and then knows
  *
@@ -17,8 +17,8 @@
  *     read CONTEXT PLACES..               a place is KEY:AT:LENGTH                            "posted"
  *     entry                               waits for a completion         "done CONTEXT FLAGS LENGTH DATA" or "failed CONTEXT ERROR"
  *
- * and says "error CALL NUMBER" when a call fails. With "msg" endpoints are connected: a passive one listens at the port, and
- * instead of "to" there are
+ * and says "error CALL NUMBER" when a call fails. With "msg" endpoints are connected: a passive one listens at the port. With
+ * "srx" they are as well, with tagged messages, and have a shared receive context. Instead of "to" there are
  *
  *     connect ADDRESS PORT [DATA]         asks whoever listens there                          "asked"
  *     event                               waits for one: "request DATA", "connected DATA", "shutdown" or "refused ERROR DATA"
@@ -48,6 +48,7 @@ static struct fi_info *hints, *info;
 static struct fid_fabric *fabric;
 static struct fid_domain *domain;
 static struct fid_ep *ep;
+static struct fid_ep *srx;
 static struct fid_av *av;
 static struct fid_cq *cq;
 static struct fid_eq *eq;
@@ -86,17 +87,21 @@ static void open_ep(struct fi_info *from)
 	must("fi_endpoint", fi_endpoint(domain, from, &ep, NULL));
 	must("fi_ep_bind", fi_ep_bind(ep, &eq->fid, 0));
 	must("fi_ep_bind", fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+	if (srx)
+		must("fi_ep_bind", fi_ep_bind(ep, &srx->fid, 0));
 	must("fi_enable", fi_enable(ep));
 }
 
-static void open_door(const char *provider, const char *address, const char *port)
+static void open_door(const char *provider, const char *address, const char *port, int shares)
 {
 	struct fi_eq_attr eq_attr = { .size = 64, .wait_obj = FI_WAIT_UNSPEC };
 	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_TAGGED, .size = 1024, .wait_obj = FI_WAIT_NONE };
 
 	hints = fi_allocinfo();
 	hints->ep_attr->type = FI_EP_MSG;
-	hints->caps = FI_MSG | FI_RMA;
+	hints->caps = FI_MSG | FI_RMA | (shares ? FI_TAGGED : 0);
+	if (shares)
+		hints->ep_attr->rx_ctx_cnt = FI_SHARED_CONTEXT;
 	hints->domain_attr->mr_mode = 0;
 	hints->fabric_attr->prov_name = strdup(provider);
 	must("fi_getinfo", fi_getinfo(FI_VERSION(1, 16), address, port, FI_SOURCE, hints, &info));
@@ -104,6 +109,8 @@ static void open_door(const char *provider, const char *address, const char *por
 	must("fi_eq_open", fi_eq_open(fabric, &eq_attr, &eq, NULL));
 	must("fi_domain", fi_domain(fabric, info, &domain, NULL));
 	must("fi_cq_open", fi_cq_open(domain, &cq_attr, &cq, NULL));
+	if (shares)
+		must("fi_srx_context", fi_srx_context(domain, info->rx_attr, &srx, NULL));
 	must("fi_passive_ep", fi_passive_ep(fabric, info, &pep, NULL));
 	must("fi_pep_bind", fi_pep_bind(pep, &eq->fid, 0));
 	must("fi_listen", fi_listen(pep));
@@ -299,11 +306,12 @@ static void do_recv(void)
 	char *letters = strtok(NULL, " \n");
 	uint64_t tag = number();
 	void *own = &contexts[context % CONTEXTS];
+	struct fid_ep *at = srx ? srx : ep;
 
 	if (strchr(letters, 't'))
-		UNTIL_TAKEN("fi_trecv", fi_trecv(ep, in, length, NULL, FI_ADDR_UNSPEC, tag, 0, own));
+		UNTIL_TAKEN("fi_trecv", fi_trecv(at, in, length, NULL, FI_ADDR_UNSPEC, tag, 0, own));
 	else
-		UNTIL_TAKEN("fi_recv", fi_recv(ep, in, length, NULL, FI_ADDR_UNSPEC, own));
+		UNTIL_TAKEN("fi_recv", fi_recv(at, in, length, NULL, FI_ADDR_UNSPEC, own));
 	say("posted");
 }
 
@@ -400,7 +408,7 @@ int main(int count, char **words)
 	in = calloc(1, ROOM);
 	out = calloc(1, ROOM);
 	if (count == 5)
-		open_door(words[1], words[2], words[3]);
+		open_door(words[1], words[2], words[3], !strcmp(words[4], "srx"));
 	else
 		open_all(words[1], words[2], words[3]);
 	must("fi_getname", fi_getname(pep ? &pep->fid : &ep->fid, name, &size));

@@ -229,7 +229,8 @@ impl PassiveEndpoint {
     pub fn close(self) {}
 
     fn request(&self, request: Request) -> ConnectionRequest {
-        ConnectionRequest { request, info: self.info.clone(), home: self.home.clone() }
+        let (info, home) = (self.info.clone(), self.home.clone());
+        ConnectionRequest { request, takes_tags: false, info, home }
     }
 
     fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConnectionRequest>> {
@@ -292,6 +293,7 @@ impl fmt::Debug for PassiveEndpoint {
 #[must_use = "a request that is dropped is rejected"]
 pub struct ConnectionRequest {
     request: Request,
+    takes_tags: bool,
     info: Arc<Info>,
     home: Option<Domain>,
 }
@@ -307,6 +309,12 @@ impl ConnectionRequest {
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         &self.request.data
+    }
+
+    /// Who asks takes tagged messages, although it does not say so: as [`Connect::peer_takes_tags`](crate::Connect::peer_takes_tags).
+    pub fn peer_takes_tags(mut self) -> Self {
+        self.takes_tags = true;
+        self
     }
 
     /// What an endpoint can be opened from to accept it: the info of the passive endpoint.
@@ -345,8 +353,9 @@ impl ConnectionRequest {
         Ok(())
     }
 
-    pub(crate) fn into_inner(self) -> Request {
-        self.request
+    /// The request, and whether the program knows that who asks takes tags.
+    pub(crate) fn into_inner(self) -> (Request, bool) {
+        (self.request, self.takes_tags)
     }
 }
 

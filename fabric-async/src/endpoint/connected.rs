@@ -38,17 +38,25 @@ pub struct Connect<M: ThreadModel = Shared> {
     builder: Result<EndpointBuilder<M>>,
     to: Result<Place>,
     data: Vec<u8>,
+    takes_tags: bool,
     patience: Duration,
 }
 
 impl<M: ThreadModel> Connect<M> {
     pub(super) fn new(builder: Result<EndpointBuilder<M>>, to: Result<Place>) -> Self {
-        Self { builder, to, data: Vec::new(), patience: PATIENCE }
+        Self { builder, to, data: Vec::new(), takes_tags: false, patience: PATIENCE }
     }
 
     /// What the peer is told with the request: up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
         self.data = data.into();
+        self
+    }
+
+    /// The peer takes tagged messages, although it does not say so: a libfabric program whose endpoint has a shared receive
+    /// context. See [the manual](crate::manual::connections#tags). Of peers of this library that need not be said.
+    pub fn peer_takes_tags(mut self) -> Self {
+        self.takes_tags = true;
         self
     }
 
@@ -77,7 +85,7 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
             let found = to.found(|at| own.is_none_or(|own| own.is_ipv4() == at.is_ipv4())).await?;
             let mut nobody = None;
             for to in found {
-                match builder.reach(&to, &self.data, self.patience).await {
+                match builder.reach(&to, (&self.data, self.takes_tags), self.patience).await {
                     Ok((attempt, joined)) => {
                         let data = joined.data.clone();
                         return attempt.joined(builder, joined, to, data);
@@ -180,22 +188,29 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Nothing is held across an await.
     #[doc(alias = "fi_accept")]
     pub async fn accept(self, request: ConnectionRequest, data: impl AsRef<[u8]>) -> Result<Endpoint<M>> {
-        let request = request.into_inner();
-        let attempt = self.meet(&request.peer, data.as_ref(), Way::Accept(request.handle))?;
+        let (request, takes_tags) = request.into_inner();
+        let told = (data.as_ref(), takes_tags);
+        let attempt = self.meet(&request.peer, told, Way::Accept(request.handle))?;
         let joined = attempt.open.domain.core.joined(attempt.open.id);
         let joined = joined.unwrap_or_else(|| Err(Error::PeerGone(request.peer.clone())))?;
         attempt.joined(self, joined, request.peer, request.data)
     }
 
     /// Asks whoever listens at this address, and waits for the answer.
-    async fn reach(&self, to: &Address, data: &[u8], patience: Duration) -> Result<(Attempt, Joined)> {
+    async fn reach(
+        &self,
+        to: &Address,
+        told: (&[u8], bool),
+        patience: Duration,
+    ) -> Result<(Attempt, Joined)> {
         to.check_peer()?;
-        let attempt = self.meet(to, data, Way::Connect { from: self.at.as_ref(), patience })?;
+        let attempt = self.meet(to, told, Way::Connect { from: self.at.as_ref(), patience })?;
         let joined = poll_fn(|cx| attempt.open.domain.core.poll_joined(attempt.open.id, cx)).await?;
         Ok((attempt, joined))
     }
 
-    fn meet(&self, peer: &Address, data: &[u8], way: Way<'_>) -> Result<Attempt> {
+    /// Meets a peer that is told this, and of which it is known whether it takes tags.
+    fn meet(&self, peer: &Address, (data, takes_tags): (&[u8], bool), way: Way<'_>) -> Result<Attempt> {
         if self.info.ep.ep_type != EpType::Msg {
             let why =
                 format!("the info is of type {:?}, and connections are of type Msg", self.info.ep.ep_type);
@@ -204,7 +219,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let domain = self.domain.inner.clone();
         let (av, number) = AvInner::of(&domain, peer);
         let (node, bound) = self.bindings(av.id)?;
-        let meeting = Meeting { number, peer, data, way };
+        let meeting = Meeting { number, peer, data, takes_tags, way };
         let id = domain.core.open_connected(&self.info, meeting, bound)?;
         Ok(Attempt { node, av, peer: number, open: Open { domain, id, is_kept: false } })
     }

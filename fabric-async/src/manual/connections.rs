@@ -89,8 +89,7 @@
 //! There is one peer, and [`Endpoint::peer`] is its number: sends take it, and messages have it as their source. That is all
 //! there is in the [address vector](crate::Endpoint::address_vector), which cannot be changed. All else is as with any endpoint:
 //! buffers, completion data, posts and queues, batches, fences, probes, backpressure, cancellation. Receives name nobody
-//! (`from` is [`NotSupported`]), and messages have no tags, as in libfabric, where connected endpoints have some only with a
-//! shared receive context.
+//! (`from` is [`NotSupported`]).
 //!
 //! The acceptor may send at once. A message that arrives before anybody receives is buffered, so nothing has to be posted in
 //! advance.
@@ -99,6 +98,35 @@
 //! wire. There is no answer on it that says no: an access with a wrong key, out of range, or without the right, ends the
 //! connection, as [`Protocol`] there and [`PeerGone`] here. Atomic operations are not offered: endpoints without connections
 //! tell each other that they are both of this library before they use any.
+//!
+//! # Tags
+//!
+//! Endpoints of this library tell each other, while they connect, whether they take tagged messages, in bytes that libfabric
+//! writes as zeros and does not read. Those that were opened with [`Caps::TAGGED`](crate::Caps::TAGGED), as they are unless hints
+//! leave it out, send them to each other as any endpoints do.
+//!
+//! A libfabric program takes them only where its endpoint has a shared receive context, of which it says nothing; elsewhere
+//! one would end the program. So to a peer that has said nothing a send with a tag is [`NotSupported`], and all else goes on.
+//! Who knows better says so: [`Connect::peer_takes_tags`](crate::Connect::peer_takes_tags), or
+//! [`ConnectionRequest::peer_takes_tags`](crate::ConnectionRequest::peer_takes_tags). What comes from such a peer with a tag is
+//! received like any tagged message, and is no sign that it takes some itself. To an endpoint without `TAGGED` it is a breach
+//! of the rules.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, PassiveEndpoint};
+//! let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
+//! // A program of ours has said this itself already; one with libfabric never does.
+//! let calling = Endpoint::connect(door.name()).peer_takes_tags().into_future();
+//! let answering = async { door.next().await.expect("a passive endpoint that is open").accept("").await };
+//! let (client, server) = tokio::try_join!(calling, answering)?;
+//! client.send(client.peer()?, "second").tag(2).await?;
+//! client.send(client.peer()?, "first").tag(1).await?;
+//! assert_eq!(&server.recv().tag(1).await?[..], b"first");
+//! assert_eq!(&server.recv().tag(2).await?[..], b"second");
+//! # Ok(()) }
+//! # use std::future::IntoFuture;
+//! ```
 //!
 //! # Many connections, one pool of receives
 //!

@@ -14,6 +14,7 @@ use futures_util::StreamExt;
 
 use crate::meeting::{Room, Side, pair, pair_at_a_door};
 use crate::payload::{LONG, assert_bytes, pattern, poll_once, yields};
+use crate::raw::frame;
 use crate::setup::Setup;
 
 async fn send(side: &Side, bytes: &'static [u8]) {
@@ -462,22 +463,11 @@ pub(crate) async fn delivery_is_confirmed(setup: Setup) {
     assert!(sending.await.unwrap_err().error.is_peer_gone());
 }
 
-/// A header of a frame: its operation, its flags, its length, and that of the whole.
-fn frame(code: u8, op: u8, flags: u16, header: u8, total: u64) -> Vec<u8> {
-    let mut bytes = vec![3, code];
-    bytes.extend(flags.to_ne_bytes());
-    bytes.extend([op, 0, header, 0]);
-    bytes.extend(total.to_ne_bytes());
-    bytes.resize(usize::from(header.max(16)), 0);
-    bytes
-}
-
 pub(crate) async fn what_breaks_the_rules_ends_the_connection(setup: Setup) {
     let room = Room::open(&setup).await;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("tcp://{}", listener.local_addr().unwrap());
     for bad in [
-        frame(1, 0, 0, 24, 24),      // a tag, which nobody could receive
         frame(0, 2, 0, 16, 16),      // an acknowledgement of nothing
         frame(0, 0, 0, 15, 16),      // a header that is too short
         frame(0, 0, 0, 121, 200),    // and one that is too long
@@ -554,8 +544,8 @@ pub(crate) async fn what_makes_no_sense_is_refused(setup: Setup) {
     for nobody in ["tcp://", "tcp://127.0.0.1:0"] {
         invalid(room.endpoint().connect(nobody).await.map(drop).unwrap_err());
     }
-    let tagged = Hints::new().provider(setup.provider).ep_type(EpType::Msg).caps(Caps::TAGGED);
-    assert!(matches!(discover(&tagged).await, Err(Error::NoMatch(_))));
+    let directed = Hints::new().provider(setup.provider).ep_type(EpType::Msg).caps(Caps::DIRECTED_RECV);
+    assert!(matches!(discover(&directed).await, Err(Error::NoMatch(_))));
 }
 
 pub(crate) async fn the_front_door_leads_here(setup: Setup) {

@@ -2,57 +2,14 @@
 
 use std::future::IntoFuture;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use fabric_async::{DownReason, Error, EventKind, MAX_PRIVATE_DATA, PassiveEndpoint};
+use fabric_async::{DownReason, Error, EventKind, MAX_PRIVATE_DATA};
 
 use crate::meeting::{Room, pair_at_a_door};
 use crate::payload::{pattern, poll_once};
+use crate::raw::{answer, call, control, listener, marked, request, rest_of};
 use crate::setup::Setup;
-
-/// A control message: the kinds are 0, 1 and 6.
-fn control(version: u8, kind: u8, len: u16, data: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![version, kind];
-    bytes.extend(len.to_be_bytes());
-    bytes.resize(24, 0);
-    bytes.extend(1u64.to_ne_bytes());
-    bytes.extend(data);
-    bytes
-}
-
-fn request(data: &[u8]) -> Vec<u8> {
-    control(3, 0, data.len() as u16, data)
-}
-
-fn answer(data: &[u8]) -> Vec<u8> {
-    control(3, 1, data.len() as u16, data)
-}
-
-/// Calls a passive endpoint by the socket.
-fn call(door: &PassiveEndpoint) -> TcpStream {
-    let socket = TcpStream::connect(door.name().socket().unwrap()).unwrap();
-    socket.set_nodelay(true).unwrap();
-    socket
-}
-
-/// Somebody who listens and is nothing but a socket, and how it is called here.
-fn listener() -> (TcpListener, String) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let name = format!("tcp://{}", listener.local_addr().unwrap());
-    (listener, name)
-}
-
-/// What else comes over the socket until its end, while the other side goes on.
-async fn rest_of(mut socket: TcpStream) -> Vec<u8> {
-    let reading = tokio::task::spawn_blocking(move || {
-        let mut rest = Vec::new();
-        // Whoever is thrown out with something unread may be told so.
-        let _ = socket.read_to_end(&mut rest);
-        rest
-    });
-    reading.await.unwrap()
-}
 
 pub(crate) async fn both_sides_have_the_others_data(setup: Setup) {
     let (mut here, mut there) = (Room::open(&setup).await, Room::open(&setup).await);
@@ -341,7 +298,7 @@ pub(crate) async fn answers_may_come_in_pieces(setup: Setup) {
         assert!(poll_once(&mut calling).await.is_pending());
         let (mut socket, _) = listener.accept().unwrap();
         socket.set_nodelay(true).unwrap();
-        let (mut heard, said) = (Vec::new(), request(b"hello"));
+        let (mut heard, said) = (Vec::new(), marked(request(b"hello"), 0));
         socket.set_nonblocking(true).unwrap();
         while heard.len() < said.len() {
             assert!(poll_once(&mut calling).await.is_pending());

@@ -11,6 +11,7 @@
 //! | `station` | an endpoint with everything around it |
 //! | `hall` | several endpoints that share their receives |
 //! | `meeting` | two endpoints that are connected with each other |
+//! | `raw` | peers that are nothing but a socket |
 //! | `payload` | contents that show where they come from, and small helpers |
 //! | the others | scenarios |
 
@@ -45,6 +46,7 @@ mod payload;
 mod places;
 mod pooling;
 mod probes;
+mod raw;
 mod regions;
 mod registered;
 mod selecting;
@@ -55,6 +57,7 @@ mod sharing_ends;
 mod sockets;
 mod station;
 mod statistics;
+mod tagging;
 mod truncation;
 mod vectors;
 mod waiters;
@@ -69,6 +72,7 @@ const ANY: Needs = Needs::any_type(MSG);
 const DATAGRAMS: Needs = Needs::datagrams(SOURCE);
 const GROUPS: Needs = Needs::datagrams(SOURCE.union(Caps::MULTICAST));
 const CONNECTED: Needs = Needs::connected(MSG);
+const CONNECTED_TAGGED: Needs = Needs::connected(BOTH.union(Caps::TAGGED_MULTI_RECV));
 const CONNECTED_MULTI: Needs = Needs::connected(MSG.union(Caps::MULTI_RECV));
 const CONNECTED_RMA: Needs = Needs::connected(MSG.union(Caps::RMA));
 const CONNECTED_EVENT: Needs = Needs::connected(MSG.union(Caps::RMA).union(Caps::RMA_EVENT));
@@ -176,6 +180,17 @@ macro_rules! scenarios {
                 what_makes_no_sense_is_refused: CONNECTED,
                 the_front_door_leads_here: CONNECTED,
                 the_object_tree_knows_them: CONNECTED,
+            }
+            tagging {
+                every_length_goes_both_ways_under_a_tag: CONNECTED_TAGGED,
+                every_call_has_tags: CONNECTED_TAGGED,
+                receives_take_their_tags: CONNECTED_TAGGED,
+                tags_come_to_a_pool_of_receives: CONNECTED_TAGGED,
+                who_takes_no_tags_is_sent_none: CONNECTED_TAGGED,
+                strangers_are_sent_tags_when_the_program_says_so: CONNECTED_TAGGED,
+                tags_of_strangers_come_split_anywhere: CONNECTED_TAGGED,
+                marks_are_not_taken_at_more_than_their_word: CONNECTED_TAGGED,
+                a_tag_ends_a_connection_that_takes_none: CONNECTED,
             }
             pooling {
                 many_connections_live_on_one_pool_of_receives: CONNECTED,

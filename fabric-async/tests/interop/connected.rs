@@ -19,10 +19,17 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 
 /// Plays with a program in every way that our side can be opened.
 fn play<F: Future<Output = ()>>(game: impl Fn(BindOptions, Program) -> F) {
+    play_with(Program::start_connected, game);
+}
+
+fn play_with<F: Future<Output = ()>>(
+    start: impl Fn() -> Option<Program>,
+    game: impl Fn(BindOptions, Program) -> F,
+) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     for progress in [Progress::Manual, Progress::Auto] {
         for io in [SocketIo::Epoll, SocketIo::IoUring] {
-            let Some(program) = Program::start_connected() else { return };
+            let Some(program) = start() else { return };
             let options = Endpoint::options().progress(progress).socket_io(io);
             if let Err(error) = runtime.block_on(options.clone().listen("tcp://")) {
                 eprintln!("skipped {io:?}: {error}");
@@ -37,6 +44,15 @@ fn play<F: Future<Output = ()>>(game: impl Fn(BindOptions, Program) -> F) {
 }
 
 async fn called(options: &BindOptions, program: &Program) -> (Endpoint, PassiveEndpoint) {
+    called_by(options, program, false).await
+}
+
+/// The program calls, and is known to take tags, or not.
+async fn called_by(
+    options: &BindOptions,
+    program: &Program,
+    takes_tags: bool,
+) -> (Endpoint, PassiveEndpoint) {
     let mut door = options.clone().listen("tcp://").await.unwrap();
     let port = door.name().socket().unwrap().port();
     program.must(format!("connect 127.0.0.1 {port} let-me-in"), "asked").await;
@@ -44,6 +60,7 @@ async fn called(options: &BindOptions, program: &Program) -> (Endpoint, PassiveE
         async {
             let request = door.next().await.unwrap();
             assert_eq!(request.private_data(), b"let-me-in");
+            let request = if takes_tags { request.peer_takes_tags() } else { request };
             request.accept("welcome").await.unwrap()
         },
         program.tell("event"),
@@ -54,8 +71,15 @@ async fn called(options: &BindOptions, program: &Program) -> (Endpoint, PassiveE
 }
 
 async fn calls(options: &BindOptions, program: &Program) -> Endpoint {
+    calls_to(options, program, false).await
+}
+
+/// The program is called, and is known to take tags, or not.
+async fn calls_to(options: &BindOptions, program: &Program, takes_tags: bool) -> Endpoint {
     let name = format!("tcp://127.0.0.1:{}", program.port);
-    let calling = tokio::spawn(options.clone().connect(&name).private_data("let-me-in").into_future());
+    let calling = options.clone().connect(&name).private_data("let-me-in");
+    let calling = if takes_tags { calling.peer_takes_tags() } else { calling };
+    let calling = tokio::spawn(calling.into_future());
     assert_eq!(program.tell("event").await, "request let-me-in");
     program.must("accept welcome", "accepted").await;
     assert_eq!(program.tell("event").await, "connected");
@@ -149,5 +173,70 @@ fn either_side_is_turned_away() {
         program.must("reject go-away", "rejected").await;
         let refused = calling.await.unwrap().unwrap_err();
         assert_eq!(refused, Error::Rejected { peer: name.parse().unwrap(), data: b"go-away".to_vec() });
+    });
+}
+
+/// libfabric takes tags where it has a shared receive context, and does not say so: the program here knows it.
+#[test]
+fn tags_go_where_receives_are_shared() {
+    play_with(Program::start_sharing, async |options, program| {
+        for round in 0..3u64 {
+            let mut _door = None;
+            let ep = if round == 1 {
+                calls_to(&options, &program, true).await
+            } else {
+                let (ep, at) = called_by(&options, &program, round == 0).await;
+                _door = Some(at);
+                ep
+            };
+            let peer = ep.peer().unwrap();
+            for (context, len) in [0, 8, 5000, 1 << 20].into_iter().enumerate() {
+                let tag = 0xffff_0000_0000_0000 + context as u64;
+                // It sends them to anybody who connects with it.
+                program.must(format!("send {context} {len} 5 dat 99 {tag}"), "posted").await;
+                let (got, _) = tokio::join!(ep.recv().tag(tag), program.done(context as u64));
+                let got = got.unwrap();
+                assert!(got[..] == pattern(len, 5)[..] && got.data() == Some(99) && got.tag() == Some(tag));
+                if round == 2 {
+                    // What it sends is no proof of what it takes.
+                    refuses(&ep).await;
+                    continue;
+                }
+                program.must(format!("recv {context} {len} t {tag}"), "posted").await;
+                let sending =
+                    ep.send(peer, pattern(len, 3)).tag(tag).data(77).delivery_complete().start().unwrap();
+                assert_eq!(program.done(context as u64).await.1, 77);
+                sending.await.unwrap();
+                program.must(format!("seen {len} 3"), "same").await;
+            }
+            program.must("recv 9 20 - 0", "posted").await;
+            ep.send(peer, pattern(20, 8)).await.unwrap();
+            program.done(9).await;
+            program.must("seen 20 8", "same").await;
+            ep.shutdown().unwrap();
+            assert_eq!(program.tell("event").await, "shutdown");
+        }
+    });
+}
+
+async fn refuses(ep: &Endpoint) {
+    let refused = ep.send(ep.peer().unwrap(), "a tag").tag(1).await.unwrap_err().error;
+    assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
+    let refused = ep.inject_tagged(ep.peer().unwrap(), 1, b"a tag").unwrap_err();
+    assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
+}
+
+/// A program that would not survive a tag is sent none, and goes on.
+#[test]
+fn tags_are_not_sent_to_those_that_may_not_take_them() {
+    play(async |options, program| {
+        let (ep, _door) = called(&options, &program).await;
+        refuses(&ep).await;
+        talk(&ep, &program, 40).await;
+        ep.shutdown().unwrap();
+        assert_eq!(program.tell("event").await, "shutdown");
+        let ep = calls(&options, &program).await;
+        refuses(&ep).await;
+        talk(&ep, &program, 50).await;
     });
 }

@@ -23,6 +23,11 @@ impl Program {
         Self::start_with(0, Some("msg"))
     }
 
+    /// The same, with tagged messages, and a shared receive context.
+    pub(crate) fn start_sharing() -> Option<Self> {
+        Self::start_with(0, Some("srx"))
+    }
+
     fn start_with(port: u16, kind: Option<&str>) -> Option<Self> {
         static BUILT: OnceLock<Result<(PathBuf, &'static str), String>> = OnceLock::new();
         let (path, provider) = match BUILT.get_or_init(build) {

@@ -40,6 +40,8 @@ pub struct Meeting<'a> {
     pub peer: &'a Address,
     /// What it is told, up to [`MAX_PRIVATE_DATA`] bytes.
     pub data: &'a [u8],
+    /// The program knows that it takes tagged messages, whether it says so or not.
+    pub takes_tags: bool,
     /// Who asks whom.
     pub way: Way<'a>,
 }

@@ -1,6 +1,6 @@
 //! How a connection begins: one message each way, with a few bytes for those who talk over it.
 
-use super::{Broken, Order};
+use super::{Broken, Mark, Order, mark};
 
 /// The most private data that a control message carries.
 pub const PRIVATE_BYTES: usize = 256;
@@ -26,6 +26,8 @@ pub struct Control {
     pub kind: ControlKind,
     /// The order its sender writes integers in; means nothing in a refusal.
     pub order: Order,
+    /// What the endpoint of this library that sends it says of itself.
+    pub mark: Option<Mark>,
     private: Vec<u8>,
 }
 
@@ -36,8 +38,15 @@ impl Control {
         (private.len() <= PRIVATE_BYTES).then(|| Self {
             kind,
             order: Order::NATIVE,
+            mark: None,
             private: private.to_vec(),
         })
+    }
+
+    /// The same with a mark, if there is to be one.
+    #[must_use]
+    pub fn marked(self, mark: Option<Mark>) -> Self {
+        Self { mark, ..self }
     }
 
     /// What those who talk over the connection say in it.
@@ -59,6 +68,9 @@ impl Control {
         bytes[2..4].copy_from_slice(&(self.private.len() as u16).to_be_bytes());
         if self.kind != ControlKind::Refuse {
             bytes[24..32].copy_from_slice(&self.order.put_u64(1));
+        }
+        if let Some(mark) = self.mark {
+            bytes[mark::AT].copy_from_slice(&mark.encode(self.kind));
         }
         bytes.extend_from_slice(&self.private);
         bytes
@@ -99,7 +111,8 @@ impl Control {
             None => return Err(Broken("a control message of unknown byte order")),
         };
         let Some(private) = bytes.get(HEADER..HEADER + len) else { return Ok(None) };
-        Ok(Some((Self { kind, order, private: private.to_vec() }, HEADER + len)))
+        let mark = Mark::decode(kind, &header[mark::AT]);
+        Ok(Some((Self { kind, order, mark, private: private.to_vec() }, HEADER + len)))
     }
 }
 

@@ -5,7 +5,7 @@
 //! request in RXM for one of their own.
 
 use super::rxm::{Acceptance, Rejection, Request};
-use super::{Broken, Control, ControlKind, Hello};
+use super::{Broken, Control, ControlKind, Hello, Takes};
 
 /// What is spoken over a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,8 +31,8 @@ pub enum Question {
 pub enum Agreed {
     /// Messages are frames.
     Native {
-        /// The peer understands what only this library says.
-        is_kin: bool,
+        /// What the peer takes.
+        takes: Takes,
     },
     /// Messages are packets, which quote numbers.
     Rxm {
@@ -120,7 +120,7 @@ impl Question {
     pub fn accept(&self, instance: u32, connection: u32) -> (Vec<u8>, Agreed) {
         match self {
             Self::Native(hello) => {
-                let agreed = Agreed::Native { is_kin: hello.is_kin() };
+                let agreed = Agreed::Native { takes: Takes::of_many(hello.is_kin()) };
                 (hello.accepted_by(instance).encode().to_vec(), agreed)
             }
             Self::Rxm(request) => {
@@ -158,8 +158,8 @@ impl Question {
             (ControlKind::Request, _) => Err(Broken("a question instead of an answer")),
             (ControlKind::Accept, Self::Native(_)) => {
                 let hello = Hello::decode(said);
-                let is_kin = hello.is_some_and(Hello::answers_kin);
-                Ok(Reply::Accepted(Agreed::Native { is_kin }, hello.map(|hello| hello.instance)))
+                let takes = Takes::of_many(hello.is_some_and(Hello::answers_kin));
+                Ok(Reply::Accepted(Agreed::Native { takes }, hello.map(|hello| hello.instance)))
             }
             (ControlKind::Accept, Self::Rxm(request)) => match Acceptance::decode(said) {
                 Some(Acceptance { instance, connection }) => {

@@ -4,7 +4,7 @@ use crate::atomic::AtomicSpec;
 use crate::mr::Denied;
 
 use super::rows::ROW;
-use super::{Broken, MOST_ROWS, Order, Row, Rows};
+use super::{Broken, MOST_ROWS, Order, Row, Rows, Welcome};
 
 const VERSION: u8 = 3;
 const BASE: usize = 16;
@@ -93,10 +93,10 @@ impl Owed {
 }
 
 impl Frame {
-    /// A message.
+    /// A message, with a tag for a peer that takes it.
     #[must_use]
-    pub fn message(tag: Option<u64>, data: Option<u64>, payload: usize) -> Self {
-        let kind = tag.map_or(FrameKind::Message, FrameKind::Tagged);
+    pub fn message(tag: Option<Welcome<u64>>, data: Option<u64>, payload: usize) -> Self {
+        let kind = tag.map_or(FrameKind::Message, |tag| FrameKind::Tagged(tag.into_inner()));
         Self { kind, data, wants_ack: false, payload: payload as u64 }
     }
 

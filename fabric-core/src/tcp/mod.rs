@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `order` | in which order the peer writes its integers |
 //! | `control` | how a connection begins: request, acceptance, refusal |
+//! | `mark` | what a peer is known to take, and how connected endpoints say it |
 //! | `native` | what endpoints without connections of their own say in it, and who may keep a connection |
 //! | `dialect` | which of two dialects they speak |
 //! | `frame`, `rows` | the header of everything that follows; the places that one-sided operations name |
@@ -21,6 +22,7 @@ mod control;
 mod dialect;
 mod frame;
 mod inbox;
+mod mark;
 mod native;
 mod offers;
 mod order;
@@ -35,6 +37,7 @@ pub use control::{Control, ControlKind, PRIVATE_BYTES};
 pub use dialect::{Agreed, Dialect, Question, Reply};
 pub use frame::{Denial, Frame, FrameKind, LONGEST_HEADER, Owed};
 pub use inbox::{Inbox, MAX_MESSAGE, Patience, Taken};
+pub use mark::{Mark, Takes, Welcome};
 pub use native::{Hello, Rivals, Verdict, arbitrate};
 pub use offers::Offers;
 pub use order::Order;

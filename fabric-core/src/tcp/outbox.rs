@@ -3,7 +3,7 @@
 use crate::buf::Payload;
 
 use super::rxm::{Outgoing, PREFIX, Packet, encode_offer};
-use super::{Denial, Frame, LONGEST_HEADER, Order, Owed, Row};
+use super::{Denial, Frame, LONGEST_HEADER, Order, Owed, Row, Welcome};
 
 /// An acknowledgement is a header with nothing in it.
 const ACK_BYTES: usize = 16;
@@ -90,9 +90,9 @@ impl Outbox {
 
     /// Adds a whole message. False, and nothing is added, while another one is open.
     #[must_use]
-    pub fn push(&mut self, tag: Option<u64>, data: Option<u64>, payload: Payload<'_>) -> bool {
+    pub fn push(&mut self, tag: Option<Welcome<u64>>, data: Option<u64>, payload: Payload<'_>) -> bool {
         if let Some(rxm) = &self.rxm {
-            let packet = rxm.eager(tag, data, payload.len());
+            let packet = rxm.eager(tag.map(Welcome::into_inner), data, payload.len());
             return self.packet(&packet, payload);
         }
         self.push_frame(&Frame::message(tag, data, payload.len()), &[], payload)

@@ -2,7 +2,8 @@
 
 use fabric_core::tcp::rxm::{Acceptance, Rejection, Request};
 use fabric_core::tcp::{
-    Agreed, Broken, Control, ControlKind, Dialect, Hello, Order, Question, Reply, Rivals, Verdict, arbitrate,
+    Agreed, Broken, Control, ControlKind, Dialect, Hello, Order, Question, Reply, Rivals, Takes, Verdict,
+    arbitrate,
 };
 
 use crate::hex;
@@ -78,7 +79,7 @@ fn each_dialect_is_answered_in_itself() {
         let (private, there) = question.accept(8, 4);
         let reply = question.answered(&said(ControlKind::Accept, &private));
         let here = match there {
-            Agreed::Native { is_kin } => Agreed::Native { is_kin },
+            Agreed::Native { takes } => Agreed::Native { takes },
             Agreed::Rxm { ours, theirs } => Agreed::Rxm { ours: theirs, theirs: ours },
         };
         assert_eq!(reply, Ok(Reply::Accepted(here, Some(8))));
@@ -99,7 +100,12 @@ fn an_answer_may_be_that_of_the_other_dialect() {
         (native, ControlKind::Refuse, vec![2, 1], Ok(Reply::Refused)),
         (native, ControlKind::Refuse, vec![], Ok(Reply::Refused)),
         (native, ControlKind::Refuse, hello.to_vec(), Ok(Reply::Refused)),
-        (native, ControlKind::Accept, vec![], Ok(Reply::Accepted(Agreed::Native { is_kin: false }, None))),
+        (
+            native,
+            ControlKind::Accept,
+            vec![],
+            Ok(Reply::Accepted(Agreed::Native { takes: Takes::of_many(false) }, None)),
+        ),
         (rxm, ControlKind::Refuse, vec![1, 1], Ok(Reply::Refused)),
         (rxm, ControlKind::Refuse, vec![1, 2], Ok(Reply::Rival)),
         (rxm, ControlKind::Refuse, rxm.private(), Ok(Reply::Ask(Dialect::Native))),

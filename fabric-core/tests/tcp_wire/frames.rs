@@ -2,7 +2,7 @@
 
 use fabric_core::tcp::{Frame, FrameKind, LONGEST_HEADER, Order};
 
-use crate::hex;
+use crate::{hex, tag};
 
 /// What libfabric's provider has been seen to send.
 pub(crate) const MESSAGE: &str = "03 00 0000 00 00 10 00 d800000000000000";
@@ -37,7 +37,7 @@ fn headers_read_as_libfabric_writes_them() {
 /// The data come before the tag.
 #[test]
 fn tags_and_data_have_their_places() {
-    let frame = Frame::message(Some(0x4d2), Some(0x11), 3);
+    let frame = Frame::message(tag(Some(0x4d2)), Some(0x11), 3);
     assert_eq!(
         encoded(&frame, Order::Little, 9),
         hex("03 01 0100 00 00 20 09 2300000000000000 1100000000000000 d204000000000000")
@@ -51,7 +51,7 @@ fn tags_and_data_have_their_places() {
 #[test]
 fn frames_come_back_and_may_be_split_anywhere() {
     for order in [Order::Little, Order::Big] {
-        for tag in [None, Some(0), Some(u64::MAX - 1)] {
+        for tag in [None, Some(0), Some(u64::MAX - 1)].map(tag) {
             for data in [None, Some(0), Some(0x0102_0304_0506_0708)] {
                 for payload in [0, 1, 0x1234_5678] {
                     let frame = Frame::message(tag, data, payload);

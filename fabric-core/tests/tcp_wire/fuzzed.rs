@@ -10,6 +10,9 @@ use crate::host::{ANY_TAG, Receiver, UNTAGGED};
 pub(crate) fn control(bytes: &[u8]) -> bool {
     let Ok(Some((control, len))) = Control::decode(bytes) else { return false };
     assert!(len <= bytes.len() && control.private().len() + 32 == len, "{bytes:?}");
+    // What is understood of a mark is what this side would say.
+    let again = Control::new(control.kind, &[]).unwrap().marked(control.mark).encode();
+    assert_eq!(Control::decode(&again).unwrap().unwrap().0.mark, control.mark, "{bytes:?}");
     true
 }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `host` | a receive context, and a host that keeps everything in maps |
 //! | `beginning` | control messages, and which connection stays |
+//! | `marks` | what connected endpoints of this library say of themselves, and what may be said to whom |
 //! | `frames` | the headers of what follows |
 //! | `streams` | whole streams, split anywhere, hostile ones among them |
 //! | `onesided` | memory that is read and written, by peers of every kind |
@@ -21,12 +22,15 @@ mod dialects;
 mod frames;
 mod fuzzed;
 mod host;
+mod marks;
 mod onesided;
 mod rxm;
 mod streams;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+
+use fabric_core::tcp::{Takes, Welcome};
 
 thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
@@ -57,6 +61,11 @@ fn largest_allocation(of: impl FnOnce()) -> usize {
     LARGEST.with(|largest| largest.set(0));
     of();
     LARGEST.with(Cell::get)
+}
+
+/// A tag for a peer that takes it.
+fn tag(tag: Option<u64>) -> Option<Welcome<u64>> {
+    Takes::of_many(false).tag(tag).expect("it takes tags")
 }
 
 /// Bytes written as hexadecimal digits, with spaces where it pleases.

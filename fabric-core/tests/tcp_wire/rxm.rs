@@ -120,7 +120,7 @@ impl Side {
 
     fn send(&mut self, tag: Option<u64>, data: Option<u64>, bytes: &[u8]) -> Option<OpKey> {
         if bytes.len() <= EAGER {
-            assert!(self.outbox.push(tag, data, Payload::Whole(bytes)));
+            assert!(self.outbox.push(crate::tag(tag), data, Payload::Whole(bytes)));
             return None;
         }
         let op = self.receiver.sending(bytes);

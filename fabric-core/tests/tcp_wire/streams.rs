@@ -6,7 +6,7 @@ use fabric_core::{Error, completion::Transfer};
 use proptest::prelude::*;
 
 use crate::host::{ANY_TAG, Receiver, UNTAGGED};
-use crate::{hex, largest_allocation};
+use crate::{hex, largest_allocation, tag};
 
 const BUDGET: usize = 1 << 20;
 
@@ -60,12 +60,12 @@ fn stream(order: Order, messages: &[Message]) -> Vec<u8> {
     for (number, message) in messages.iter().enumerate() {
         let payload = contents(number, message.len);
         if message.is_open {
-            assert!(outbox.open(&Frame::message(message.tag, message.data, message.len), &[]));
+            assert!(outbox.open(&Frame::message(tag(message.tag), message.data, message.len), &[]));
             flush(&mut outbox, &mut bytes, usize::MAX);
             bytes.extend_from_slice(&payload);
             outbox.close();
         } else {
-            assert!(outbox.push(message.tag, message.data, Payload::Whole(&payload)));
+            assert!(outbox.push(tag(message.tag), message.data, Payload::Whole(&payload)));
             flush(&mut outbox, &mut bytes, 5);
         }
         assert!(!outbox.is_open());

@@ -99,6 +99,53 @@ fn a_request_may_come_in_pieces() {
     });
 }
 
+/// What connected endpoints say of themselves means nothing to one that talks with many, and is nothing that it says.
+#[test]
+fn marks_of_connected_endpoints_mean_nothing_here() {
+    run(async {
+        let (ep, mut events) = bound().await;
+        let plain = request(9, 7);
+        let mut answers = Vec::new();
+        for mark in [[0; 16], [0xff; 16], *b"fabric-?\x01\0\0\0\xff\xff\xff\xff"] {
+            let mut socket = knock(&ep).await;
+            let asks = [&plain[..8], &mark, &plain[24..]].concat();
+            let message = [&header(1, 0, 0, 24, 27)[..], &5u64.to_le_bytes(), b"abc"].concat();
+            socket.write_all(&[asks, message].concat()).await.unwrap();
+            let mut answer = vec![0; 40];
+            socket.read_exact(&mut answer).await.unwrap();
+            assert_eq!(answer[4..24], [0; 20]);
+            answers.push(answer);
+            let got = ep.recv().tag(5).await.unwrap();
+            assert_eq!(&got[..], b"abc");
+            drop(socket);
+            next_end(&mut events).await;
+        }
+        assert!(answers.iter().all(|answer| *answer == answers[0]));
+        // Nor does it ask with any, or heed one in the answer.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let name = format!("tcp://{}", listener.local_addr().unwrap());
+        let asked = async {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut asks = vec![0; 40];
+            socket.read_exact(&mut asks).await.unwrap();
+            assert_eq!(asks[4..24], [0; 20]);
+            let mut answer = answers[0].clone();
+            answer[8..24].copy_from_slice(b"fabric-!\x01\0\0\0\xff\xff\xff\xff");
+            socket.write_all(&answer).await.unwrap();
+            let mut heard = vec![0; 27];
+            socket.read_exact(&mut heard).await.unwrap();
+            heard
+        };
+        let sends = async {
+            let peer = ep.lookup(&name[..]).await.unwrap();
+            ep.send(peer, "abc").tag(5).await.unwrap();
+        };
+        let (heard, ()) = tokio::join!(asked, sends);
+        assert_eq!(heard[24..], *b"abc");
+        still_works(&ep).await;
+    });
+}
+
 /// The silent ones make room for others, and go by themselves in the end.
 #[test]
 fn silence_is_nobodys_problem() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric_core::provider::{Interest, WaitSet};
-use fabric_core::tcp::{Broken, Control, ControlKind, Dialect, Order, PRIVATE_BYTES, Question, Reply};
+use fabric_core::tcp::{Broken, Control, ControlKind, Dialect, Mark, Order, PRIVATE_BYTES, Question, Reply};
 use fabric_core::{Address, Error, Scheme};
 use rustix::io::Errno;
 
@@ -42,8 +42,8 @@ pub(crate) type Asking = (Order, Question, Vec<u8>);
 pub(crate) enum Asks {
     /// By an endpoint that connects on demand.
     Question(Question),
-    /// By one that has no other peer: what the program says.
-    Data(Vec<u8>),
+    /// By one that has no other peer: what it says of itself, and what the program says.
+    Data(Mark, Vec<u8>),
 }
 
 /// How far it has come.
@@ -67,6 +67,8 @@ pub(crate) enum Greeting {
 pub(crate) enum Answer {
     Accepted {
         order: Order,
+        /// What the endpoint says of itself.
+        mark: Option<Mark>,
         private: Vec<u8>,
         /// What came behind the answer.
         rest: Vec<u8>,
@@ -128,7 +130,7 @@ impl Caller {
 
     /// Answers; false when the peer does not hear it.
     pub(crate) fn say(&self, kind: ControlKind, private: &[u8]) -> bool {
-        say(&self.socket, kind, private)
+        say(&self.socket, kind, None, private)
     }
 }
 
@@ -141,7 +143,7 @@ impl Callee {
     pub(crate) fn dialect(&self) -> Dialect {
         match &self.asks {
             Asks::Question(question) => question.dialect(),
-            Asks::Data(_) => Dialect::Native,
+            Asks::Data(..) => Dialect::Native,
         }
     }
 
@@ -158,8 +160,10 @@ impl Callee {
                 Err(errno) => return Greeting::Failed(errno),
             }
             let said = match &self.asks {
-                Asks::Question(question) => say(&self.socket, ControlKind::Request, &question.private()),
-                Asks::Data(private) => say(&self.socket, ControlKind::Request, private),
+                Asks::Question(question) => {
+                    say(&self.socket, ControlKind::Request, None, &question.private())
+                }
+                Asks::Data(mark, private) => say(&self.socket, ControlKind::Request, Some(*mark), private),
             };
             if !said {
                 return Greeting::Gone;
@@ -183,7 +187,7 @@ impl Callee {
         };
         let question = match &self.asks {
             Asks::Question(question) => question,
-            Asks::Data(_) => return self.answer(&control, len),
+            Asks::Data(..) => return self.answer(&control, len),
         };
         match question.answered(&control) {
             Ok(reply) => Greeting::Reply(reply, control.order, self.bytes.split_off(len)),
@@ -198,8 +202,8 @@ impl Callee {
             ControlKind::Refuse => Greeting::Answer(Answer::Refused { private: control.private().to_vec() }),
             ControlKind::Accept => {
                 let rest = self.bytes.split_off(len);
-                let (order, private) = (control.order, control.private().to_vec());
-                Greeting::Answer(Answer::Accepted { order, private, rest })
+                let (order, mark, private) = (control.order, control.mark, control.private().to_vec());
+                Greeting::Answer(Answer::Accepted { order, mark, private, rest })
             }
         }
     }
@@ -217,8 +221,8 @@ fn read(socket: &Socket, bytes: &mut Vec<u8>) -> Received {
 }
 
 /// Says something in one piece: a few hundred bytes always find room on a connection that has said nothing yet.
-pub(crate) fn say(socket: &Socket, kind: ControlKind, private: &[u8]) -> bool {
+pub(crate) fn say(socket: &Socket, kind: ControlKind, mark: Option<Mark>, private: &[u8]) -> bool {
     let Some(control) = Control::new(kind, private) else { return false };
-    let bytes = control.encode();
+    let bytes = control.marked(mark).encode();
     socket.send(&[IoSlice::new(&bytes)]) == Sent::Bytes(bytes.len())
 }

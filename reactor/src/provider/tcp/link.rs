@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
-use fabric_core::provider::{Host, Interest, WaitSet};
+use fabric_core::provider::{Host, Interest, SendSpec, WaitSet};
 use fabric_core::rx::RxContext;
 use fabric_core::tcp::rxm::{Incoming, Outgoing};
-use fabric_core::tcp::{Agreed, Inbox, Order, Outbox};
-use fabric_core::{Error, FiAddr};
+use fabric_core::tcp::{Agreed, Inbox, Order, Outbox, Takes};
+use fabric_core::{Error, FiAddr, Result};
 
 use super::socket::Socket;
 use crate::uring::SharedRing;
@@ -46,6 +46,7 @@ pub(crate) struct Link {
     pub(crate) source: Option<FiAddr>,
     pub(crate) number: Option<FiAddr>,
     pub(crate) instance: Option<u32>,
+    takes: Takes,
     socket: Socket,
     wait: Arc<dyn WaitSet>,
     token: u64,
@@ -90,13 +91,16 @@ impl Link {
         ring: Option<SharedRing>,
     ) -> Self {
         let (mut inbox, mut outbox) = (Inbox::new(order), Outbox::new(order));
-        match agreed {
-            Agreed::Native { is_kin: true } => inbox.kin(),
-            Agreed::Native { is_kin: false } => {}
+        let takes = match agreed {
+            Agreed::Native { takes } => takes,
             Agreed::Rxm { ours, theirs } => {
                 inbox = Inbox::of_rxm(order, Incoming::new(ours));
                 outbox = Outbox::of_rxm(order, Outgoing::new(theirs));
+                Takes::of_many(false)
             }
+        };
+        if takes.is_kin() {
+            inbox.kin();
         }
         Self {
             peer,
@@ -104,6 +108,7 @@ impl Link {
             source: None,
             number: None,
             instance: None,
+            takes,
             socket,
             wait,
             token,
@@ -124,6 +129,14 @@ impl Link {
             is_looked_at: false,
             lane: ring.map(|ring| Lane::new(ring, token)),
         }
+    }
+
+    /// Whether the peer takes this operation, as far as is known before it is its turn.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`].
+    pub(crate) fn check(&self, spec: &SendSpec) -> Result<()> {
+        self.takes.tag(spec.tag).map(drop)
     }
 
     /// Tagged messages break the rules.

@@ -122,13 +122,12 @@ fn layered(mut info: Info) -> Info {
     info
 }
 
-/// The same for endpoints that are connected with one peer. There are no tags on their wire, nobody to choose from, no
-/// addresses to number, and no place where peers of this library would say that they are, and what atomic operations need.
+/// The same for endpoints that are connected with one peer. There is nobody to choose from, there are no addresses to number,
+/// and it is not told there what atomic operations need.
 fn connected(mut info: Info) -> Info {
-    info.caps -= Caps::TAGGED | Caps::TAGGED_MULTI_RECV | Caps::DIRECTED_RECV | Caps::SOURCE | Caps::ATOMIC;
+    info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE | Caps::ATOMIC;
     info.domain.av_type = None;
     info.ep.ep_type = EpType::Msg;
-    info.ep.mem_tag_format = 0;
     info
 }
 

@@ -33,7 +33,9 @@ impl Endpoint {
         let name = self.peers[peer].name.clone();
         if matches!(self.role, Role::Single(_)) {
             link.source = self.peers[peer].addr;
-            link.refuse_tags();
+            if self.refuses_tags() {
+                link.refuse_tags();
+            }
         } else {
             link.number = host.peer_connected(self.id, &name);
             link.source = link.number;

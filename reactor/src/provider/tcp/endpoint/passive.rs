@@ -10,12 +10,13 @@ use std::sync::Arc;
 use fabric_core::buf::Pool;
 use fabric_core::provider::{EpId, Host, Request, RequestHandle, WaitSet};
 use fabric_core::rx::Receiving;
-use fabric_core::tcp::{ControlKind, Order};
+use fabric_core::tcp::{ControlKind, Mark, Order};
 use fabric_core::{Address, Result, Scheme};
 
 use super::super::farewell;
 use super::super::greeting::say;
 use super::super::socket::Socket;
+use super::single::Joining;
 use super::{Endpoint, Role, Stage};
 use crate::provider::net::Tuning;
 
@@ -77,7 +78,8 @@ impl Endpoint {
         let Role::Passive(requests) = &mut self.role else { return };
         let data = control.private().to_vec();
         host.requested(self.id, &peer, &data);
-        let handle = Box::new(Called { socket: Some(socket), order: control.order, rest });
+        let (order, mark) = (control.order, control.mark);
+        let handle = Box::new(Called { socket: Some(socket), order, mark, rest });
         requests.waiting.push_back(Request { peer, data, handle });
     }
 
@@ -98,6 +100,8 @@ impl Endpoint {
 pub(super) struct Called {
     socket: Option<Socket>,
     order: Order,
+    /// What the endpoint that asks says of itself.
+    mark: Option<Mark>,
     /// What came behind the question.
     rest: Vec<u8>,
 }
@@ -108,15 +112,21 @@ impl Called {
         self.socket.as_ref().map_or(Ok(()), |socket| socket.retune(tuning))
     }
 
-    /// Says yes, with this data. Nothing when the peer does not hear it.
-    pub(super) fn accept(mut self, data: &[u8]) -> Option<(Socket, Order, Vec<u8>)> {
+    /// Says yes, with this data, and what the endpoint says of itself to its own kind. Nothing when the peer does not hear it.
+    pub(super) fn accept(mut self, own: Mark, data: &[u8]) -> Option<Joining> {
         let socket = self.socket.take().filter(Socket::is_ours)?;
-        say(&socket, ControlKind::Accept, data).then(|| (socket, self.order, std::mem::take(&mut self.rest)))
+        let (order, mark, rest) = (self.order, self.mark, std::mem::take(&mut self.rest));
+        say(&socket, ControlKind::Accept, mark.map(|_| own), data).then_some(Joining {
+            socket,
+            order,
+            mark,
+            rest,
+        })
     }
 
     fn end(&mut self, data: &[u8]) {
         if let Some(socket) = self.socket.take().filter(Socket::is_ours) {
-            say(&socket, ControlKind::Refuse, data);
+            say(&socket, ControlKind::Refuse, None, data);
             farewell::close(socket, &[]);
         }
     }

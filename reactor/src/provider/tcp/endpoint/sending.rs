@@ -28,7 +28,7 @@ impl Endpoint {
             return Ok(SendNow::Queue);
         };
         let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return Ok(SendNow::Queue) };
-        let sent = link.send_now(host, spec, payload);
+        let sent = link.send_now(host, spec, payload)?;
         // The next pass sends what was collected, and has what follows sent at once again.
         if link.is_bursting() || !link.is_flushed() || link.is_deaf() {
             self.heat(at);
@@ -80,6 +80,9 @@ impl Endpoint {
         };
         if self.peers[at].link.is_none() && matches!(self.role, Role::Single(_)) {
             return Err(self.over());
+        }
+        if let Some(Stage::Up(link)) = self.peers[at].link.and_then(|link| self.stages.get(link)) {
+            link.check(spec)?;
         }
         self.peers[at].sends.push_back(Sending { op, spec: *spec, sent: None });
         if self.peers[at].link.is_none() && self.peers[at].again.is_none() {

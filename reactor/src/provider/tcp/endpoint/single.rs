@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fabric_core::flags::Caps;
 use fabric_core::provider::{EpId, Host, Joined, Meeting, WaitSet, Way};
 use fabric_core::rx::Receiving;
-use fabric_core::tcp::{Agreed, Dialect, Order};
+use fabric_core::tcp::{Agreed, Dialect, Mark, Order, Takes};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result, Scheme};
 
@@ -27,20 +27,35 @@ const SCRATCH: usize = 64 << 10;
 pub(super) struct Single {
     /// Position in the list of peers.
     peer: usize,
+    /// The endpoint takes tags itself; the program has said that the peer does.
+    takes_tags: bool,
+    peer_takes_tags: bool,
     /// Why there is no connection any more.
     over: Option<Error>,
+}
+
+/// A connection that both sides have agreed on.
+pub(super) struct Joining {
+    pub(super) socket: Socket,
+    pub(super) order: Order,
+    /// What the endpoint of the peer says of itself.
+    pub(super) mark: Option<Mark>,
+    /// What came behind what it has said.
+    pub(super) rest: Vec<u8>,
 }
 
 impl Endpoint {
     pub(crate) fn single(
         host: &mut dyn Host,
         (id, caps, tuning): (EpId, Caps, Tuning),
-        Meeting { number, peer: name, data, way }: Meeting<'_>,
+        Meeting { number, peer: name, data, takes_tags: peer_takes_tags, way }: Meeting<'_>,
         (wait, receiving, ring): (Arc<dyn WaitSet>, Receiving<'_>, Option<SharedRing>),
     ) -> Result<Self> {
         let wrong = || Error::WrongScheme { provider: "tcp", address: name.clone() };
         let at = name.socket().filter(|_| name.scheme() == Scheme::Tcp).ok_or_else(wrong)?;
-        let role = Role::Single(Single { peer: 0, over: None });
+        let (mark, takes_tags) = (Mark::of(caps), caps.contains(Caps::TAGGED));
+        let single = |peer| Role::Single(Single { peer, takes_tags, peer_takes_tags, over: None });
+        let role = single(0);
         let mut opened = Self::new(id, (any(at), tuning), role, (wait, receiving, ring))?;
         opened.serve(caps);
         let sends = VecDeque::new();
@@ -59,14 +74,14 @@ impl Endpoint {
         opened.by_address.insert(at, peer);
         opened.routes.resize(number.index() + 1, None);
         opened.routes[number.index()] = Some(peer);
-        opened.role = Role::Single(Single { peer, over: None });
+        opened.role = single(peer);
         match way {
             Way::Connect { from, patience } => {
                 if let Some(from) = from {
                     opened.at = source(from, at)?;
                 }
                 opened.open_clock()?;
-                opened.call(peer, Asks::Data(data.to_vec()), patience)?;
+                opened.call(peer, Asks::Data(mark, data.to_vec()), patience)?;
             }
             Way::Accept(handle) => {
                 let handle: Box<dyn Any> = handle;
@@ -75,7 +90,7 @@ impl Endpoint {
                     return Err(Error::Invalid { what: "connection request", why });
                 };
                 called.retune(&opened.tuning)?;
-                let accepted = called.accept(data).ok_or_else(|| Error::PeerGone(name.clone()))?;
+                let accepted = called.accept(mark, data).ok_or_else(|| Error::PeerGone(name.clone()))?;
                 opened.join(host, accepted, Vec::new())?;
             }
         }
@@ -86,15 +101,16 @@ impl Endpoint {
     fn join(
         &mut self,
         host: &mut dyn Host,
-        (socket, order, rest): (Socket, Order, Vec<u8>),
+        Joining { socket, order, mark, rest }: Joining,
         data: Vec<u8>,
     ) -> Result<()> {
-        let Role::Single(Single { peer, .. }) = self.role else { return Ok(()) };
+        let Role::Single(Single { peer, peer_takes_tags, .. }) = self.role else { return Ok(()) };
         self.at = socket.name()?;
         self.name = Address::of_socket(Scheme::Tcp, self.at)?;
         self.scratch = vec![0; SCRATCH].into();
         self.close_clock();
-        let spoken = (Agreed::Native { is_kin: false }, Order::NATIVE.with(order));
+        let takes = Takes::of_one(mark, peer_takes_tags);
+        let spoken = (Agreed::Native { takes }, Order::NATIVE.with(order));
         let link = self.link_up(host, (peer, None), socket, spoken, rest);
         self.peers[peer].link = Some(link);
         host.joined(self.id, &self.peers[peer].name, Ok(Joined { name: self.name.clone(), data }));
@@ -116,9 +132,10 @@ impl Endpoint {
             Greeting::Answer(Answer::Refused { private }) => {
                 Error::Rejected { peer: name.clone(), data: private }
             }
-            Greeting::Answer(Answer::Accepted { order, private, rest }) => {
+            Greeting::Answer(Answer::Accepted { order, mark, private, rest }) => {
                 let Stage::Asked(asked) = self.stages.remove(at) else { return };
-                match self.join(host, (asked.into_socket(), order, rest), private) {
+                let joining = Joining { socket: asked.into_socket(), order, mark, rest };
+                match self.join(host, joining, private) {
                     Ok(()) => return,
                     Err(error) => error,
                 }
@@ -142,6 +159,11 @@ impl Endpoint {
         peer.link = None;
         host.joined(self.id, &peer.name, Err(error));
         self.close_clock();
+    }
+
+    /// Whether messages with tags may come.
+    pub(super) fn refuses_tags(&self) -> bool {
+        matches!(self.role, Role::Single(Single { takes_tags: false, .. }))
     }
 
     /// Ends the connection: what was collected leaves in the background.

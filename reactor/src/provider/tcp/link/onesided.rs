@@ -6,7 +6,7 @@ use fabric_core::atomic::AtomicCall;
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::DownReason;
 use fabric_core::provider::{EpId, Host, OpKey, SendSpec};
-use fabric_core::tcp::{Frame, Replying, Rows};
+use fabric_core::tcp::{Frame, Replying, Rows, Takes};
 use fabric_core::{Error, Result};
 
 use super::sending::{COLLECTED, PER_PASS, TURN};
@@ -35,16 +35,16 @@ impl Ending {
 }
 
 /// What an operation is on the wire: its header, and the places it names.
-pub(super) fn wrap(spec: &SendSpec, len: usize, is_kin: bool, host: &dyn Host) -> Result<(Frame, Rows)> {
+pub(super) fn wrap(spec: &SendSpec, len: usize, takes: Takes, host: &dyn Host) -> Result<(Frame, Rows)> {
     if spec.kind == OpKind::Send {
-        let frame = Frame::message(spec.tag, spec.data, len);
+        let frame = Frame::message(takes.tag(spec.tag)?, spec.data, len);
         let frame = if spec.level.is_confirmed() { frame.acknowledged() } else { frame };
         return Ok((frame, Rows::default()));
     }
     let places = spec.spread.map_or(spec.remote.as_slice(), |spread| host.places(spread));
     let rows = Rows::of(places).ok_or(Error::NotSupported("more places than an operation over tcp has"))?;
     let frame = match spec.remote.and_then(|remote| remote.atomic) {
-        Some(atomic) if is_kin => Frame::atomic(atomic, atomic.call != AtomicCall::Base, len),
+        Some(atomic) if takes.is_kin() => Frame::atomic(atomic, atomic.call != AtomicCall::Base, len),
         Some(_) => {
             return Err(Error::NotSupported("atomic operations on memory of libfabric's own tcp provider"));
         }

@@ -49,6 +49,13 @@ impl Link {
             fail_first(queue, host, error);
             return Some(0);
         }
+        let tag = match self.takes.tag(spec.tag) {
+            Ok(tag) => tag,
+            Err(error) => {
+                fail_first(queue, host, error);
+                return Some(0);
+            }
+        };
         let payload = host.payload(op);
         let len = payload.len();
         let part = if len > EAGER { 0 } else { len };
@@ -63,7 +70,7 @@ impl Link {
             debug_assert!(is_offered, "nothing is open");
             return Some(0);
         }
-        let is_sent = self.outbox.push(spec.tag, spec.data, payload);
+        let is_sent = self.outbox.push(tag, spec.data, payload);
         debug_assert!(is_sent, "nothing is open");
         queue.pop_front();
         host.complete(op, Outcome::ok(Transfer::sent(len, spec.tag)));

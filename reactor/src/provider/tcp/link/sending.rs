@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
+use fabric_core::Result;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::provider::{Host, OpKey, SendSpec};
@@ -33,15 +34,24 @@ pub(crate) struct Sending {
 
 impl Link {
     /// Takes a short message; false when it has to wait.
-    pub(crate) fn send_now(&mut self, host: &mut dyn Host, spec: &SendSpec, payload: Payload<'_>) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`](fabric_core::Error::NotSupported) when the peer is not known to take it.
+    pub(crate) fn send_now(
+        &mut self,
+        host: &mut dyn Host,
+        spec: &SendSpec,
+        payload: Payload<'_>,
+    ) -> Result<bool> {
+        let tag = self.takes.tag(spec.tag)?;
         if self.is_deaf || self.outbox.is_open() || payload.len() > SHORT {
-            return false;
+            return Ok(false);
         }
         if self.outbox.pending().len() + payload.len() > COLLECTED && (self.is_blocked || !self.flush()) {
-            return false;
+            return Ok(false);
         }
-        if !self.outbox.push(spec.tag, spec.data, payload) {
-            return false;
+        if !self.outbox.push(tag, spec.data, payload) {
+            return Ok(false);
         }
         if self.is_bursting || spec.more {
             host.unsettled();
@@ -49,7 +59,7 @@ impl Link {
             self.is_bursting = true;
             self.flush();
         }
-        !self.is_deaf
+        Ok(!self.is_deaf)
     }
 
     /// Sends what is pending. Returns whether all of it has left.
@@ -141,7 +151,7 @@ impl Link {
         let payload = if spec.kind == OpKind::Read { Payload::Whole(&[]) } else { host.payload(*op) };
         let len = payload.len();
         let begins = sent.is_none() && spec.kind != OpKind::Connect;
-        let wrapped = match begins.then(|| wrap(spec, len, self.inbox.is_kin(), host)).transpose() {
+        let wrapped = match begins.then(|| wrap(spec, len, self.takes, host)).transpose() {
             Ok(wrapped) => wrapped,
             Err(error) => {
                 fail_first(queue, host, error);

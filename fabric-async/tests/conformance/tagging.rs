@@ -1,0 +1,317 @@
+//! Tagged messages of endpoints that are connected: sent to those that are known to take them.
+
+use std::future::IntoFuture;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use bytes::{Bytes, BytesMut};
+use fabric_async::{Caps, Endpoint, Error, Gather};
+use futures_util::StreamExt;
+
+use crate::meeting::{Room, pair};
+use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern, poll_once};
+use crate::raw::{answer, call, frame, listener, marked, request, tagged};
+use crate::setup::Setup;
+
+const TAGS: u32 = 1;
+
+fn is_unsupported(error: &Error) -> bool {
+    matches!(error, Error::NotSupported(why) if why.contains("not known to take"))
+}
+
+pub(crate) async fn every_length_goes_both_ways_under_a_tag(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    let lens = [0, 1, 8, 100, 16_383, 16_384, 16_385, 65_536, 1 << 20, LONG];
+    for (len, tag) in lens.into_iter().zip(u64::MAX - 20..).chain([(9, 0)]) {
+        for (from, to) in [(&a.ep, &b.ep), (&b.ep, &a.ep)] {
+            let sent = from.send(from.peer().unwrap(), pattern(len, 1)).tag(tag).data(len as u64);
+            let (sent, got) = tokio::join!(
+                sent.delivery_complete().into_future(),
+                to.recv_into(Vec::with_capacity(len)).tag(tag)
+            );
+            let (sent, got) = (sent.unwrap(), got.unwrap());
+            assert_eq!((sent.transfer.tag, got.tag(), got.data()), (Some(tag), Some(tag), Some(len as u64)));
+            assert_eq!(got.source(), to.peer());
+            assert_bytes(&got, pattern(len, 1));
+        }
+    }
+    // Nobody waits for them.
+    for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
+        let sending = a.ep.send(a.ep.peer().unwrap(), pattern(len, 3)).tag(7).start().unwrap();
+        assert_eq!(b.ep.probe().tag(7).await.unwrap().len, len);
+        assert_bytes(&b.ep.recv().tag(7).await.unwrap(), pattern(len, 3));
+        sending.await.unwrap();
+    }
+}
+
+pub(crate) async fn every_call_has_tags(setup: Setup) {
+    let (mut a, mut b) = pair(&setup).await;
+    let to_b = a.ep.peer().unwrap();
+    a.ep.inject_tagged(to_b, 1, b"injected").unwrap();
+    a.ep.inject_tagged_data(to_b, 1, b"with data", 7).unwrap();
+    let gather = Gather::from((pattern(100, 1).to_vec(), Bytes::from_static(pattern(50_000, 2))));
+    let gathered = a.ep.send(to_b, gather).tag(1).start().unwrap();
+    let mut loan = a.ep.loan(1000).unwrap();
+    loan.copy_from_slice(pattern(1000, 3));
+    let lent = a.ep.lend(to_b, loan).tag(1).start().unwrap();
+    a.ep.send(to_b, "tried").tag(1).await.unwrap();
+    let rows =
+        (0..20u64).map(|number| a.ep.send(to_b, numbered(number, 30)).tag(number % 2 + 5).context(number));
+    assert_eq!(a.ep.post_all(rows).unwrap(), 20);
+    for (bytes, data) in [(&b"injected"[..], None), (b"with data", Some(7))] {
+        let got = b.ep.recv().tag(1).await.unwrap();
+        assert_eq!((&got[..], got.data(), got.tag()), (bytes, data, Some(1)));
+    }
+    let got = b.ep.recv().tag(1).await.unwrap();
+    assert_bytes(&got, &[pattern(100, 1), pattern(50_000, 2)].concat());
+    assert_bytes(&b.ep.recv().tag(1).await.unwrap(), pattern(1000, 3));
+    assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"tried");
+    gathered.await.unwrap();
+    lent.await.unwrap();
+    for number in (0..20).filter(|number| number % 2 == 1).chain((0..20).filter(|number| number % 2 == 0)) {
+        b.ep.recv_into(vec![0; 30]).tag(number % 2 + 5).context(number).post().unwrap();
+        let got = b.room.cq.next().await.unwrap();
+        assert_eq!((got.context, got.transfer.tag), (number, Some(number % 2 + 5)));
+        assert_eq!(number_of(&got.into_result::<Vec<u8>>().unwrap()), number);
+    }
+    for number in 0..20 {
+        let sent = a.room.cq.next().await.unwrap();
+        assert_eq!((sent.context, sent.transfer.tag, &sent.error), (number, Some(number % 2 + 5), &None));
+    }
+}
+
+pub(crate) async fn receives_take_their_tags(setup: Setup) {
+    let (a, b) = pair(&setup).await;
+    let to_b = a.ep.peer().unwrap();
+    let (plain, seven) = (b.ep.recv().start().unwrap(), b.ep.recv().tag(7).start().unwrap());
+    let any = b.ep.recv().tag_mask(0x100, 0xff).start().unwrap();
+    let mut several = b.ep.recv_multi(BytesMut::with_capacity(300)).min_free(100).tag(9).start().unwrap();
+    for (number, tag) in [(0, Some(9)), (1, Some(0x1ab)), (2, None), (3, Some(7)), (4, Some(9)), (5, Some(8))]
+    {
+        let message = a.ep.send(to_b, numbered(number, 100));
+        match tag {
+            Some(tag) => message.tag(tag).await.unwrap(),
+            None => message.await.unwrap(),
+        };
+    }
+    assert_eq!(number_of(&plain.await.unwrap()), 2);
+    assert_eq!(number_of(&seven.await.unwrap()), 3);
+    let any = any.await.unwrap();
+    assert_eq!((number_of(&any), any.tag()), (1, Some(0x1ab)));
+    for number in [0, 4] {
+        assert_eq!(number_of(&several.next().await.unwrap().unwrap()), number);
+    }
+    // What is left is claimed, and dropped, and still there.
+    let claimed = b.ep.probe().tag(8).claim().await.unwrap();
+    drop(claimed);
+    drop(b.ep.recv().tag(8).start().unwrap());
+    assert_eq!(number_of(&b.ep.recv().tag(8).await.unwrap()), 5);
+    let mut waits = b.ep.recv().tag(8).start().unwrap();
+    assert!(poll_once(&mut waits).await.is_pending());
+    a.ep.close().unwrap();
+    assert!(waits.await.unwrap_err().error.is_peer_gone());
+}
+
+pub(crate) async fn tags_come_to_a_pool_of_receives(setup: Setup) {
+    let Some(pool) = Room::open_sharing(&setup).await else { return };
+    let (other, mut door) = (Room::open(&setup).await, pool.door(&setup));
+    let mut pairs = Vec::new();
+    for _ in 0..3 {
+        pairs.push(other.meet(&pool, &mut door).await);
+    }
+    let mut receives: Vec<_> = (0..6).map(|tag| pool.shared().recv().tag(tag).start().unwrap()).collect();
+    for tag in (0..6usize).rev() {
+        let (active, passive) = &pairs[tag % 3];
+        active.send(active.peer().unwrap(), numbered(tag as u64, 40)).tag(tag as u64).await.unwrap();
+        let got = receives.pop().unwrap().await.unwrap();
+        assert_eq!((number_of(&got), got.source()), (tag as u64, passive.peer()));
+        assert_eq!(pool.shared().received_by(&got.transfer), Some(passive.id()));
+        passive.send(got.source().unwrap(), "back").tag(3).await.unwrap();
+        assert_eq!(&active.recv().tag(3).await.unwrap()[..], b"back");
+    }
+}
+
+/// Every way to send is refused at once, and nothing else is different.
+async fn refuses_tags(ep: &Endpoint) {
+    let peer = ep.peer().unwrap();
+    let failed = ep.send(peer, vec![7; 9]).tag(1).await.unwrap_err();
+    assert!(is_unsupported(&failed.error), "{}", failed.error);
+    assert_eq!((failed.buf, failed.error.errno()), (vec![7; 9], 95));
+    let failed = ep.send(peer, vec![7; 100_000]).tag(1).delivery_complete().await.unwrap_err();
+    assert!(is_unsupported(&failed.error) && failed.buf.len() == 100_000);
+    assert!(is_unsupported(&ep.send(peer, "posted").tag(1).post().unwrap_err().error));
+    assert!(is_unsupported(&ep.inject_tagged(peer, 1, b"injected").unwrap_err()));
+    let stopped = ep.post_all([ep.send(peer, "a").tag(1), ep.send(peer, "b").tag(1)]).unwrap_err();
+    assert!(is_unsupported(&stopped.error) && stopped.posted == 0, "{}", stopped.error);
+    let mut loan = ep.loan(10).unwrap();
+    loan.fill(1);
+    assert!(is_unsupported(&ep.lend(peer, loan).tag(1).await.unwrap_err().error));
+}
+
+pub(crate) async fn who_takes_no_tags_is_sent_none(setup: Setup) {
+    for calls in [false, true] {
+        let (with, without) = (Room::open(&setup).await, Room::open(&setup.only(Caps::MSG)).await);
+        let (mut at_with, mut at_without) = (with.door(&setup), without.door(&setup));
+        let (tags, plain) = if calls {
+            with.meet(&without, &mut at_without).await
+        } else {
+            let (active, passive) = without.meet(&with, &mut at_with).await;
+            (passive, active)
+        };
+        refuses_tags(&tags).await;
+        tags.send(tags.peer().unwrap(), "without a tag").await.unwrap();
+        assert_eq!(&plain.recv().await.unwrap()[..], b"without a tag");
+        let own = plain.send(plain.peer().unwrap(), "x").tag(1).await.unwrap_err().error;
+        assert!(matches!(own, Error::NotSupported(why) if why.contains("FI_TAGGED")), "{own}");
+        plain.send(plain.peer().unwrap(), "and back").await.unwrap();
+        assert_eq!(&tags.recv().await.unwrap()[..], b"and back");
+    }
+}
+
+/// A peer that is a socket, connected by either side; whether the program says that it takes tags.
+async fn strange(
+    room: &Room,
+    setup: &Setup,
+    calls: bool,
+    says: bool,
+    mark: Option<Vec<u8>>,
+) -> (Endpoint, TcpStream) {
+    let bare = |control: Vec<u8>| {
+        mark.clone().map_or(control.clone(), |mark| [&control[..4], &mark, &control[24..]].concat())
+    };
+    if calls {
+        let mut door = room.door(setup);
+        let mut socket = call(&door);
+        socket.write_all(&bare(request(b""))).unwrap();
+        let request = door.next().await.unwrap();
+        let request = if says { request.peer_takes_tags() } else { request };
+        return (room.accept(request, b"").await, socket);
+    }
+    let (listener, name) = listener();
+    let answer = bare(answer(b""));
+    let answering = tokio::task::spawn_blocking(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut heard = vec![0; 32];
+        socket.read_exact(&mut heard).unwrap();
+        socket.write_all(&answer).unwrap();
+        socket.set_nodelay(true).unwrap();
+        (socket, heard)
+    });
+    let calling = room.endpoint().connect(&name);
+    let ep = if says { calling.peer_takes_tags().await } else { calling.await }.unwrap();
+    let (socket, heard) = answering.await.unwrap();
+    assert_eq!(heard, marked(request(b""), TAGS), "what an endpoint says of itself that takes tags");
+    (ep, socket)
+}
+
+async fn hears(socket: &mut TcpStream, bytes: &[u8]) {
+    let (mut reading, len) = (socket.try_clone().unwrap(), bytes.len());
+    let read = tokio::task::spawn_blocking(move || {
+        let mut heard = vec![0; len];
+        reading.read_exact(&mut heard).unwrap();
+        heard
+    });
+    assert_eq!(read.await.unwrap(), bytes);
+}
+
+pub(crate) async fn strangers_are_sent_tags_when_the_program_says_so(setup: Setup) {
+    let room = Room::open(&setup).await;
+    for calls in [false, true] {
+        let (ep, mut socket) = strange(&room, &setup, calls, false, None).await;
+        if calls {
+            hears(&mut socket, &answer(b"")).await;
+        }
+        refuses_tags(&ep).await;
+        ep.inject(ep.peer().unwrap(), b"good").unwrap();
+        let mut said = frame(0, 0, 0, 16, 20);
+        said.extend(b"good");
+        hears(&mut socket, &said).await;
+
+        let (ep, mut socket) = strange(&room, &setup, calls, true, None).await;
+        if calls {
+            hears(&mut socket, &answer(b"")).await;
+        }
+        ep.inject_tagged(ep.peer().unwrap(), 0x1234, b"good").unwrap();
+        hears(&mut socket, &tagged(0x1234, b"good")).await;
+    }
+}
+
+/// What they send is no proof of what they take.
+pub(crate) async fn tags_of_strangers_come_split_anywhere(setup: Setup) {
+    let room = Room::open(&setup).await;
+    let whole = tagged(0xabcd, b"some bytes");
+    let (ep, mut socket) = strange(&room, &setup, true, false, None).await;
+    for split in 1..whole.len() {
+        socket.write_all(&whole[..split]).unwrap();
+        room.domain.progress();
+        socket.write_all(&whole[split..]).unwrap();
+        let got = ep.recv().tag(0xabcd).await.unwrap();
+        assert_eq!((&got[..], got.tag()), (&b"some bytes"[..], Some(0xabcd)));
+    }
+    refuses_tags(&ep).await;
+    // One that is cut in its header, and then a good one that is not waited for.
+    let mut waits = ep.recv().tag(0xabcd).start().unwrap();
+    socket.write_all(&whole[..20]).unwrap();
+    assert!(poll_once(&mut waits).await.is_pending());
+    drop(socket);
+    assert!(waits.await.unwrap_err().error.is_peer_gone());
+}
+
+/// Marks that are none, marks of later versions, and those that say what nobody knows.
+pub(crate) async fn marks_are_not_taken_at_more_than_their_word(setup: Setup) {
+    let room = Room::open(&setup).await;
+    let of = |kind: u8, takes: u32| {
+        marked(vec![3, kind].into_iter().chain([0; 30]).collect(), takes)[4..24].to_vec()
+    };
+    for calls in [false, true] {
+        let (own, other) = if calls { (0, 1) } else { (1, 0) };
+        let mut later = of(own, u32::MAX);
+        later[12] = 0xff;
+        let mut none = of(own, u32::MAX);
+        none[12] = 0;
+        for (mark, is_mark, takes_tags) in [
+            (vec![0xff; 20], false, false),
+            (vec![1; 20], false, false),
+            (of(other, TAGS), false, false),
+            (none, false, false),
+            (of(own, 0), true, false),
+            (of(own, !TAGS), true, false),
+            (of(own, TAGS), true, true),
+            (later, true, true),
+        ] {
+            let (ep, mut socket) = strange(&room, &setup, calls, false, Some(mark.clone())).await;
+            if calls {
+                // Who does not say that it is of this library is not told so.
+                let answer = answer(b"");
+                hears(&mut socket, &if is_mark { marked(answer, TAGS) } else { answer }).await;
+            }
+            if takes_tags {
+                ep.inject_tagged(ep.peer().unwrap(), 5, b"good").unwrap();
+                hears(&mut socket, &tagged(5, b"good")).await;
+            } else {
+                refuses_tags(&ep).await;
+            }
+            socket.write_all(&tagged(6, b"back")).unwrap();
+            assert_eq!(&ep.recv().tag(6).await.unwrap()[..], b"back", "{mark:?}");
+        }
+    }
+}
+
+pub(crate) async fn a_tag_ends_a_connection_that_takes_none(setup: Setup) {
+    let room = Room::open(&setup).await;
+    for whole in [tagged(1, b""), tagged(1, b"bytes")] {
+        for split in [1, 16, 23, 24] {
+            let mut door = room.door(&setup);
+            let mut socket = call(&door);
+            socket.write_all(&request(b"")).unwrap();
+            let ep = room.accept(door.next().await.unwrap(), b"").await;
+            let waits = ep.recv().start().unwrap();
+            socket.write_all(&whole[..split]).unwrap();
+            room.domain.progress();
+            // It may have been thrown out already.
+            let _ = socket.write_all(&whole[split..]);
+            let failed = waits.await.unwrap_err().error;
+            assert!(matches!(&failed, Error::Protocol { what, .. } if what.contains("tagged")), "{failed}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What the peer of a connection is known to take, beyond what every one does.
+//!
+//! Endpoints that connect on demand say that they are of this library in what they ask each other with
+//! ([`Hello`](super::Hello)). What connected ones ask with is the program's, so they say it in the control message itself, in bytes
+//! that libfabric writes as 0 and does not look at.
+
+use crate::flags::Caps;
+use crate::{Error, Result};
+
+use super::ControlKind;
+
+/// Where a mark lies in the header of a control message.
+pub(super) const AT: std::ops::Range<usize> = 8..24;
+const BYTES: usize = 16;
+
+/// A request begins its mark with this, and an acceptance with that: who gives back what it was asked with says nothing of itself.
+const ASKS: [u8; 8] = *b"fabric-?";
+const ANSWERS: [u8; 8] = *b"fabric-!";
+/// Later versions may say more. What this one says they say as well.
+const VERSION: u8 = 1;
+
+const TAGS: u32 = 1;
+
+/// What a connected endpoint says of itself to one of this library: what it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    tags: bool,
+}
+
+impl Mark {
+    /// Of an endpoint with these capabilities.
+    #[must_use]
+    pub fn of(caps: Caps) -> Self {
+        Self { tags: caps.contains(Caps::TAGGED) }
+    }
+
+    /// The bytes, in a message of this kind: eight that say whose they are, the version, three of nothing, and a word of bits.
+    pub(super) fn encode(self, kind: ControlKind) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        let Some(begin) = beginning(kind) else { return bytes };
+        bytes[..8].copy_from_slice(&begin);
+        bytes[8] = VERSION;
+        let takes = if self.tags { TAGS } else { 0 };
+        bytes[12..].copy_from_slice(&takes.to_be_bytes());
+        bytes
+    }
+
+    /// What these bytes of a message of this kind say, if they are a mark. Bits that mean nothing here are not looked at.
+    pub(super) fn decode(kind: ControlKind, bytes: &[u8]) -> Option<Self> {
+        let [b0, b1, b2, b3, b4, b5, b6, b7, version, _, _, _, t0, t1, t2, t3] = *bytes.as_array()?;
+        if beginning(kind)? != [b0, b1, b2, b3, b4, b5, b6, b7] || version < VERSION {
+            return None;
+        }
+        let takes = u32::from_be_bytes([t0, t1, t2, t3]);
+        Some(Self { tags: takes & TAGS != 0 })
+    }
+}
+
+/// How a mark begins in a message of this kind, if there is one in such a message.
+fn beginning(kind: ControlKind) -> Option<[u8; 8]> {
+    match kind {
+        ControlKind::Request => Some(ASKS),
+        ControlKind::Accept => Some(ANSWERS),
+        ControlKind::Refuse => None,
+    }
+}
+
+/// What a peer is known to take. What it may not survive can only be said to one that takes it: see [`Welcome`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Takes {
+    tags: bool,
+    is_kin: bool,
+}
+
+/// Something that the peer of a connection takes. There is no other way to one than to ask [`Takes`], and none to a frame that
+/// needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome<T>(T);
+
+impl<T> Welcome<T> {
+    pub(super) fn into_inner(self) -> T {
+        self.0
+    }
+}
+
+impl Takes {
+    /// Of an endpoint that talks with many, which takes tags, and may be of this library.
+    #[must_use]
+    pub fn of_many(is_kin: bool) -> Self {
+        Self { tags: true, is_kin }
+    }
+
+    /// Of an endpoint that is connected with this one, and has marked what it says, or has not. A libfabric peer takes tags
+    /// only where it has a shared receive context, of which the wire says nothing, and does not survive them elsewhere: what
+    /// it sends is no proof. So that is the `promise` of a program that knows it.
+    #[must_use]
+    pub fn of_one(mark: Option<Mark>, promise: bool) -> Self {
+        Self { tags: promise || mark.is_some_and(|mark| mark.tags), is_kin: false }
+    }
+
+    /// Whether it is of this library, and understands what no other does.
+    #[must_use]
+    pub fn is_kin(self) -> bool {
+        self.is_kin
+    }
+
+    /// The tag of a message for it, if that has one.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when it is not known to take tags.
+    #[inline]
+    pub fn tag(self, tag: Option<u64>) -> Result<Option<Welcome<u64>>> {
+        match tag {
+            Some(_) if !self.tags => {
+                Err(Error::NotSupported("tagged messages to a connected peer that is not known to take them"))
+            }
+            tag => Ok(tag.map(Welcome)),
+        }
+    }
+}
