@@ -95,15 +95,33 @@
 //! advance.
 //!
 //! Memory is [reached](super::onesided) by reads and writes, and sends can wait for their delivery, as libfabric has both on this
-//! wire. There is no answer on it that says no: an access with a wrong key, out of range, or without the right, ends the
-//! connection, as [`Protocol`] there and [`PeerGone`] here. Atomic operations are not offered: endpoints without connections
-//! tell each other that they are both of this library before they use any.
+//! wire. Endpoints of this library tell each other why an access is refused, which then fails alone, and have all atomic operations.
+//! Of a libfabric peer, for which the wire has no word that says no, an access with a wrong key, out of range, or without the
+//! right, ends the connection, as [`Protocol`] on the side that serves and [`PeerGone`] on the one that asked; and an atomic
+//! operation on its memory is [`NotSupported`].
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Access, Endpoint, PassiveEndpoint};
+//! # use std::future::IntoFuture;
+//! let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await?;
+//! let calling = Endpoint::connect(door.name()).into_future();
+//! let answering = async { door.next().await.expect("a passive endpoint that is open").accept("").await };
+//! let (client, server) = tokio::try_join!(calling, answering)?;
+//! let tickets = server.domain().alloc(8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+//! tokio::spawn(async move { server.recv().await });                // keeps its domain moving
+//! for number in 0..3u64 {
+//!     let ticket = client.fetch_add(client.peer()?, tickets.remote().at(0), 1u64).await?;
+//!     assert_eq!(ticket, number);
+//! }
+//! # Ok(()) }
+//! ```
 //!
 //! # Tags
 //!
-//! Endpoints of this library tell each other, while they connect, whether they take tagged messages, in bytes that libfabric
-//! writes as zeros and does not read. Those that were opened with [`Caps::TAGGED`](crate::Caps::TAGGED), as they are unless hints
-//! leave it out, send them to each other as any endpoints do.
+//! Endpoints of this library tell each other, while they connect, what they take, in bytes that libfabric writes as zeros and does
+//! not read: tagged messages, and atomic operations. Those that were opened with [`Caps::TAGGED`](crate::Caps::TAGGED), as they are unless hints
+//! leave it out, send such messages to each other as any endpoints do.
 //!
 //! A libfabric program takes them only where its endpoint has a shared receive context, of which it says nothing; elsewhere
 //! one would end the program. So to a peer that has said nothing a send with a tag is [`NotSupported`], and all else goes on.

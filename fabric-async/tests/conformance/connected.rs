@@ -8,7 +8,7 @@ use std::task::Poll;
 use bytes::{Bytes, BytesMut};
 use fabric_async::{
     Access, Caps, Class, CounterBind, DownReason, Endpoint, EpType, Error, EventKind, Gather, Hints, OpKind,
-    PassiveEndpoint, Progress, RemoteRegion, Scatter, discover,
+    PassiveEndpoint, Progress, Scatter, discover,
 };
 use futures_util::StreamExt;
 
@@ -369,7 +369,7 @@ pub(crate) async fn closing_hands_over_what_was_sent(setup: Setup) {
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// A task that waits for something that never comes, and so keeps the domain moving.
-fn keep_moving(side: &Side) -> tokio::task::JoinHandle<()> {
+pub(crate) fn keep_moving(side: &Side) -> tokio::task::JoinHandle<()> {
     let never = side.room.domain.counter().unwrap();
     tokio::spawn(async move {
         let _ = never.wait(u64::MAX).await;
@@ -418,34 +418,6 @@ pub(crate) async fn writes_are_heard_of_and_counted(setup: Setup) {
     let heard = heard.unwrap();
     assert_eq!((heard.transfer.data, heard.transfer.len), (Some(9), 9));
     counted.unwrap();
-}
-
-/// There is no answer on this wire that says no.
-pub(crate) async fn what_is_out_of_reach_ends_the_connection(setup: Setup) {
-    for wrong in 0..3 {
-        let (a, mut b) = pair(&setup).await;
-        let _moving = keep_moving(&b);
-        let region = b.room.domain.alloc(100, Access::REMOTE_WRITE).unwrap();
-        let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
-        let error = match wrong {
-            0 => a.ep.read(to_b, remote.slice(0..10)).await.unwrap_err().error,
-            1 => {
-                a.ep.read(to_b, RemoteRegion::new(remote.key ^ 1, 100, BOTH).slice(0..10))
-                    .await
-                    .unwrap_err()
-                    .error
-            }
-            _ => {
-                a.ep.read(to_b, RemoteRegion::new(remote.key, 1000, BOTH).slice(500..600))
-                    .await
-                    .unwrap_err()
-                    .error
-            }
-        };
-        assert!(error.is_peer_gone(), "{error}");
-        assert!(matches!(ended(&mut b).await, DownReason::Protocol(_)));
-        assert!(a.ep.send(to_b, "anything").await.unwrap_err().error.is_peer_gone());
-    }
 }
 
 pub(crate) async fn delivery_is_confirmed(setup: Setup) {

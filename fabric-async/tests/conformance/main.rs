@@ -47,6 +47,7 @@ mod places;
 mod pooling;
 mod probes;
 mod raw;
+mod reaching;
 mod regions;
 mod registered;
 mod selecting;
@@ -74,6 +75,9 @@ const GROUPS: Needs = Needs::datagrams(SOURCE.union(Caps::MULTICAST));
 const CONNECTED: Needs = Needs::connected(MSG);
 const CONNECTED_TAGGED: Needs = Needs::connected(BOTH.union(Caps::TAGGED_MULTI_RECV));
 const CONNECTED_MULTI: Needs = Needs::connected(MSG.union(Caps::MULTI_RECV));
+const CONNECTED_ATOMIC: Needs = Needs::connected(MSG.union(Caps::RMA).union(Caps::ATOMIC));
+const CONNECTED_ATOMIC_EVENT: Needs =
+    Needs::connected(MSG.union(Caps::RMA).union(Caps::ATOMIC).union(Caps::RMA_EVENT));
 const CONNECTED_RMA: Needs = Needs::connected(MSG.union(Caps::RMA));
 const CONNECTED_EVENT: Needs = Needs::connected(MSG.union(Caps::RMA).union(Caps::RMA_EVENT));
 const TAGGED: Caps = Caps::TAGGED;
@@ -174,7 +178,6 @@ macro_rules! scenarios {
                 closing_hands_over_what_was_sent: CONNECTED,
                 memory_is_written_and_read: CONNECTED_RMA,
                 writes_are_heard_of_and_counted: CONNECTED_EVENT,
-                what_is_out_of_reach_ends_the_connection: CONNECTED_RMA,
                 delivery_is_confirmed: CONNECTED,
                 what_breaks_the_rules_ends_the_connection: CONNECTED,
                 what_makes_no_sense_is_refused: CONNECTED,
@@ -191,6 +194,18 @@ macro_rules! scenarios {
                 tags_of_strangers_come_split_anywhere: CONNECTED_TAGGED,
                 marks_are_not_taken_at_more_than_their_word: CONNECTED_TAGGED,
                 a_tag_ends_a_connection_that_takes_none: CONNECTED,
+            }
+            reaching {
+                every_operation_goes_both_ways: CONNECTED_ATOMIC,
+                concurrent_additions_add_up: CONNECTED_ATOMIC,
+                posted_and_counted: CONNECTED_ATOMIC_EVENT,
+                what_is_out_of_reach_fails_alone: CONNECTED_RMA,
+                misplaced_atomics_fail_alone: CONNECTED_ATOMIC,
+                who_has_no_atomics_is_asked_for_none: CONNECTED_ATOMIC,
+                who_is_no_target_says_so: CONNECTED_RMA,
+                strangers_are_asked_for_nothing_they_do_not_know: CONNECTED_ATOMIC,
+                what_strangers_reach_for_ends_their_connection: CONNECTED_RMA,
+                strangers_that_say_they_are_kin_are_served: CONNECTED_ATOMIC,
             }
             pooling {
                 many_connections_live_on_one_pool_of_receives: CONNECTED,

@@ -1,9 +1,17 @@
 //! Peers of connected endpoints that are nothing but a socket, and write what they like.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use fabric_async::PassiveEndpoint;
+use fabric_async::{Endpoint, PassiveEndpoint};
+
+use crate::meeting::Room;
+use crate::setup::Setup;
+
+/// What control messages say in their header between the length of the private data and the order of bytes.
+pub(crate) type Between = [u8; 20];
+/// What libfabric says there.
+pub(crate) const NOTHING: Between = [0; 20];
 
 /// A control message: the kinds are 0, 1 and 6.
 pub(crate) fn control(version: u8, kind: u8, len: u16, data: &[u8]) -> Vec<u8> {
@@ -73,4 +81,58 @@ pub(crate) fn tagged(tag: u64, bytes: &[u8]) -> Vec<u8> {
     all[16..].copy_from_slice(&tag.to_ne_bytes());
     all.extend(bytes);
     all
+}
+
+/// Connects such a peer with an endpoint of this room, either of which calls, and `says` in its control message what it likes.
+/// The program may know that it takes tags. Also what the endpoint says there itself.
+pub(crate) async fn stranger(
+    (room, setup): (&Room, &Setup),
+    calls: bool,
+    says: Between,
+    takes_tags: bool,
+) -> (Endpoint, TcpStream, Between) {
+    let (ep, mut socket) = if calls {
+        let mut door = room.door(setup);
+        let mut socket = call(&door);
+        socket.write_all(&saying(request(b""), says)).unwrap();
+        let request = door.next().await.unwrap();
+        let request = if takes_tags { request.peer_takes_tags() } else { request };
+        (room.accept(request, b"").await, socket)
+    } else {
+        let (listener, name) = listener();
+        let answering = tokio::task::spawn_blocking(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            socket.set_nodelay(true).unwrap();
+            socket.write_all(&saying(answer(b""), says)).unwrap();
+            socket
+        });
+        let calling = room.endpoint().connect(&name);
+        let ep = if takes_tags { calling.peer_takes_tags().await } else { calling.await };
+        (ep.unwrap(), answering.await.unwrap())
+    };
+    let heard = hears(&mut socket, 32).await;
+    assert_eq!(heard[..4], if calls { answer(b"") } else { request(b"") }[..4]);
+    (ep, socket, heard[4..24].try_into().unwrap())
+}
+
+fn saying(mut control: Vec<u8>, says: Between) -> Vec<u8> {
+    control[4..24].copy_from_slice(&says);
+    control
+}
+
+/// What an endpoint of this library says of itself when it asks, or answers.
+pub(crate) fn mark(asks: bool, takes: u32) -> Between {
+    let control = if asks { request(b"") } else { answer(b"") };
+    marked(control, takes)[4..24].try_into().unwrap()
+}
+
+/// The next so many bytes that come over the socket, while the other side goes on.
+pub(crate) async fn hears(socket: &mut TcpStream, len: usize) -> Vec<u8> {
+    let mut socket = socket.try_clone().unwrap();
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut heard = vec![0; len];
+        socket.read_exact(&mut heard).unwrap();
+        heard
+    });
+    reading.await.unwrap()
 }

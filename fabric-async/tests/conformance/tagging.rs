@@ -1,8 +1,7 @@
 //! Tagged messages of endpoints that are connected: sent to those that are known to take them.
 
 use std::future::IntoFuture;
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Write;
 
 use bytes::{Bytes, BytesMut};
 use fabric_async::{Caps, Endpoint, Error, Gather};
@@ -10,7 +9,7 @@ use futures_util::StreamExt;
 
 use crate::meeting::{Room, pair};
 use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern, poll_once};
-use crate::raw::{answer, call, frame, listener, marked, request, tagged};
+use crate::raw::{NOTHING, call, frame, hears, mark, request, stranger, tagged};
 use crate::setup::Setup;
 
 const TAGS: u32 = 1;
@@ -168,71 +167,20 @@ pub(crate) async fn who_takes_no_tags_is_sent_none(setup: Setup) {
     }
 }
 
-/// A peer that is a socket, connected by either side; whether the program says that it takes tags.
-async fn strange(
-    room: &Room,
-    setup: &Setup,
-    calls: bool,
-    says: bool,
-    mark: Option<Vec<u8>>,
-) -> (Endpoint, TcpStream) {
-    let bare = |control: Vec<u8>| {
-        mark.clone().map_or(control.clone(), |mark| [&control[..4], &mark, &control[24..]].concat())
-    };
-    if calls {
-        let mut door = room.door(setup);
-        let mut socket = call(&door);
-        socket.write_all(&bare(request(b""))).unwrap();
-        let request = door.next().await.unwrap();
-        let request = if says { request.peer_takes_tags() } else { request };
-        return (room.accept(request, b"").await, socket);
-    }
-    let (listener, name) = listener();
-    let answer = bare(answer(b""));
-    let answering = tokio::task::spawn_blocking(move || {
-        let (mut socket, _) = listener.accept().unwrap();
-        let mut heard = vec![0; 32];
-        socket.read_exact(&mut heard).unwrap();
-        socket.write_all(&answer).unwrap();
-        socket.set_nodelay(true).unwrap();
-        (socket, heard)
-    });
-    let calling = room.endpoint().connect(&name);
-    let ep = if says { calling.peer_takes_tags().await } else { calling.await }.unwrap();
-    let (socket, heard) = answering.await.unwrap();
-    assert_eq!(heard, marked(request(b""), TAGS), "what an endpoint says of itself that takes tags");
-    (ep, socket)
-}
-
-async fn hears(socket: &mut TcpStream, bytes: &[u8]) {
-    let (mut reading, len) = (socket.try_clone().unwrap(), bytes.len());
-    let read = tokio::task::spawn_blocking(move || {
-        let mut heard = vec![0; len];
-        reading.read_exact(&mut heard).unwrap();
-        heard
-    });
-    assert_eq!(read.await.unwrap(), bytes);
-}
-
 pub(crate) async fn strangers_are_sent_tags_when_the_program_says_so(setup: Setup) {
     let room = Room::open(&setup).await;
     for calls in [false, true] {
-        let (ep, mut socket) = strange(&room, &setup, calls, false, None).await;
-        if calls {
-            hears(&mut socket, &answer(b"")).await;
-        }
+        let (ep, mut socket, said) = stranger((&room, &setup), calls, NOTHING, false).await;
+        assert_eq!(said, if calls { NOTHING } else { mark(true, TAGS) });
         refuses_tags(&ep).await;
         ep.inject(ep.peer().unwrap(), b"good").unwrap();
-        let mut said = frame(0, 0, 0, 16, 20);
-        said.extend(b"good");
-        hears(&mut socket, &said).await;
+        let good = [&frame(0, 0, 0, 16, 20)[..], b"good"].concat();
+        assert_eq!(hears(&mut socket, good.len()).await, good);
 
-        let (ep, mut socket) = strange(&room, &setup, calls, true, None).await;
-        if calls {
-            hears(&mut socket, &answer(b"")).await;
-        }
+        let (ep, mut socket, _) = stranger((&room, &setup), calls, NOTHING, true).await;
         ep.inject_tagged(ep.peer().unwrap(), 0x1234, b"good").unwrap();
-        hears(&mut socket, &tagged(0x1234, b"good")).await;
+        let good = tagged(0x1234, b"good");
+        assert_eq!(hears(&mut socket, good.len()).await, good);
     }
 }
 
@@ -240,7 +188,7 @@ pub(crate) async fn strangers_are_sent_tags_when_the_program_says_so(setup: Setu
 pub(crate) async fn tags_of_strangers_come_split_anywhere(setup: Setup) {
     let room = Room::open(&setup).await;
     let whole = tagged(0xabcd, b"some bytes");
-    let (ep, mut socket) = strange(&room, &setup, true, false, None).await;
+    let (ep, mut socket, _) = stranger((&room, &setup), true, NOTHING, false).await;
     for split in 1..whole.len() {
         socket.write_all(&whole[..split]).unwrap();
         room.domain.progress();
@@ -249,7 +197,6 @@ pub(crate) async fn tags_of_strangers_come_split_anywhere(setup: Setup) {
         assert_eq!((&got[..], got.tag()), (&b"some bytes"[..], Some(0xabcd)));
     }
     refuses_tags(&ep).await;
-    // One that is cut in its header, and then a good one that is not waited for.
     let mut waits = ep.recv().tag(0xabcd).start().unwrap();
     socket.write_all(&whole[..20]).unwrap();
     assert!(poll_once(&mut waits).await.is_pending());
@@ -260,39 +207,32 @@ pub(crate) async fn tags_of_strangers_come_split_anywhere(setup: Setup) {
 /// Marks that are none, marks of later versions, and those that say what nobody knows.
 pub(crate) async fn marks_are_not_taken_at_more_than_their_word(setup: Setup) {
     let room = Room::open(&setup).await;
-    let of = |kind: u8, takes: u32| {
-        marked(vec![3, kind].into_iter().chain([0; 30]).collect(), takes)[4..24].to_vec()
-    };
     for calls in [false, true] {
-        let (own, other) = if calls { (0, 1) } else { (1, 0) };
-        let mut later = of(own, u32::MAX);
-        later[12] = 0xff;
-        let mut none = of(own, u32::MAX);
-        none[12] = 0;
-        for (mark, is_mark, takes_tags) in [
-            (vec![0xff; 20], false, false),
-            (vec![1; 20], false, false),
-            (of(other, TAGS), false, false),
+        let (mut later, mut none) = (mark(calls, u32::MAX), mark(calls, u32::MAX));
+        (later[12], none[12]) = (0xff, 0);
+        later[..4].fill(0xff);
+        for (says, is_mark, takes_tags) in [
+            ([0xff; 20], false, false),
+            ([1; 20], false, false),
+            (mark(!calls, TAGS), false, false),
             (none, false, false),
-            (of(own, 0), true, false),
-            (of(own, !TAGS), true, false),
-            (of(own, TAGS), true, true),
+            (mark(calls, 0), true, false),
+            (mark(calls, !TAGS), true, false),
+            (mark(calls, TAGS), true, true),
             (later, true, true),
         ] {
-            let (ep, mut socket) = strange(&room, &setup, calls, false, Some(mark.clone())).await;
-            if calls {
-                // Who does not say that it is of this library is not told so.
-                let answer = answer(b"");
-                hears(&mut socket, &if is_mark { marked(answer, TAGS) } else { answer }).await;
-            }
+            let (ep, mut socket, said) = stranger((&room, &setup), calls, says, false).await;
+            // Who does not say that it is of this library is not told so.
+            assert_eq!(said, if calls && !is_mark { NOTHING } else { mark(!calls, TAGS) });
             if takes_tags {
                 ep.inject_tagged(ep.peer().unwrap(), 5, b"good").unwrap();
-                hears(&mut socket, &tagged(5, b"good")).await;
+                let good = tagged(5, b"good");
+                assert_eq!(hears(&mut socket, good.len()).await, good);
             } else {
                 refuses_tags(&ep).await;
             }
             socket.write_all(&tagged(6, b"back")).unwrap();
-            assert_eq!(&ep.recv().tag(6).await.unwrap()[..], b"back", "{mark:?}");
+            assert_eq!(&ep.recv().tag(6).await.unwrap()[..], b"back", "{says:?}");
         }
     }
 }

@@ -4,7 +4,8 @@ use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
 use fabric_async::{
-    Access, BindOptions, Endpoint, Error, EventKind, PassiveEndpoint, Progress, RemoteRegion, SocketIo,
+    Access, BindOptions, Endpoint, Error, EventKind, PassiveEndpoint, Progress, RemoteAddr, RemoteRegion,
+    SocketIo,
 };
 use tokio::time::timeout;
 
@@ -238,5 +239,35 @@ fn tags_are_not_sent_to_those_that_may_not_take_them() {
         let ep = calls(&options, &program).await;
         refuses(&ep).await;
         talk(&ep, &program, 50).await;
+    });
+}
+
+/// What libfabric does not know is not said to it.
+#[test]
+fn atomics_are_for_our_own_kind() {
+    play(async |options, program| {
+        program.must("region 7 100", "region").await;
+        for calls_us in [false, true] {
+            let mut _door = None;
+            let ep = if calls_us {
+                let (ep, at) = called(&options, &program).await;
+                _door = Some(at);
+                ep
+            } else {
+                calls(&options, &program).await
+            };
+            let (peer, at) = (ep.peer().unwrap(), RemoteAddr { key: 7, offset: 0 });
+            let refused = ep.fetch_add(peer, at, 1u64).await.unwrap_err();
+            assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
+            ep.write(peer, at, pattern(100, 1)).await.unwrap();
+            program.must("look 0 100 1", "same").await;
+            // What it must not do ends the connection, as there is no word for it on its wire.
+            let never = ep.recv().start().unwrap();
+            program.must("read 1 99:0:10", "posted").await;
+            program.failed(1).await;
+            assert_eq!(program.tell("event").await, "shutdown");
+            let error = never.await.unwrap_err().error;
+            assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        }
     });
 }

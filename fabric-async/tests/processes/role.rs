@@ -121,6 +121,7 @@ pub(crate) fn play() {
         "tcp chatter" => run(crate::tcp::chatter(&name, Protocol::Tcp)),
         "tcp chatter in rxm" => run(crate::tcp::chatter(&name, Protocol::Rxm)),
         "tcp caller" => run(crate::tcp::connected::caller(&name)),
+        "tcp clerk" => run(crate::tcp::connected::clerk(&name)),
         "tcp door" => run(crate::tcp::connected::door(&name)),
         "udp echo" => run(crate::udp::echo(&name)),
         "udp member" => run(crate::udp::member(&name)),

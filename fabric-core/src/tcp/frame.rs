@@ -119,10 +119,10 @@ impl Frame {
         Self { kind, data, wants_ack: true, payload: payload as u64 }
     }
 
-    /// Operands for a place. Acknowledged, unless there is an answer.
+    /// Operands for a place of a peer that has such operations. Acknowledged, unless there is an answer.
     #[must_use]
-    pub fn atomic(atomic: AtomicSpec, answers: bool, payload: usize) -> Self {
-        let kind = FrameKind::Atomic(atomic);
+    pub fn atomic(atomic: Welcome<AtomicSpec>, answers: bool, payload: usize) -> Self {
+        let kind = FrameKind::Atomic(atomic.into_inner());
         Self { kind, data: None, wants_ack: !answers, payload: payload as u64 }
     }
 

@@ -149,12 +149,6 @@ impl Inbox {
         self.replies.is_kin = true;
     }
 
-    /// Whether the peer is one of this library.
-    #[must_use]
-    pub fn is_kin(&self) -> bool {
-        self.replies.is_kin
-    }
-
     /// For how much longer messages stay where they are while no receive is posted.
     pub fn be_patient(&mut self, patience: Patience) {
         self.patience = patience;

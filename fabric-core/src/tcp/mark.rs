@@ -4,6 +4,7 @@
 //! ([`Hello`](super::Hello)). What connected ones ask with is the program's, so they say it in the control message itself, in bytes
 //! that libfabric writes as 0 and does not look at.
 
+use crate::atomic::AtomicSpec;
 use crate::flags::Caps;
 use crate::{Error, Result};
 
@@ -20,18 +21,21 @@ const ANSWERS: [u8; 8] = *b"fabric-!";
 const VERSION: u8 = 1;
 
 const TAGS: u32 = 1;
+const ATOMICS: u32 = 2;
 
-/// What a connected endpoint says of itself to one of this library: what it takes.
+/// What a connected endpoint says of itself to one of this library: what it takes. That it says anything means that it
+/// understands refusals, and verdicts behind answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     tags: bool,
+    atomics: bool,
 }
 
 impl Mark {
     /// Of an endpoint with these capabilities.
     #[must_use]
     pub fn of(caps: Caps) -> Self {
-        Self { tags: caps.contains(Caps::TAGGED) }
+        Self { tags: caps.contains(Caps::TAGGED), atomics: caps.contains(Caps::ATOMIC) }
     }
 
     /// The bytes, in a message of this kind: eight that say whose they are, the version, three of nothing, and a word of bits.
@@ -40,7 +44,7 @@ impl Mark {
         let Some(begin) = beginning(kind) else { return bytes };
         bytes[..8].copy_from_slice(&begin);
         bytes[8] = VERSION;
-        let takes = if self.tags { TAGS } else { 0 };
+        let takes = if self.tags { TAGS } else { 0 } | if self.atomics { ATOMICS } else { 0 };
         bytes[12..].copy_from_slice(&takes.to_be_bytes());
         bytes
     }
@@ -52,7 +56,7 @@ impl Mark {
             return None;
         }
         let takes = u32::from_be_bytes([t0, t1, t2, t3]);
-        Some(Self { tags: takes & TAGS != 0 })
+        Some(Self { tags: takes & TAGS != 0, atomics: takes & ATOMICS != 0 })
     }
 }
 
@@ -69,6 +73,7 @@ fn beginning(kind: ControlKind) -> Option<[u8; 8]> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Takes {
     tags: bool,
+    atomics: bool,
     is_kin: bool,
 }
 
@@ -84,10 +89,10 @@ impl<T> Welcome<T> {
 }
 
 impl Takes {
-    /// Of an endpoint that talks with many, which takes tags, and may be of this library.
+    /// Of an endpoint that talks with many, which takes tags, and may be of this library and take everything.
     #[must_use]
     pub fn of_many(is_kin: bool) -> Self {
-        Self { tags: true, is_kin }
+        Self { tags: true, atomics: is_kin, is_kin }
     }
 
     /// Of an endpoint that is connected with this one, and has marked what it says, or has not. A libfabric peer takes tags
@@ -95,7 +100,8 @@ impl Takes {
     /// it sends is no proof. So that is the `promise` of a program that knows it.
     #[must_use]
     pub fn of_one(mark: Option<Mark>, promise: bool) -> Self {
-        Self { tags: promise || mark.is_some_and(|mark| mark.tags), is_kin: false }
+        let tags = promise || mark.is_some_and(|mark| mark.tags);
+        Self { tags, atomics: mark.is_some_and(|mark| mark.atomics), is_kin: mark.is_some() }
     }
 
     /// Whether it is of this library, and understands what no other does.
@@ -116,5 +122,18 @@ impl Takes {
             }
             tag => Ok(tag.map(Welcome)),
         }
+    }
+
+    /// An atomic operation on its memory.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] when it is not known to have them.
+    pub fn atomic(self, atomic: AtomicSpec) -> Result<Welcome<AtomicSpec>> {
+        if !self.atomics {
+            return Err(Error::NotSupported(
+                "atomic operations on memory of a peer over tcp that is not known to have them",
+            ));
+        }
+        Ok(Welcome(atomic))
     }
 }

@@ -1,6 +1,7 @@
 //! What connected endpoints of this library say of themselves, and what may be said to whom.
 
 use fabric_core::Error;
+use fabric_core::atomic::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
 use fabric_core::flags::Caps;
 use fabric_core::tcp::{Control, ControlKind, Mark, Order, Takes};
 
@@ -77,36 +78,57 @@ fn nothing_else_is_a_mark() {
 fn what_is_not_understood_does_not_matter() {
     for text in [ASKS, ANSWERS] {
         for version in [1, 2, 0xff] {
-            for more in [0, 1, 0x80, 0xff] {
-                let mut bytes = hex(text);
-                bytes[4..8].fill(more);
-                bytes[16] = version;
-                bytes[17..23].fill(more);
-                bytes[23] = more | 1;
-                assert_eq!(read(&bytes), Some(tagging()), "version {version}, {more:#x}");
-                bytes[23] = more & !1;
-                assert_eq!(read(&bytes), Some(Mark::of(Caps::MSG)), "version {version}, {more:#x}");
+            for more in [0, 0x80, 0xfc] {
+                for (takes, caps) in SAYS {
+                    let mut bytes = hex(text);
+                    bytes[4..8].fill(more);
+                    bytes[16] = version;
+                    bytes[17..23].fill(more);
+                    bytes[23] = more | takes;
+                    assert_eq!(read(&bytes), Some(Mark::of(caps)), "version {version}, {more:#x}, {takes}");
+                }
             }
         }
     }
 }
 
+/// What endpoints with these capabilities say.
+const SAYS: [(u8, Caps); 4] =
+    [(0, Caps::MSG), (1, Caps::TAGGED), (2, Caps::ATOMIC), (3, Caps::TAGGED.union(Caps::ATOMIC))];
+
 #[test]
-fn tags_are_for_those_that_take_them() {
-    let (marked, unmarked) = (Some(tagging()), Some(Mark::of(Caps::MSG)));
-    for (takes, tags) in [
-        (Takes::of_one(None, false), false),
-        (Takes::of_one(unmarked, false), false),
-        (Takes::of_one(marked, false), true),
-        (Takes::of_one(None, true), true),
-        (Takes::of_one(unmarked, true), true),
-        (Takes::of_many(false), true),
-        (Takes::of_many(true), true),
+fn marks_say_what_endpoints_can_do() {
+    for (takes, caps) in SAYS {
+        let control = Control::new(ControlKind::Request, b"").unwrap();
+        let bytes = control.marked(Some(Mark::of(caps | Caps::MSG | Caps::RMA))).encode();
+        assert_eq!(bytes[16..24], [1, 0, 0, 0, 0, 0, 0, takes]);
+    }
+}
+
+#[test]
+fn nothing_is_said_to_those_that_may_not_take_it() {
+    let of = |caps, promise| Takes::of_one(Some(Mark::of(caps)), promise);
+    let unsupported = |error| matches!(error, Error::NotSupported(_));
+    for (takes, tags, atomics, is_kin) in [
+        (Takes::of_one(None, false), false, false, false),
+        (Takes::of_one(None, true), true, false, false),
+        (of(Caps::MSG, false), false, false, true),
+        (of(Caps::MSG, true), true, false, true),
+        (of(Caps::TAGGED, false), true, false, true),
+        (of(Caps::ATOMIC, false), false, true, true),
+        (of(Caps::ATOMIC | Caps::TAGGED, false), true, true, true),
+        (Takes::of_many(false), true, false, false),
+        (Takes::of_many(true), true, true, true),
     ] {
-        assert_eq!(takes.tag(None), Ok(None), "{takes:?}");
+        assert_eq!((takes.tag(None), takes.is_kin()), (Ok(None), is_kin), "{takes:?}");
         match takes.tag(Some(7)) {
             Ok(tag) => assert!(tags && tag.is_some(), "{takes:?}"),
-            Err(error) => assert!(!tags && matches!(error, Error::NotSupported(_)), "{takes:?}"),
+            Err(error) => assert!(!tags && unsupported(error), "{takes:?}"),
+        }
+        let sum = AtomicSpec { op: AtomicOp::Sum, datatype: Datatype::U64, call: AtomicCall::Base };
+        match takes.atomic(sum) {
+            Ok(_) => assert!(atomics, "{takes:?}"),
+            Err(error) => assert!(!atomics && unsupported(error), "{takes:?}"),
         }
     }
 }

@@ -5,7 +5,7 @@ use fabric_core::buf::{IoBuf, Payload};
 use fabric_core::flags::Access;
 use fabric_core::mr::{Denied, Registered};
 use fabric_core::provider::{Deed, Remote};
-use fabric_core::tcp::{Broken, Frame, FrameKind, Order, Outbox, Owed, Replying, Rows};
+use fabric_core::tcp::{Broken, Frame, FrameKind, Order, Outbox, Owed, Replying, Rows, Takes};
 use fabric_core::{Error, FiAddr};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -412,10 +412,11 @@ fn data_is_told_once_and_waited_for() {
 #[test]
 fn atomics_are_executed_where_they_arrive() {
     let sum = |call| AtomicSpec { op: AtomicOp::Sum, datatype: Datatype::U32, call };
+    let sums = |call| Takes::of_many(true).atomic(sum(call)).unwrap();
     let at = Remote { atomic: Some(sum(AtomicCall::Fetch)), ..place(KEY, 8, 8) };
     let operands = [5u32.to_le_bytes(), 6u32.to_le_bytes()].concat();
-    let fetch = frame(&Frame::atomic(sum(AtomicCall::Fetch), true, 8), &[at], &operands);
-    let base = frame(&Frame::atomic(sum(AtomicCall::Base), false, 8), &[at], &operands);
+    let fetch = frame(&Frame::atomic(sums(AtomicCall::Fetch), true, 8), &[at], &operands);
+    let base = frame(&Frame::atomic(sums(AtomicCall::Base), false, 8), &[at], &operands);
     for split in 0..base.len() {
         let mut owner = server(true);
         let owed = cut(&mut owner, &base, split).unwrap();
@@ -432,16 +433,16 @@ fn atomics_are_executed_where_they_arrive() {
     let bad =
         |kind: &Frame, at: Remote, bytes: &[u8]| server(true).take(&frame(kind, &[at], bytes)).map(drop);
     // Too few operands, not a whole value, an answer to what has none, more than there may be.
-    assert!(bad(&Frame::atomic(sum(AtomicCall::Base), false, 4), at, &operands[..4]).is_err());
+    assert!(bad(&Frame::atomic(sums(AtomicCall::Base), false, 4), at, &operands[..4]).is_err());
     assert!(
-        bad(&Frame::atomic(sum(AtomicCall::Base), false, 6), Remote { len: 6, ..at }, &operands[..6])
+        bad(&Frame::atomic(sums(AtomicCall::Base), false, 6), Remote { len: 6, ..at }, &operands[..6])
             .is_err()
     );
-    assert!(bad(&Frame::atomic(sum(AtomicCall::Base), true, 8), at, &operands).is_err());
-    assert!(bad(&Frame::atomic(sum(AtomicCall::Fetch), false, 8), at, &operands).is_err());
+    assert!(bad(&Frame::atomic(sums(AtomicCall::Base), true, 8), at, &operands).is_err());
+    assert!(bad(&Frame::atomic(sums(AtomicCall::Fetch), false, 8), at, &operands).is_err());
     let many = vec![0; 8196];
     assert!(
-        bad(&Frame::atomic(sum(AtomicCall::Base), false, 8196), Remote { len: 8196, ..at }, &many).is_err()
+        bad(&Frame::atomic(sums(AtomicCall::Base), false, 8196), Remote { len: 8196, ..at }, &many).is_err()
     );
     // Misplaced, or out of reach: refused, and the connection goes on.
     for (at, why) in [
@@ -451,7 +452,7 @@ fn atomics_are_executed_where_they_arrive() {
         (Remote { offset: ROOM as u64, ..at }, Denied::Beyond(ROOM)),
     ] {
         let mut owner = server(true);
-        let stream = frame(&Frame::atomic(sum(AtomicCall::Base), false, 8), &[at], &operands);
+        let stream = frame(&Frame::atomic(sums(AtomicCall::Base), false, 8), &[at], &operands);
         let owed = owner.take(&stream).unwrap().owed.into_iter().map(said).collect::<Vec<_>>();
         assert!(matches!(&owed[..], [FrameKind::Refused(refusal)] if refusal.why == why), "{why:?}");
     }

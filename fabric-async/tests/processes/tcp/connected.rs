@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use fabric_async::{
-    ConnectionRequest, Endpoint, EpType, Error, EventKind, Fabric, Hints, PassiveEndpoint, Progress, discover,
+    Access, AtomicOp, ConnectionRequest, Endpoint, EpType, Error, EventKind, Fabric, Hints, PassiveEndpoint,
+    Progress, RemoteRegion, SHARED_CONTEXT, discover,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -32,6 +33,82 @@ pub(crate) async fn door(parent: &str) {
         tokio::spawn(async move { send_back(&ep).await });
     }
     drop(own);
+}
+
+/// Tickets that a clerk takes.
+const TICKETS: u64 = 200;
+
+/// Plays the part of one that is told where tickets are, takes some, and tells their sum; then it goes on at another counter until
+/// somebody ends it.
+pub(crate) async fn clerk(name: &str) {
+    let id = std::process::id().to_le_bytes();
+    let ep = Endpoint::connect(name).private_data(id).timeout(LONG).await.expect("somebody is there");
+    let peer = ep.peer().expect("a connected endpoint");
+    let where_from = ep.recv().tag(1).await.expect("told");
+    let tickets = RemoteRegion::from_bytes(&where_from).expect("a region");
+    let mut sum = 0;
+    for _ in 0..TICKETS {
+        sum += ep.fetch_add(peer, tickets.at(0), 1u64).await.expect("a ticket");
+    }
+    ep.send(peer, sum.to_le_bytes().to_vec()).tag(2).await.expect("heard");
+    while ep.atomic(peer, tickets.at(8), AtomicOp::Sum, 1u64).await.is_ok() {}
+}
+
+/// Clerks share tickets, and a pool of receives takes their reports. One that is killed takes nothing of the others with it.
+#[test]
+fn clerks_are_killed_while_they_count() {
+    const CLERKS: u64 = 3;
+    for progress in [Progress::Manual, Progress::Auto] {
+        run(async {
+            let hints = Hints::new().provider("tcp").ep_type(EpType::Msg).progress(progress);
+            let info = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT)).await.unwrap().swap_remove(0);
+            let fabric = Fabric::open(&info).unwrap();
+            let domain = fabric.domain(&info).unwrap();
+            let mut eq = fabric.event_queue(64).unwrap();
+            domain.bind_eq(&eq).unwrap();
+            let pool = domain.shared_receive(&info).unwrap().open().unwrap();
+            let mut door = fabric.passive_endpoint(&info).unwrap().listen().unwrap();
+            let region = domain.alloc(16, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+            let mut clerks = Vec::new();
+            for _ in 0..CLERKS {
+                let child = Peer::start("tcp clerk", &door.name().to_string());
+                let request = request_of(&mut door, &child).await;
+                let ep = domain.endpoint(&info).unwrap().bind_shared(&pool).unwrap();
+                let ep = ep.accept(request, "").await.unwrap();
+                ep.send(ep.peer().unwrap(), region.remote().to_bytes().to_vec()).tag(1).await.unwrap();
+                clerks.push((ep, child));
+            }
+            let mut sum = 0;
+            for _ in 0..CLERKS {
+                let report = pool.recv().tag(2).await.unwrap();
+                let from = pool.received_by(&report.transfer);
+                assert!(clerks.iter().any(|(ep, _)| Some(ep.id()) == from && report.source() == ep.peer()));
+                sum += u64::from_le_bytes(report[..].try_into().unwrap());
+            }
+            let all = CLERKS * TICKETS;
+            assert_eq!((region.load(0), sum), (Ok(all), all * (all - 1) / 2), "each ticket was taken once");
+            let never = pool.recv().start().unwrap();
+            while let Some((ep, mut child)) = clerks.pop() {
+                child.0.kill().unwrap();
+                child.0.wait().unwrap();
+                let gone = loop {
+                    if let EventKind::Shutdown { peer, .. } = eq.next().await.kind {
+                        break peer;
+                    }
+                };
+                assert_eq!(&gone, ep.peer_name().unwrap());
+                let failed = ep.send(ep.peer().unwrap(), "x").tag(1).await.unwrap_err();
+                assert!(failed.error.is_peer_gone(), "{}", failed.error);
+                // The others count on.
+                let before: u64 = region.load(8).unwrap();
+                while !clerks.is_empty() && region.load(8) == Ok(before) {
+                    domain.progress();
+                    tokio::task::yield_now().await;
+                }
+            }
+            drop(never);
+        });
+    }
 }
 
 async fn send_back(ep: &Endpoint) {

@@ -135,6 +135,7 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::NotSupported`].
+    #[inline]
     pub(crate) fn check(&self, spec: &SendSpec) -> Result<()> {
         self.takes.tag(spec.tag).map(drop)
     }

@@ -122,10 +122,9 @@ fn layered(mut info: Info) -> Info {
     info
 }
 
-/// The same for endpoints that are connected with one peer. There is nobody to choose from, there are no addresses to number,
-/// and it is not told there what atomic operations need.
+/// The same for endpoints that are connected with one peer. There is nobody to choose from, and there are no addresses to number.
 fn connected(mut info: Info) -> Info {
-    info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE | Caps::ATOMIC;
+    info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE;
     info.domain.av_type = None;
     info.ep.ep_type = EpType::Msg;
     info

@@ -28,7 +28,8 @@ impl Endpoint {
             return Ok(SendNow::Queue);
         };
         let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return Ok(SendNow::Queue) };
-        let sent = link.send_now(host, spec, payload)?;
+        link.check(spec)?;
+        let sent = link.send_now(host, spec, payload);
         // The next pass sends what was collected, and has what follows sent at once again.
         if link.is_bursting() || !link.is_flushed() || link.is_deaf() {
             self.heat(at);

@@ -44,10 +44,7 @@ pub(super) fn wrap(spec: &SendSpec, len: usize, takes: Takes, host: &dyn Host) -
     let places = spec.spread.map_or(spec.remote.as_slice(), |spread| host.places(spread));
     let rows = Rows::of(places).ok_or(Error::NotSupported("more places than an operation over tcp has"))?;
     let frame = match spec.remote.and_then(|remote| remote.atomic) {
-        Some(atomic) if takes.is_kin() => Frame::atomic(atomic, atomic.call != AtomicCall::Base, len),
-        Some(_) => {
-            return Err(Error::NotSupported("atomic operations on memory of libfabric's own tcp provider"));
-        }
+        Some(atomic) => Frame::atomic(takes.atomic(atomic)?, atomic.call != AtomicCall::Base, len),
         None if spec.kind == OpKind::Read => Frame::read(&rows),
         None => Frame::write(&rows, spec.data, len),
     };

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use fabric_core::Result;
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
 use fabric_core::provider::{Host, OpKey, SendSpec};
@@ -33,25 +32,17 @@ pub(crate) struct Sending {
 }
 
 impl Link {
-    /// Takes a short message; false when it has to wait.
-    ///
-    /// # Errors
-    /// [`Error::NotSupported`](fabric_core::Error::NotSupported) when the peer is not known to take it.
-    pub(crate) fn send_now(
-        &mut self,
-        host: &mut dyn Host,
-        spec: &SendSpec,
-        payload: Payload<'_>,
-    ) -> Result<bool> {
-        let tag = self.takes.tag(spec.tag)?;
+    /// Takes a short message; false when it has to wait, or is [not taken](Self::check).
+    pub(crate) fn send_now(&mut self, host: &mut dyn Host, spec: &SendSpec, payload: Payload<'_>) -> bool {
         if self.is_deaf || self.outbox.is_open() || payload.len() > SHORT {
-            return Ok(false);
+            return false;
         }
         if self.outbox.pending().len() + payload.len() > COLLECTED && (self.is_blocked || !self.flush()) {
-            return Ok(false);
+            return false;
         }
+        let Ok(tag) = self.takes.tag(spec.tag) else { return false };
         if !self.outbox.push(tag, spec.data, payload) {
-            return Ok(false);
+            return false;
         }
         if self.is_bursting || spec.more {
             host.unsettled();
@@ -59,7 +50,7 @@ impl Link {
             self.is_bursting = true;
             self.flush();
         }
-        Ok(!self.is_deaf)
+        !self.is_deaf
     }
 
     /// Sends what is pending. Returns whether all of it has left.
