@@ -70,7 +70,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Sends a copy of borrowed bytes as a tagged message (`fi_tinject`).
     ///
     /// # Errors
-    /// As [`Endpoint::inject`].
+    /// As [`Endpoint::inject`]; [`Error::NotSupported`](crate::Error::NotSupported) without the capability, and when a connected
+    /// peer is not [known to take it](crate::manual::connections#tags).
     #[doc(alias = "fi_tinject")]
     pub fn inject_tagged(&self, peer: FiAddr, tag: u64, bytes: &[u8]) -> Result<()> {
         self.inject_spec(SendSpec { tag: Some(tag), ..SendSpec::new(OpKind::Send, peer) }, bytes)

@@ -41,7 +41,8 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
         Self { ep, spec, buf, report: Report::default(), permit: None }
     }
 
-    /// Makes it a tagged message (`fi_tsend`), which only tagged receives take.
+    /// Makes it a tagged message (`fi_tsend`), which only tagged receives take. A connected peer is to be known to take it: see
+    /// [the manual](crate::manual::connections#tags).
     #[doc(alias = "fi_tsend")]
     pub fn tag(mut self, tag: u64) -> Self {
         self.spec.tag = Some(tag);

@@ -181,6 +181,10 @@ pub(crate) async fn strangers_are_sent_tags_when_the_program_says_so(setup: Setu
         ep.inject_tagged(ep.peer().unwrap(), 0x1234, b"good").unwrap();
         let good = tagged(0x1234, b"good");
         assert_eq!(hears(&mut socket, good.len()).await, good);
+
+        // Who says itself that it takes none knows better.
+        let (ep, _socket, _) = stranger((&room, &setup), calls, mark(calls, 0), true).await;
+        refuses_tags(&ep).await;
     }
 }
 

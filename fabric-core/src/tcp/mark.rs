@@ -97,10 +97,10 @@ impl Takes {
 
     /// Of an endpoint that is connected with this one, and has marked what it says, or has not. A libfabric peer takes tags
     /// only where it has a shared receive context, of which the wire says nothing, and does not survive them elsewhere: what
-    /// it sends is no proof. So that is the `promise` of a program that knows it.
+    /// it sends is no proof. So that is the `promise` of a program that knows it; who says itself what it takes knows better.
     #[must_use]
     pub fn of_one(mark: Option<Mark>, promise: bool) -> Self {
-        let tags = promise || mark.is_some_and(|mark| mark.tags);
+        let tags = mark.map_or(promise, |mark| mark.tags);
         Self { tags, atomics: mark.is_some_and(|mark| mark.atomics), is_kin: mark.is_some() }
     }
 

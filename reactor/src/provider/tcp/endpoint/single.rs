@@ -161,7 +161,7 @@ impl Endpoint {
         self.close_clock();
     }
 
-    /// Whether messages with tags may come.
+    /// Whether messages with tags break the rules.
     pub(super) fn refuses_tags(&self) -> bool {
         matches!(self.role, Role::Single(Single { takes_tags: false, .. }))
     }
