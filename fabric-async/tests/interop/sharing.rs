@@ -95,8 +95,7 @@ fn two_programs_send_to_one_pool() {
             assert_eq!(pool.shared.received_by(&got.transfer), Some(ends[at].id()));
             programs[at].must(format!("recv 7 {len} - 0"), "posted").await;
             let answer = ends[at].send(got.source().unwrap(), pattern(len, 3)).start().unwrap();
-            programs[at].done(7).await;
-            answer.await.unwrap();
+            tokio::join!(answer, programs[at].done(7)).0.unwrap();
             programs[at].must(format!("seen {len} 3"), "same").await;
         }
         // One goes, and the other is served on.
