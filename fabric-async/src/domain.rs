@@ -52,11 +52,17 @@ pub(crate) struct DomainInner {
 pub struct DomainBuilder<'a> {
     fabric: &'a Fabric,
     info: &'a Info,
-    policy: WaitPolicy,
-    single_copy_from: Option<usize>,
-    socket_io: SocketIo,
-    socket_options: SocketOptions,
+    options: DomainOptions,
     context: u64,
+}
+
+/// What can be said of a domain that is to be opened, whichever builder opens it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DomainOptions {
+    pub(crate) policy: WaitPolicy,
+    pub(crate) single_copy_from: Option<usize>,
+    pub(crate) socket_io: SocketIo,
+    pub(crate) socket_options: SocketOptions,
 }
 
 impl DomainInner {
@@ -72,14 +78,16 @@ impl DomainInner {
 
 impl<'a> DomainBuilder<'a> {
     pub(crate) fn new(fabric: &'a Fabric, info: &'a Info) -> Self {
-        let (policy, socket_io) = (WaitPolicy::default(), SocketIo::default());
-        let socket_options = SocketOptions::new();
-        Self { fabric, info, policy, single_copy_from: None, socket_io, socket_options, context: 0 }
+        Self { fabric, info, options: DomainOptions::default(), context: 0 }
+    }
+
+    pub(crate) fn options(self, options: DomainOptions) -> Self {
+        Self { options, ..self }
     }
 
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
-        self.policy = policy;
+        self.options.policy = policy;
         self
     }
 
@@ -101,7 +109,7 @@ impl<'a> DomainBuilder<'a> {
     /// # drop(domain); Ok(()) }
     /// ```
     pub fn single_copy_from(mut self, len: usize) -> Self {
-        self.single_copy_from = Some(len);
+        self.options.single_copy_from = Some(len);
         self
     }
 
@@ -118,7 +126,7 @@ impl<'a> DomainBuilder<'a> {
     /// ```
     #[doc(alias = "FI_TCP_IO_URING")]
     pub fn socket_io(mut self, io: SocketIo) -> Self {
-        self.socket_io = io;
+        self.options.socket_io = io;
         self
     }
 
@@ -135,7 +143,7 @@ impl<'a> DomainBuilder<'a> {
     /// # drop(domain); Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
-        self.socket_options = options;
+        self.options.socket_options = options;
         self
     }
 
@@ -169,12 +177,13 @@ impl<'a> DomainBuilder<'a> {
         let provider = self.fabric.inner.provider;
         let node = Node::new(class, Some(self.fabric.inner.node.clone()));
         let name = format!("{}-{}", provider.name(), node.id());
-        let core = reactor::Domain::open(provider, self.info, self.policy, &name)?;
-        if let Some(len) = self.single_copy_from {
+        let DomainOptions { policy, single_copy_from, socket_io, socket_options } = self.options;
+        let core = reactor::Domain::open(provider, self.info, policy, &name)?;
+        if let Some(len) = single_copy_from {
             core.single_copy_from(len);
         }
-        core.socket_io(self.socket_io)?;
-        core.socket_options(&self.socket_options)?;
+        core.socket_io(socket_io)?;
+        core.socket_options(&socket_options)?;
         if self.info.domain.data_progress != Progress::Auto {
             driver::spawn(&core)?;
         }
@@ -330,10 +339,7 @@ impl<M: ThreadModel> Domain<M> {
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
         self.inner.node.check_open()?;
-        if !eq.inner.node.parent().is_some_and(|fabric| Arc::ptr_eq(fabric, &self.inner.fabric.inner.node)) {
-            return Err(Error::Foreign(Class::EventQueue, Class::Fabric));
-        }
-        let hold = Hold::new(&eq.inner.node, Class::Domain)?;
+        let hold = eq.inner.hold(&self.inner.fabric, Class::Domain)?;
         let bound = self.inner.eq.set((eq.inner.clone(), hold));
         bound.map_err(|_| Error::Invalid { what: "event queue", why: "one is bound already".into() })?;
         self.inner.core.set_eq(Some(eq.inner.ring.clone()));

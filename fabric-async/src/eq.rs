@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 
 use fabric_core::event::Event;
-use fabric_core::tree::{Class, Node};
+use fabric_core::tree::{Class, Hold, Node};
 use fabric_core::{Error, Result};
 use fabric_reactor::EventRing;
 use futures_core::Stream;
@@ -106,6 +106,14 @@ impl EventQueue {
 }
 
 impl EventQueueInner {
+    /// Holds it on behalf of an object of this fabric, which is one of class `by`.
+    pub(crate) fn hold(&self, fabric: &Fabric, by: Class) -> Result<Hold> {
+        if !self.node.parent().is_some_and(|parent| Arc::ptr_eq(parent, &fabric.inner.node)) {
+            return Err(Error::Foreign(Class::EventQueue, Class::Fabric));
+        }
+        Hold::new(&self.node, by)
+    }
+
     /// From now on this domain reports here.
     pub(crate) fn attach(&self, domain: &Arc<DomainInner>) {
         domain.core.add_eq(&self.ring);

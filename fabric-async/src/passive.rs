@@ -14,8 +14,8 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use crate::av::ToAddress;
-use crate::domain::{Domain, DomainInner};
-use crate::endpoint::{BindOptions, Endpoint, equipped};
+use crate::domain::{Domain, DomainInner, DomainOptions};
+use crate::endpoint::{BindOptions, Endpoint, equipped, set};
 use crate::eq::{EventQueue, EventQueueInner};
 use crate::fabric::Fabric;
 use crate::resolve;
@@ -53,8 +53,7 @@ pub struct PassiveEndpointBuilder {
     info: Info,
     at: Option<Address>,
     context: u64,
-    policy: WaitPolicy,
-    socket_options: SocketOptions,
+    engine: DomainOptions,
     eq: Option<(Arc<EventQueueInner>, Hold)>,
 }
 
@@ -72,8 +71,8 @@ impl Fabric {
             return Err(Error::Invalid { what: "passive endpoint", why });
         }
         let (fabric, info, at) = (self.clone(), info.clone(), info.src_addr.clone());
-        let (policy, socket_options) = (WaitPolicy::default(), SocketOptions::new());
-        Ok(PassiveEndpointBuilder { fabric, info, at, context: 0, policy, socket_options, eq: None })
+        let engine = DomainOptions::default();
+        Ok(PassiveEndpointBuilder { fabric, info, at, context: 0, engine, eq: None })
     }
 }
 
@@ -98,7 +97,7 @@ impl PassiveEndpointBuilder {
 
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
-        self.policy = policy;
+        self.engine.policy = policy;
         self
     }
 
@@ -117,7 +116,7 @@ impl PassiveEndpointBuilder {
     /// # Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
-        self.socket_options = options;
+        self.engine.socket_options = options;
         self
     }
 
@@ -129,14 +128,8 @@ impl PassiveEndpointBuilder {
     /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        let fabric = &self.fabric.inner.node;
-        if !eq.inner.node.parent().is_some_and(|parent| Arc::ptr_eq(parent, fabric)) {
-            return Err(Error::Foreign(Class::EventQueue, Class::Fabric));
-        }
-        if self.eq.is_some() {
-            return Err(Error::Invalid { what: "event queue", why: "one is bound already".into() });
-        }
-        self.eq = Some((eq.inner.clone(), Hold::new(&eq.inner.node, Class::PassiveEndpoint)?));
+        let hold = eq.inner.hold(&self.fabric, Class::PassiveEndpoint)?;
+        set("event queue", &mut self.eq, (eq.inner.clone(), hold))?;
         Ok(self)
     }
 
@@ -148,8 +141,7 @@ impl PassiveEndpointBuilder {
     /// [`Error::Closed`], [`Error::Os`].
     #[doc(alias = "fi_listen")]
     pub fn listen(self) -> Result<PassiveEndpoint> {
-        let engine = self.fabric.domain_builder(&self.info).wait_policy(self.policy);
-        let engine = engine.socket_options(self.socket_options);
+        let engine = self.fabric.domain_builder(&self.info).options(self.engine);
         let engine = engine.open_as(Class::PassiveEndpoint)?;
         let (eq, hold) = self.eq.unzip();
         if let Some(eq) = &eq {
@@ -255,8 +247,9 @@ impl BindOptions {
 
     fn listen_at(&self, at: &Address) -> Result<PassiveEndpoint> {
         let domain = self.connected_domain(at.scheme())?;
-        let door = domain.fabric().passive_endpoint(domain.info())?.wait_policy(self.policy).name(at)?;
-        let mut door = door.socket_options(self.socket_options.clone()).listen()?;
+        let DomainOptions { policy, socket_options, .. } = self.options.clone();
+        let door = domain.fabric().passive_endpoint(domain.info())?.wait_policy(policy).name(at)?;
+        let mut door = door.socket_options(socket_options).listen()?;
         door.home = Some(domain);
         Ok(door)
     }

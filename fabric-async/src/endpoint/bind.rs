@@ -10,7 +10,7 @@ use super::{Endpoint, EndpointBuilder, Own};
 use crate::av::ToAddress;
 use crate::cq::CompletionQueue;
 use crate::discover::search;
-use crate::domain::Domain;
+use crate::domain::{Domain, DomainOptions};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
 use crate::resolve;
@@ -31,11 +31,8 @@ const EVENTS: usize = 256;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct BindOptions {
-    pub(crate) policy: WaitPolicy,
     progress: Progress,
-    single_copy_from: Option<usize>,
-    socket_io: SocketIo,
-    pub(crate) socket_options: SocketOptions,
+    pub(crate) options: DomainOptions,
     protocol: Option<Protocol>,
 }
 
@@ -76,16 +73,14 @@ impl Endpoint {
 
     /// Options to bind with.
     pub fn options() -> BindOptions {
-        let (policy, socket_io) = (WaitPolicy::default(), SocketIo::default());
-        let (progress, socket_options) = (Progress::Manual, SocketOptions::new());
-        BindOptions { policy, progress, single_copy_from: None, socket_io, socket_options, protocol: None }
+        BindOptions { progress: Progress::Manual, options: DomainOptions::default(), protocol: None }
     }
 }
 
 impl BindOptions {
     /// How waiting is done: [`WaitPolicy::Adaptive`] unless said otherwise.
     pub fn wait_policy(mut self, policy: WaitPolicy) -> Self {
-        self.policy = policy;
+        self.options.policy = policy;
         self
     }
 
@@ -98,13 +93,13 @@ impl BindOptions {
     /// From which length on messages are copied once instead of twice: as
     /// [`DomainBuilder::single_copy_from`](crate::DomainBuilder::single_copy_from).
     pub fn single_copy_from(mut self, len: usize) -> Self {
-        self.single_copy_from = Some(len);
+        self.options.single_copy_from = Some(len);
         self
     }
 
     /// How sockets are waited for: as [`DomainBuilder::socket_io`](crate::DomainBuilder::socket_io).
     pub fn socket_io(mut self, io: SocketIo) -> Self {
-        self.socket_io = io;
+        self.options.socket_io = io;
         self
     }
 
@@ -120,7 +115,7 @@ impl BindOptions {
     /// # Ok(()) }
     /// ```
     pub fn socket_options(mut self, options: SocketOptions) -> Self {
-        self.socket_options = options;
+        self.options.socket_options = options;
         self
     }
 
@@ -189,13 +184,7 @@ impl BindOptions {
     }
 
     fn domain(&self, info: &Info) -> Result<Domain> {
-        let fabric = Fabric::open(info)?;
-        let mut domain = fabric.domain_builder(info).wait_policy(self.policy).socket_io(self.socket_io);
-        domain = domain.socket_options(self.socket_options.clone());
-        if let Some(len) = self.single_copy_from {
-            domain = domain.single_copy_from(len);
-        }
-        domain.open()
+        Fabric::open(info)?.domain_builder(info).options(self.options.clone()).open()
     }
 }
 

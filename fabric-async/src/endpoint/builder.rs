@@ -191,11 +191,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        let fabric = &self.domain.inner.fabric.inner.node;
-        if !eq.inner.node.parent().is_some_and(|parent| Arc::ptr_eq(parent, fabric)) {
-            return Err(Error::Foreign(Class::EventQueue, Class::Fabric));
-        }
-        self.holds.push(Hold::new(&eq.inner.node, Class::Endpoint)?);
+        self.holds.push(eq.inner.hold(&self.domain.inner.fabric, Class::Endpoint)?);
         set("event queue", &mut self.eq, eq.inner.clone())?;
         eq.inner.attach(&self.domain.inner);
         Ok(self)
@@ -325,7 +321,7 @@ pub(super) fn check_vector(info: &Info) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn set<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
+pub(crate) fn set<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
     if slot.is_some() {
         return Err(Error::Invalid { what, why: "one is bound already".into() });
     }

@@ -21,6 +21,7 @@ mod shared;
 pub use bind::BindOptions;
 pub(crate) use bind::equipped;
 pub use builder::EndpointBuilder;
+pub(crate) use builder::set;
 pub use connected::Connect;
 pub use shared::{SharedReceive, SharedReceiveBuilder};
 
