@@ -7,6 +7,7 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | `needs` | what scenarios need of a provider |
 //! | `setup` | what a scenario runs on, and how it is run |
 //! | `station` | an endpoint with everything around it |
 //! | `hall` | several endpoints that share their receives |
@@ -39,6 +40,7 @@ mod matching;
 mod meeting;
 mod messages;
 mod multi;
+mod needs;
 mod objects;
 mod onesided;
 mod ordering;
@@ -64,35 +66,7 @@ mod vectors;
 mod waiters;
 mod zero_copy;
 
-use fabric_async::Caps;
-
-use setup::{Needs, Setup};
-
-const MSG: Caps = Caps::MSG;
-const ANY: Needs = Needs::any_type(MSG);
-const DATAGRAMS: Needs = Needs::datagrams(SOURCE);
-const GROUPS: Needs = Needs::datagrams(SOURCE.union(Caps::MULTICAST));
-const CONNECTED: Needs = Needs::connected(MSG);
-const CONNECTED_TAGGED: Needs = Needs::connected(BOTH.union(Caps::TAGGED_MULTI_RECV));
-const CONNECTED_MULTI: Needs = Needs::connected(MSG.union(Caps::MULTI_RECV));
-const CONNECTED_ATOMIC: Needs = Needs::connected(MSG.union(Caps::RMA).union(Caps::ATOMIC));
-const CONNECTED_ATOMIC_EVENT: Needs =
-    Needs::connected(MSG.union(Caps::RMA).union(Caps::ATOMIC).union(Caps::RMA_EVENT));
-const CONNECTED_RMA: Needs = Needs::connected(MSG.union(Caps::RMA));
-const CONNECTED_EVENT: Needs = Needs::connected(MSG.union(Caps::RMA).union(Caps::RMA_EVENT));
-const TAGGED: Caps = Caps::TAGGED;
-const BOTH: Caps = Caps::MSG.union(Caps::TAGGED);
-const MULTI: Caps = BOTH.union(Caps::MULTI_RECV).union(Caps::TAGGED_MULTI_RECV);
-const MULTI_DIRECTED: Caps = MULTI.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
-const SOURCE: Caps = Caps::MSG.union(Caps::SOURCE);
-const RMA: Caps = BOTH.union(Caps::RMA);
-const RMA_SOURCE: Caps = RMA.union(Caps::SOURCE);
-const RMA_EVENT: Caps = RMA.union(Caps::RMA_EVENT);
-const ATOMIC: Caps = RMA.union(Caps::ATOMIC);
-const FENCED: Caps = BOTH.union(Caps::FENCE);
-const FENCED_ATOMIC: Caps = ATOMIC.union(Caps::FENCE);
-const ATOMIC_EVENT: Caps = ATOMIC.union(Caps::RMA_EVENT);
-const DIRECTED: Caps = BOTH.union(Caps::SOURCE).union(Caps::DIRECTED_RECV);
+use setup::Setup;
 
 /// Makes a test of every scenario of the table, for one combination.
 macro_rules! tests {
@@ -101,7 +75,7 @@ macro_rules! tests {
             $(
                 #[test]
                 fn $scenario() {
-                    crate::setup::run(super::setup(), crate::$needs, crate::$module::$scenario);
+                    crate::setup::run(super::setup(), crate::needs::$needs, crate::$module::$scenario);
                 }
             )*
         }

@@ -11,6 +11,7 @@ use fabric_async::{
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
+use crate::needs::Needs;
 use crate::station::{Plan, Station};
 
 /// Longer than any scenario takes on a slow machine: only tells a hang from the rest.
@@ -36,37 +37,6 @@ pub(crate) struct Setup {
     /// What is asked for where that is more than the provider.
     chain: Option<&'static str>,
     workers: Option<usize>,
-}
-
-/// What a scenario needs of a provider.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Needs {
-    caps: Caps,
-    ep_type: Option<EpType>,
-}
-
-impl Needs {
-    /// Datagrams.
-    pub(crate) const fn datagrams(caps: Caps) -> Self {
-        Self { caps, ep_type: Some(EpType::Dgram) }
-    }
-
-    /// Endpoints that are connected with one peer each.
-    pub(crate) const fn connected(caps: Caps) -> Self {
-        Self { caps, ep_type: Some(EpType::Msg) }
-    }
-
-    /// Endpoints of any type: the messages are few and short, so that datagrams inside this machine all arrive, in order.
-    pub(crate) const fn any_type(caps: Caps) -> Self {
-        Self { caps, ep_type: None }
-    }
-}
-
-/// Unless said otherwise, scenarios are about reliable endpoints without connections.
-impl From<Caps> for Needs {
-    fn from(caps: Caps) -> Self {
-        Self { caps, ep_type: Some(EpType::Rdm) }
-    }
 }
 
 /// Runs a scenario, unless the provider does not offer what it needs.
