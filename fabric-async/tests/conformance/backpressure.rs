@@ -116,9 +116,9 @@ pub(crate) async fn an_awaited_send_waits_for_the_receiver(setup: Setup) {
 pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
     let (a, b, to_b) = pair_of(&setup, few().narrow(), Plan::default().narrow()).await;
     let before = fill(&a, to_b);
-    // Long and short ones: none may slip past those that wait. Where there is a network between the two they are more than it keeps
-    // and the receiver takes, so that some wait however far it has come.
-    let count = before + if setup.is_far().await { 800 } else { 200 };
+    // Long and short ones: none may slip past those that wait. They are more than the receiver, whom nobody asks for anything,
+    // takes, and than is kept between the two, so that some wait however far it has come.
+    let count = before + 800;
     let waiting: Vec<_> = (before..count)
         .map(|number| {
             let len = if number % 2 == 0 { LEN } else { 8 };
