@@ -13,8 +13,8 @@ async fn main() -> Result<()> {
         Hints::new().provider("shm").ep_type(EpType::Rdm).caps(Caps::MSG | Caps::TAGGED | Caps::SOURCE);
     let info = discover(&hints).await?.swap_remove(0);
     println!("found {} {:?}, messages up to {} bytes", info.fabric.provider, info.caps, info.ep.max_msg_size);
-    if let Err(refused) = discover(&Hints::new().caps(Caps::MULTICAST)).await {
-        println!("nobody does multicast yet:\n{refused}");
+    if let Err(refused) = discover(&Hints::new().caps(Caps::TRIGGER)).await {
+        println!("nobody does triggered operations:\n{refused}");
     }
 
     // fi_fabric, fi_domain, fi_eq_open, fi_domain_bind.

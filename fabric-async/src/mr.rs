@@ -20,8 +20,9 @@ use crate::model::{Shared, ThreadModel};
 /// A memory region (`fid_mr`): memory under a key, that peers read, write and change atomically by themselves.
 ///
 /// Made by [`Domain::alloc`], or from a buffer of yours by [`Domain::register`]. Both lie in memory that peers map: a
-/// registered buffer is copied there, and its bytes come back with [`close`](Self::close). So nobody here has to help a
-/// peer, or be awake. A buffer that is to stay where it is becomes a [`RegisteredBuffer`](crate::RegisteredBuffer).
+/// registered buffer is copied there, and its bytes come back with [`close`](Self::close). So over shared memory nobody
+/// here has to help a peer, or be awake. A buffer that is to stay where it is becomes a
+/// [`RegisteredBuffer`](crate::RegisteredBuffer).
 ///
 /// The bytes can change at any time. They are copied in and out, never borrowed; what several processes change at the
 /// same time they change with [`atomic`](Self::atomic) here and [`Endpoint::atomic`](crate::Endpoint::atomic) there.

@@ -58,7 +58,8 @@ pub enum EventKind {
     Connected {
         /// With whom.
         peer: Address,
-        /// The private data of the peer: what it has asked, or answered, with.
+        /// The private data that the peer has answered with; empty where this side has accepted, and has it from the
+        /// request.
         data: Vec<u8>,
     },
     /// This endpoint has not been connected, whoever waits for it.
@@ -97,7 +98,7 @@ pub enum EventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DownReason {
-    /// It closed its endpoint.
+    /// It closed its endpoint; over TCP also when its process was killed between two messages.
     Closed,
     /// Its process died, or was killed.
     Died,

@@ -66,7 +66,8 @@ pub struct EndpointStats {
     /// Sends over TCP that the network took from where they lay. See
     /// [`SocketOptions::zero_copy_from`](crate::SocketOptions::zero_copy_from).
     pub zero_copy: u64,
-    /// Sends that were to be of that kind, and that the kernel has copied all the same.
+    /// Sends that were to be of that kind, and that the kernel has copied all the same: one for each connection where it
+    /// was given up, for later ones are not of that kind.
     pub copied_anyway: u64,
     /// Messages that were thrown away here: nobody had asked for them, and the budget was used up. Only datagrams are;
     /// those that the network has lost are not among them.

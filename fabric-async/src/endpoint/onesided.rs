@@ -216,7 +216,8 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// As [`fetch_atomic`](Self::fetch_atomic), for operations with a comparand (`fi_compare_atomic`): first what is put
-    /// there, then what it is compared with.
+    /// there, then what it is compared with; [`compare_swap`](Self::compare_swap) has them in the order of the standard
+    /// library.
     #[doc(alias = "fi_compare_atomic")]
     pub fn compare_atomic<R: Row>(
         &self,

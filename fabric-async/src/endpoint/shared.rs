@@ -39,7 +39,8 @@ use crate::op::{BatchStopped, MultiRecvRequest, Probe, RecvRequest};
 /// The endpoints send to, and report as sources, the numbers of one address vector, which the context is bound to as well.
 /// An answer may go out by any of them. Endpoints that are [connected](crate::manual::connections#many-connections-one-pool-of-receives)
 /// have no vectors to be bound to: the source of a message is the one [peer](Endpoint::peer) of the endpoint it came to, which
-/// alone can answer. Where connections end, receives that are posted here wait on.
+/// alone can answer. Where a connection ends, receives that are posted here wait on, but for one that a message from there
+/// had begun to fill, which fails.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -119,7 +120,8 @@ impl<M: ThreadModel> SharedReceive<M> {
         self.ep.post_all(requests)
     }
 
-    /// Which endpoint a message came to that was received here, by its [`id`](Endpoint::id); nothing when that is closed.
+    /// Which endpoint a message came to that was received here, by its [`id`](Endpoint::id); nothing when that endpoint is
+    /// closed, whatever of it is still here.
     #[must_use]
     pub fn received_by(&self, transfer: &Transfer) -> Option<u64> {
         self.ep.inner.domain.core.received_by(self.ep.inner.id, transfer)

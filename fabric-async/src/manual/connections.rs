@@ -95,10 +95,11 @@
 //! advance.
 //!
 //! Memory is [reached](super::onesided) by reads and writes, and sends can wait for their delivery, as libfabric has both on this
-//! wire. Endpoints of this library tell each other why an access is refused, which then fails alone, and have all atomic operations.
-//! Of a libfabric peer, for which the wire has no word that says no, an access with a wrong key, out of range, or without the
-//! right, ends the connection, as [`Protocol`] on the side that serves and [`PeerGone`] on the one that asked; and an atomic
-//! operation on its memory is [`NotSupported`].
+//! wire. Endpoints of this library tell each other why an access is refused, which then fails alone, and have all atomic
+//! operations, if both were opened with [`Caps::ATOMIC`](crate::Caps::ATOMIC). Of a libfabric peer, for which the wire has
+//! no word that says no, an access with a wrong key, out of range, or without the right, ends the connection, as
+//! [`Protocol`] on the side that serves and [`PeerGone`] on the one that asked; and an atomic operation on its memory is
+//! [`NotSupported`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -187,8 +188,13 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A connection that ends ends no receive there, for others may still send; its end is an event, and an error of what is sent.
-//! Unexpected messages wait within one budget of 16 MiB for all the connections.
+//! A connection that ends leaves the receives there to the others, but for the one that a message of its peer had begun to
+//! fill: that fails with [`PeerGone`], and [`received_by`](crate::SharedReceive::received_by) tells from the transfer in
+//! the failure whose it was. A server takes this for the loss of one client and posts the receive again; `?` would end it
+//! for all. Otherwise its end is an event, and an error of what is sent. [`Shutdown`] may be taken before the last messages
+//! of that peer: keep the endpoint, or who it was, until what waits in the pool has been received
+//! ([`stats`](crate::SharedReceive::stats)), for of an endpoint that is closed `received_by` knows nothing. Unexpected
+//! messages wait within one budget of 16 MiB for all the connections.
 //!
 //! # The end
 //!
@@ -196,7 +202,8 @@
 //! What was sent before still arrives, handed over in the background for up to five seconds. On the other side, first
 //! everything that has come is received; then receives, and sends that are under way, end with [`PeerGone`], or with
 //! [`Protocol`] when the peer has broken the rules, and so does everything that is posted later. The event queue says
-//! [`Shutdown`] once, with how it ended. A message for which there was no room, and that nobody has asked for, is in front of
+//! [`Shutdown`] once, with how it ended; a process that is killed between two messages looks like one that closes, so what
+//! is to be told apart is to be said. A message for which there was no room, and that nobody has asked for, is in front of
 //! the end too, and holds it up until somebody receives. An endpoint is not connected again: open another one.
 //!
 //! A machine that vanishes without a word is noticed after half a minute of silence (keepalive), or, if something is on its way

@@ -4,7 +4,9 @@
 //!
 //! A failed operation ends nothing but itself. Its future resolves to [`Failed`], with the buffer. On a
 //! [`CompletionQueue`] it is an entry like any other, with [`Completion::error`] set: the stream goes on. The
-//! stream of a queue never ends while you hold the queue.
+//! stream of a queue never ends while you hold the queue. Short sends mostly end well where they are posted: to have an
+//! entry fail for what a peer has not got before it died, ask for
+//! [`delivery_complete`](crate::SendRequest::delivery_complete).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

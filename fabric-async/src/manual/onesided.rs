@@ -129,6 +129,7 @@
 //!
 //! A key that is unknown or closed, a right that was not granted, a range that leaves the region: the operation fails
 //! with [`Error::Key`] or [`Error::TooLong`], at its initiator. Nothing else ends, and the target does not hear of it.
+//! An atomic operation needs `REMOTE_WRITE`, one that only loads `REMOTE_READ`, and one that fetches and changes both.
 //! What is known to be wrong when an operation is posted is refused there, with the buffer.
 //!
 //! Fresh keys begin anywhere in their 64 bits, so a description that outlived its owner is unknown to whoever has its

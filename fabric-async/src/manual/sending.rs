@@ -24,7 +24,9 @@
 //! in the ring; only the doorbell of one that sleeps is rung once, at the end.
 //!
 //! A batch stops at the first request that is refused, for want of credit or of an entry of the queue, for instance.
-//! What is left comes back in [`BatchStopped`](crate::BatchStopped), to be tried again.
+//! What is left comes back in [`BatchStopped`](crate::BatchStopped): after [`Error::Again`](crate::Error::Again) to be
+//! tried again, when completions have been taken; after any other error the first of them is to be dropped, or sent
+//! elsewhere, and the others may go on. Lend the iterator (`&mut requests`) to have what it still holds.
 //!
 //! # Who hears of success
 //!

@@ -112,7 +112,9 @@
 //! yet: that is less than over shared memory, and as much as libfabric says. When a receive takes a message nobody says
 //! (`FI_MATCH_COMPLETE` is not offered). Libfabric peers that ask for delivery to be acknowledged are answered likewise.
 //!
-//! An endpoint that is closed goes on handing over what was sent, in the background, for up to five seconds.
+//! An endpoint that is closed goes on handing over what was sent, in the background, for up to five seconds. What is
+//! [taken from where it lies](#sockets) is the exception: buffer and connection stay until the peer reads or goes, or the
+//! kernel gives up on it, after minutes, also when endpoint and domain are dropped.
 //!
 //! Several short messages that are sent between two looks at the domain leave together, with the first one ahead.
 //!
@@ -228,9 +230,10 @@
 //! * Buffers of sockets: what is said ends the kernel's own adapting. For long ways only, where the bandwidth times the round
 //!   trip is more than the machine lets the kernel grow to.
 //! * Zero copy: [`zero_copy_from`](crate::SocketOptions::zero_copy_from) has the network take long messages and writes from where
-//!   they lie, over io_uring. For machines whose network reads the memory of programs: everywhere else the kernel
-//!   copies them all the same, says so, and is not asked again on that connection.
-//!   [`EndpointStats`](crate::EndpointStats) count both.
+//!   they lie, over io_uring; with epoll it says nothing. It is said of a domain, not of a door. For machines whose network
+//!   reads the memory of programs: everywhere else the kernel copies them all the same, says so, and is not asked again on
+//!   that connection. [`EndpointStats`](crate::EndpointStats) count both: one copy for each connection where it was given
+//!   up.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -64,9 +64,9 @@ impl<R: Row> Answer<R> for Fetch {
 
 /// An atomic operation on a peer's memory: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
 ///
-/// `R` is a value, an array or a vector of values. It is executed by the processor of whoever starts it, on the memory
-/// itself; the owner's own [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) does likewise, so all of them exclude
-/// each other.
+/// `R` is a value, an array or a vector of values. Over shared memory it is executed by the processor of whoever starts it,
+/// on the memory itself, and over `tcp`, and on registered buffers, [by its owner](crate::manual::onesided); the owner's
+/// own [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) does likewise, so all of them exclude each other.
 #[must_use = "nothing happens before the request is awaited, started or posted"]
 #[doc(alias = "fi_atomic")]
 #[doc(alias = "fi_atomicmsg")]
