@@ -66,6 +66,7 @@ impl<M: ThreadModel> CompletionQueue<M> {
     }
 
     /// Waits until there are completions and moves up to `max` of them to `out`; returns how many (`fi_cq_sread`).
+    /// That may be for ever, where nothing is under way: who stops posting because of a refusal counts what has not ended.
     ///
     /// # Cancel safety
     /// Safe: no completion is lost.

@@ -77,7 +77,7 @@ pub enum Error {
         reason: Refusal,
     },
     /// The program at the other end does not want to be connected, and says so with these bytes. `FI_ECONNREFUSED`.
-    #[error("{peer} rejected the connection, with {} bytes of private data", data.len())]
+    #[error("{peer} rejected the connection, {}", reason_given(data))]
     Rejected {
         /// Who.
         peer: Address,
@@ -249,6 +249,13 @@ impl fmt::Display for Refusal {
             Self::Resources => f.write_str("it is out of resources"),
             Self::Other(code) => write!(f, "unknown reason {code}"),
         }
+    }
+}
+
+fn reason_given(data: &[u8]) -> String {
+    match data.len() {
+        0 => "without saying why".into(),
+        len => format!("with {len} bytes of private data"),
     }
 }
 
