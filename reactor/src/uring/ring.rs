@@ -470,16 +470,23 @@ impl Ring {
     fn end(&mut self) -> bool {
         let until = Instant::now() + FAREWELL;
         let _ = self.submit();
+        // What was fetched before comes no second time, whether anything is under way or not.
+        self.drain();
         let is_under_way = |slots: &Slab<Slot>| slots.iter().any(|(_, slot)| slot.stage == Stage::Whole);
         while is_under_way(&self.slots) && Instant::now() < until {
             let pause = Some(Timespec::new().nsec(10_000_000));
             let _ = self.uring.submitter().register_sync_cancel(pause, CancelBuilder::any());
             self.fetch();
-            while let Some(raw) = self.fetched.pop_front() {
-                drop(self.made_of(raw));
-            }
+            self.drain();
         }
         !is_under_way(&self.slots)
+    }
+
+    /// Looks at what was fetched, of which nobody hears.
+    fn drain(&mut self) {
+        while let Some(raw) = self.fetched.pop_front() {
+            drop(self.made_of(raw));
+        }
     }
 }
 

@@ -264,3 +264,22 @@ fn vectors_are_sent_as_far_as_one_send_goes() {
         assert_eq!(released(next(&mut ring)).buf.payload().len(), 10 * count);
     }
 }
+
+/// What was fetched when something was taken back, and not looked at, comes no second time.
+#[test]
+fn rule_10_a_ring_that_is_dropped_looks_at_what_was_fetched() {
+    for len in [LEN, 30_000_000] {
+        let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+        let (near, far) = narrow_pair();
+        let (buf, is_gone) = watched(len);
+        // The peer breaks the connection: both completions are there when it is taken back.
+        let ticket = ring.send_zero_copy(&near, 8, (*b"head").into(), (OP, buf)).unwrap();
+        ring.submit().unwrap();
+        drop(far);
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let _ = ring.take_back(ticket);
+        drop(near);
+        drop(ring);
+        assert!(is_gone.recv_timeout(std::time::Duration::from_secs(3)).is_ok(), "{len} is kept for ever");
+    }
+}
