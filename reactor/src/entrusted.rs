@@ -87,6 +87,8 @@ impl Hub {
             Route::Queue(context) | Route::Failure(context) => {
                 let Some(mut op) = self.ops.remove(key) else { return };
                 let buf = std::mem::take(&mut op.buf);
+                let is_lent = ok && op.spec.is_some_and(|spec| spec.loan.is_some());
+                let buf = if is_lent { self.passed_on(buf) } else { buf };
                 let is_silent = ok && matches!(route, Route::Failure(_));
                 let Some((queue, ring)) = queue.and_then(|id| Some((id, self.cqs.get_mut(id.0)?))) else {
                     return self.later.discard(buf);

@@ -21,6 +21,8 @@ use super::{Broken, Denial, Outbox, Owed, Rows};
 
 /// Questions that wait for their answers before no more is read.
 const MOST: usize = 1024;
+/// Bytes of answers that lie in no region and wait to be sent, before no more is read.
+const MOST_KEPT: usize = 64 << 10;
 /// Bytes that are looked for in one go.
 const PIECE: usize = 16 << 10;
 
@@ -64,6 +66,8 @@ pub struct Replies {
     /// Messages that the peer may read where they lie.
     pub offers: Offers,
     queue: VecDeque<Due>,
+    /// Bytes that are in the queue themselves.
+    kept: usize,
     /// How far the first has come, if it has begun.
     begun: Option<Position>,
 }
@@ -106,7 +110,8 @@ impl Replies {
     #[must_use]
     pub(super) fn new() -> Self {
         let (offers, queue) = (Offers::default(), VecDeque::new());
-        Self { ep: EpId(0), heeds: false, is_target: false, is_kin: false, offers, queue, begun: None }
+        let (ep, begun) = (EpId(0), None);
+        Self { ep, heeds: false, is_target: false, is_kin: false, offers, queue, kept: 0, begun }
     }
 
     /// Whether nothing is owed.
@@ -124,7 +129,7 @@ impl Replies {
     /// Whether a peer has asked for so much that no more is listened to for now.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.queue.len() >= MOST
+        self.queue.len() >= MOST || self.kept >= MOST_KEPT
     }
 
     /// Whether all that waits is for an owner who has the memory in hand.
@@ -138,6 +143,7 @@ impl Replies {
     }
 
     pub(super) fn bytes(&mut self, bytes: Vec<u8>) {
+        self.kept += bytes.len();
         self.queue.push_back(Due::Bytes(bytes));
     }
 
@@ -201,7 +207,7 @@ impl Replies {
     /// Nothing of it is said any more.
     pub fn give_up(&mut self) {
         self.queue.clear();
-        self.begun = None;
+        (self.kept, self.begun) = (0, None);
     }
 
     /// Answers, as long as fewer than `most` bytes wait to be sent. None begins after so many bytes as make a `turn`: what
@@ -229,6 +235,7 @@ impl Replies {
                 Due::Ack(owed) => owed.take().into_iter().for_each(|owed| outbox.acknowledge(owed)),
                 Due::Refused(denial) => outbox.refuse(*denial),
                 Due::Bytes(bytes) => {
+                    self.kept -= bytes.len();
                     outbox.begin_answer(self.is_kin, bytes.len() as u64);
                     outbox.answer_part(Payload::Whole(bytes));
                     end(outbox, self.is_kin, None);
@@ -359,3 +366,22 @@ pub(super) fn verdict(words: [u64; 2]) -> Option<(u8, Denied)> {
 }
 
 const _: () = assert!(VERDICT == 16, "two words");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer that asks and does not read has this side keep little.
+    #[test]
+    fn answers_that_are_kept_here_are_bounded_by_their_bytes_too() {
+        let mut replies = Replies::new();
+        while !replies.is_full() {
+            replies.bytes(vec![0; 4096]);
+        }
+        assert_eq!((replies.queue.len(), replies.kept), (16, MOST_KEPT));
+        replies.give_up();
+        assert!(!replies.is_full() && replies.is_empty());
+        (0..MOST).for_each(|_| replies.bytes(vec![0; 8]));
+        assert!(replies.is_full() && replies.kept < MOST_KEPT);
+    }
+}
