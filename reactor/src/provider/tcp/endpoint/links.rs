@@ -54,7 +54,7 @@ impl Endpoint {
         self.hot.retain(|hot| *hot != at);
         let (peer, name) = (link.peer, self.peers[link.peer].name.clone());
         if self.peers[peer].link == Some(at) {
-            link.take_back(&mut self.peers[peer].sends);
+            link.take_back(&mut self.peers[peer].sends, host);
         }
         let reason = link.ended().unwrap_or(DownReason::Closed);
         let gone = self.gone(&link);

@@ -150,7 +150,7 @@ impl Endpoint {
         self.peers[at].again = None;
         let peer = &mut self.peers[at];
         if let Some(Stage::Up(link)) = peer.link.and_then(|link| self.stages.get_mut(link)) {
-            link.take_back(&mut peer.sends);
+            link.take_back(&mut peer.sends, host);
             let is_cut = link.cut();
             link.fail_offers(host, error);
             if is_cut && let Some(at) = peer.link.take() {

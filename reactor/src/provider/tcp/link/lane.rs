@@ -228,16 +228,28 @@ impl Link {
         }
     }
 
-    /// Ends what the ring is sending, and waits for that: the first operation of the queue is this side's again.
-    pub(crate) fn take_back(&mut self, queue: &mut VecDeque<Sending>) {
-        let Some(lane) = &mut self.lane else { return };
-        let was = std::mem::replace(&mut lane.sending, InRing::Nothing);
-        if let Some(ticket) = was.ticket() {
-            let sent = lane.ring.lock().take_back(ticket);
-            if let Some(sent) = sent {
-                self.sent(&sent, was, queue);
-            }
+    /// Ends what the ring is sending, and waits for that: the first operation of the queue is this side's again, unless all of
+    /// it had left.
+    pub(crate) fn take_back(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) {
+        let (was, is_all) = self.retract(queue);
+        let Some(ticket) = was.ticket() else { return };
+        let has_left = match was {
+            InRing::Entrusted(..) => is_all,
+            _ => queue.front().is_some_and(|first| first.sent == Some(host.payload(first.op).len())),
+        };
+        if has_left && self.outbox.is_open() {
+            self.has_sent_entrusted(ticket, Some(queue), host);
         }
+    }
+
+    /// Likewise, whatever becomes of the operation. Returns what the ring had, and whether it has sent all that it was given to be
+    /// kept.
+    fn retract(&mut self, queue: &mut VecDeque<Sending>) -> (InRing, bool) {
+        let Some(lane) = &mut self.lane else { return (InRing::Nothing, false) };
+        let was = std::mem::replace(&mut lane.sending, InRing::Nothing);
+        let sent = was.ticket().and_then(|ticket| lane.ring.lock().take_back(ticket));
+        let is_all = sent.is_some_and(|sent| self.sent(&sent, was, queue));
+        (was, is_all)
     }
 
     /// The ring has sent, or not. Returns whether it has sent all that it was given to be kept.
@@ -269,7 +281,7 @@ impl Link {
 
     /// Nothing of it is in the ring any more, or will be heard of.
     pub(super) fn leave_ring(&mut self) {
-        self.take_back(&mut VecDeque::new());
+        self.retract(&mut VecDeque::new());
         if let Some(lane) = self.lane.take() {
             let mut ring = lane.ring.lock();
             if let Receiving::Yes(ticket) | Receiving::Stopping(ticket) = lane.receiving {
