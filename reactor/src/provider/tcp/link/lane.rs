@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::super::socket::Received;
 use super::sending::PARTS;
-use super::zero_copy::{Entrusted, is_refusal};
+use super::zero_copy::{ZeroCopy, is_refusal};
 use super::{Link, Sending};
 use crate::uring::{Completion, Lease, Sent, SharedRing, Ticket, What};
 
@@ -37,7 +37,7 @@ pub(super) struct Lane {
     /// Receiving has failed, and the socket does not say so again.
     is_broken: bool,
     pub(super) sending: InRing,
-    pub(super) entrusted: Entrusted,
+    pub(super) zero_copy: ZeroCopy,
 }
 
 /// What the ring is sending.
@@ -73,9 +73,9 @@ enum Receiving {
 
 impl Lane {
     pub(super) fn new(ring: SharedRing, owner: u64) -> Self {
-        let (arrived, entrusted) = (VecDeque::new(), Entrusted::default());
+        let (arrived, zero_copy) = (VecDeque::new(), ZeroCopy::default());
         let (receiving, sending) = (Receiving::No, InRing::Nothing);
-        Self { ring, owner, receiving, arrived, is_broken: false, sending, entrusted }
+        Self { ring, owner, receiving, arrived, is_broken: false, sending, zero_copy }
     }
 
     /// What the ring has received; nothing where calls are to be made.
@@ -209,8 +209,10 @@ impl Link {
             What::Sent(sent) if lane.sending.ticket() == Some(ticket) => {
                 let was = std::mem::replace(&mut lane.sending, InRing::Nothing);
                 let is_all = self.sent(&sent, was, queue);
-                if let InRing::Entrusted(..) = was {
-                    self.has_sent_entrusted(ticket, is_all.then_some(queue), host);
+                match was {
+                    InRing::Entrusted(..) if is_all => self.first_has_left(queue, host),
+                    InRing::Entrusted(..) => self.waits_for_buffer(ticket),
+                    _ => {}
                 }
             }
             What::Released(released) => self.released(ticket, released.way),
@@ -232,13 +234,24 @@ impl Link {
     /// it had left.
     pub(crate) fn take_back(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) {
         let (was, is_all) = self.retract(queue);
-        let Some(ticket) = was.ticket() else { return };
         let has_left = match was {
             InRing::Entrusted(..) => is_all,
-            _ => queue.front().is_some_and(|first| first.sent == Some(host.payload(first.op).len())),
+            InRing::Borrowed(_) => {
+                queue.front().is_some_and(|first| first.sent == Some(host.payload(first.op).len()))
+            }
+            InRing::Nothing | InRing::Rest(_) => false,
         };
         if has_left && self.outbox.is_open() {
-            self.has_sent_entrusted(ticket, Some(queue), host);
+            self.first_has_left(queue, host);
+        }
+    }
+
+    /// All of the first operation of the queue has been sent by the ring.
+    fn first_has_left(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) {
+        self.outbox.close();
+        if let Some(Sending { op, spec, sent }) = queue.pop_front() {
+            self.answered = 0;
+            self.has_left(op, spec, sent.unwrap_or(0), host);
         }
     }
 

@@ -9,20 +9,18 @@
 //! It pays where the hardware reads the memory of programs. Where the kernel says that it has copied, or that it cannot do this,
 //! the connection goes on without.
 
-use std::collections::VecDeque;
-
 use fabric_core::buf::Payload;
 use fabric_core::provider::{Host, OpKey};
 use rustix::io::Errno;
 
+use super::Link;
 use super::lane::InRing;
 use super::sending::SHORT;
-use super::{Link, Sending};
 use crate::uring::{Ticket, Way};
 
 /// What a connection gives away, and has given.
 #[derive(Debug, Default)]
-pub(super) struct Entrusted {
+pub(super) struct ZeroCopy {
     /// Messages from this length on.
     from: Option<usize>,
     /// Also where the kernel copies all the same.
@@ -44,19 +42,19 @@ impl Link {
             && let Some(from) = from
             && lane.ring.lock().has_zero_copy()
         {
-            (lane.entrusted.from, lane.entrusted.insists) = (Some(from.max(SHORT)), insists);
+            (lane.zero_copy.from, lane.zero_copy.insists) = (Some(from.max(SHORT)), insists);
         }
     }
 
     pub(super) fn renounce_zero_copy(&mut self) {
         if let Some(lane) = &mut self.lane {
-            lane.entrusted.from = None;
+            lane.zero_copy.from = None;
         }
     }
 
     /// Whether this message is to be given to the ring with its buffer. All of it goes into one send.
     pub(super) fn is_zero_copy(&self, payload: Payload<'_>) -> bool {
-        let from = self.lane.as_ref().and_then(|lane| lane.entrusted.from);
+        let from = self.lane.as_ref().and_then(|lane| lane.zero_copy.from);
         from.is_some_and(|from| payload.len() >= from) && {
             let mut parts = 1;
             payload.for_each(|_, part| parts += usize::from(!part.is_empty()));
@@ -74,7 +72,7 @@ impl Link {
         match begun {
             Ok(ticket) => {
                 lane.sending = InRing::Entrusted(ticket, len);
-                lane.entrusted.tickets.push(ticket);
+                lane.zero_copy.tickets.push(ticket);
                 true
             }
             Err((own, buf)) => {
@@ -85,37 +83,21 @@ impl Link {
         }
     }
 
-    /// The ring has sent the first operation of the queue; all of it, if there is a queue.
-    pub(super) fn has_sent_entrusted(
-        &mut self,
-        ticket: Ticket,
-        queue: Option<&mut VecDeque<Sending>>,
-        host: &mut dyn Host,
-    ) {
-        match queue {
-            None => {
-                if let Some(lane) = &mut self.lane {
-                    lane.sending = InRing::Rest(ticket);
-                }
-            }
-            Some(queue) => {
-                self.outbox.close();
-                if let Some(Sending { op, spec, sent }) = queue.pop_front() {
-                    self.answered = 0;
-                    self.has_left(op, spec, sent.unwrap_or(0), host);
-                }
-            }
+    /// The ring has not sent all of the first operation of the queue, and has its buffer still.
+    pub(super) fn waits_for_buffer(&mut self, ticket: Ticket) {
+        if let Some(lane) = &mut self.lane {
+            lane.sending = InRing::Rest(ticket);
         }
     }
 
     /// The operation has its buffer again, which was sent in this way.
     pub(super) fn released(&mut self, ticket: Ticket, way: Option<Way>) {
         let Some(lane) = &mut self.lane else { return };
-        let entrusted = &mut lane.entrusted;
-        let Some(at) = entrusted.tickets.iter().position(|entrusted| *entrusted == ticket) else { return };
-        entrusted.tickets.swap_remove(at);
-        if way == Some(Way::Copied) && !entrusted.insists {
-            entrusted.from = None;
+        let zero_copy = &mut lane.zero_copy;
+        let Some(at) = zero_copy.tickets.iter().position(|given| *given == ticket) else { return };
+        zero_copy.tickets.swap_remove(at);
+        if way == Some(Way::Copied) && !zero_copy.insists {
+            zero_copy.from = None;
         }
         if lane.sending == InRing::Rest(ticket) {
             lane.sending = InRing::Nothing;
