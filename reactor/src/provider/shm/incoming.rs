@@ -155,6 +155,7 @@ impl Incoming {
         let mut moved = false;
         for _ in 0..RECORDS_PER_PASS {
             let Some(record) = self.ring.peek()? else { break };
+            self.ring.memory().expect(record.start, record.header.len as usize);
             if !self.take(record, rx, host)? {
                 self.held = true;
                 break;
