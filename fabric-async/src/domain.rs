@@ -92,9 +92,13 @@ impl<'a> DomainBuilder<'a> {
     }
 
     /// From which length on, in bytes, messages are copied once, straight from the memory of one process to that of the
-    /// other, instead of through the ring, if the peer's domain has asked for it too. 0 for all that do not fit into one record
-    /// of the ring; `usize::MAX`, the default, for none in either direction: then this domain reads no peer's memory, and
+    /// other, instead of through the ring, unless the peer's domain has turned that off. 0 for all that do not fit into one
+    /// record of the ring; `usize::MAX` turns it off in both directions: then this domain reads no peer's memory, and
     /// lets none read its own.
+    ///
+    /// Unless said otherwise, messages of 32 KiB and more are copied once where nothing else is on its way to the same peer,
+    /// if the kernel of this machine copies quickly enough, which is tried once in each process. Messages that follow each
+    /// other go through the ring, where both sides work at once.
     ///
     /// Where the kernel forbids it, messages go through the ring all the same, and always where the provider has no such
     /// way. [`EndpointStats`](crate::EndpointStats) tells which way they went. See

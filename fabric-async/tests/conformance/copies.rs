@@ -48,6 +48,31 @@ pub(crate) async fn the_threshold_says_which_way(setup: Setup) {
     }
 }
 
+/// Unasked, what is by itself may be copied once, and what follows another goes through the ring: all of it arrives, in
+/// order, and is counted on one way.
+pub(crate) async fn those_by_themselves_and_those_in_a_stream(setup: Setup) {
+    const COUNT: u64 = 16;
+    let (a, b, to_b) = pair(&setup).await;
+    for round in 0..4 {
+        let lone = (round * 2) as usize;
+        let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(LONG, lone)), b.ep.recv());
+        sent.unwrap();
+        assert_bytes(&got.unwrap(), pattern(LONG, lone));
+        let sends: Vec<_> =
+            (0..COUNT).map(|number| a.ep.send(to_b, numbered(number, LONG)).start().unwrap()).collect();
+        for number in 0..COUNT {
+            assert_bytes(&b.ep.recv().await.unwrap(), &numbered(number, LONG)[..]);
+        }
+        for send in sends {
+            assert_eq!(send.await.unwrap().transfer.len, LONG);
+        }
+    }
+    let (sent, got) = (a.ep.stats(), b.ep.stats());
+    assert_eq!(sent.single_copy, got.fetched, "what the one says the other says");
+    let ways = sent.single_copy.count + sent.pieces.count;
+    assert!(ways == 0 || ways == 4 * (1 + COUNT), "{sent:?}");
+}
+
 /// Neither may wait for the other to receive, as long as the budgets last.
 pub(crate) async fn two_may_send_before_they_receive(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
@@ -66,7 +91,7 @@ pub(crate) async fn two_may_send_before_they_receive(setup: Setup) {
 /// Messages that wait with their sender hold up nothing behind them, and are received in any order.
 pub(crate) async fn what_waits_with_its_sender_holds_up_nothing(setup: Setup) {
     const COUNT: u64 = 12;
-    let (a, b, to_b) = pair(&setup).await;
+    let (a, b, to_b) = pair_of(&setup, plan(0), plan(0)).await;
     let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(LONG, 0)), b.ep.recv());
     sent.unwrap();
     got.unwrap();

@@ -452,6 +452,7 @@ macro_rules! scenarios {
             }
             copies {
                 the_threshold_says_which_way: MSG,
+                those_by_themselves_and_those_in_a_stream: MSG,
                 two_may_send_before_they_receive: MSG,
                 what_waits_with_its_sender_holds_up_nothing: BOTH,
                 receives_come_and_go: MSG,

@@ -113,7 +113,7 @@ impl Endpoint {
                 incarnation: RandomState::new().hash_one(id.0),
                 is_target: caps.is_rma_target(),
                 heeds: caps.contains(Caps::RMA_EVENT),
-                fetches: means.single_copy_from != usize::MAX,
+                fetches: !means.fetched.is_none(),
                 adopted: Adopted::default(),
             },
             means,

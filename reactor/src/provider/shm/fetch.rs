@@ -35,7 +35,8 @@
 //!
 //! # Safety
 //!
-//! One call of the kernel. It writes only to a buffer of this side, of which it is told the length.
+//! One call of the kernel, and one more to see what it costs. It writes only to a buffer of this side, of which it is told
+//! the length.
 #![allow(unsafe_code)]
 
 use std::hash::{BuildHasher, RandomState};
@@ -43,6 +44,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use fabric_core::buf::{LentMemory, Source};
 use fabric_core::event::DownReason;
@@ -57,10 +59,71 @@ use super::segment::Segment;
 use super::socket::Socket;
 use crate::provider::origin::Origin;
 
-/// From this length on messages are fetched, unless said otherwise: none are. Measured with `fabric-bench bw` and `lat`, which
-/// take `--single-copy-from`: two copies that overlap in the caches, and no answer to wait for, were faster at every
-/// length (`docs/performance.md`).
-pub(crate) const FROM: usize = usize::MAX;
+/// Which messages are fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Which {
+    /// From this length on; `usize::MAX` for none, in either direction.
+    pub(crate) from: usize,
+    /// Only what is by itself: where several follow each other, one side writes into the ring while the other reads.
+    pub(crate) only_alone: bool,
+}
+
+impl Which {
+    /// Unless said otherwise: what is by itself, where this machine makes it worth while (`docs/performance.md`).
+    pub(crate) fn unasked() -> Self {
+        static PAYS: OnceLock<bool> = OnceLock::new();
+        let from = if *PAYS.get_or_init(pays) { UNASKED_FROM } else { usize::MAX };
+        Self { from, only_alone: true }
+    }
+
+    /// Those of at least so many bytes.
+    pub(crate) fn from(len: usize) -> Self {
+        Self { from: len, only_alone: false }
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self.from == usize::MAX
+    }
+
+    /// Whether a message of this length is fetched, by itself or not.
+    #[inline]
+    pub(crate) fn has(self, len: usize, alone: bool) -> bool {
+        len >= self.from && (alone || !self.only_alone)
+    }
+}
+
+/// The shortest message that is fetched without being asked for, and how much is copied to find out whether it pays.
+const UNASKED_FROM: usize = 32 * 1024;
+/// How often both ways are tried for that; the best counts.
+const TRIALS: usize = 8;
+/// How much longer than a copy the kernel may take for one.
+const DEARER: u32 = 4;
+
+/// Whether the kernel copies between processes about as quickly as processes do: tried with this one's own memory.
+fn pays() -> bool {
+    let (from, mut into) = (vec![1; UNASKED_FROM], vec![0; UNASKED_FROM]);
+    let mut best = |copy: &mut dyn FnMut(&mut [u8]) -> bool| {
+        (0..TRIALS).try_fold(Duration::MAX, |best, _| {
+            let begin = Instant::now();
+            let copied = copy(&mut into);
+            copied.then(|| best.min(begin.elapsed()))
+        })
+    };
+    let plain = best(&mut |into| {
+        into.copy_from_slice(std::hint::black_box(&from));
+        true
+    });
+    let at = from.as_ptr().expose_provenance();
+    let process = std::process::id().cast_signed();
+    let by_kernel = best(&mut |into| {
+        let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: into.len() };
+        // SAFETY: the kernel writes to `into`, within its length, what it reads of `from`, which is as long.
+        let count = unsafe { libc::process_vm_readv(process, &raw const local, 1, &raw const remote, 1, 0) };
+        usize::try_from(count) == Ok(UNASKED_FROM)
+    });
+    plain.zip(by_kernel).is_some_and(|(plain, by_kernel)| by_kernel <= plain * DEARER)
+}
 
 /// What this process lets others read: the number, and where it lies.
 pub(crate) fn probe() -> (u64, u64) {
@@ -322,6 +385,21 @@ mod tests {
 
     fn returned(segment: &Segment) -> Vec<u64> {
         (0..SLOTS / 64).map(|word| segment.take_returned(word)).collect()
+    }
+
+    #[test]
+    fn what_was_asked_for_is_fetched_always_and_the_rest_by_itself() {
+        let asked = Which::from(1000);
+        assert_eq!(
+            [(999, true), (1000, true), (1000, false)].map(|(len, alone)| asked.has(len, alone)),
+            [false, true, true]
+        );
+        let unasked = Which { from: UNASKED_FROM, only_alone: true };
+        let cases = [(UNASKED_FROM - 1, true), (UNASKED_FROM, true), (UNASKED_FROM, false)];
+        assert_eq!(cases.map(|(len, alone)| unasked.has(len, alone)), [false, true, false]);
+        assert!(Which::from(usize::MAX).is_none() && !asked.is_none());
+        let found = Which::unasked();
+        assert!(found.only_alone && (found.is_none() || found == unasked));
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl Provider for ShmProvider {
             attended: Vec::new(),
             turn: 0,
             origin: Origin::here(),
-            means: Means { loans: Loans::default(), single_copy_from: fetch::FROM },
+            means: Means { loans: Loans::default(), fetched: fetch::Which::unasked() },
         }))
     }
 }
@@ -144,8 +144,8 @@ struct ShmDomain {
 #[derive(Clone, Debug)]
 struct Means {
     loans: Loans,
-    /// Messages of so many bytes are fetched by their receiver, where it can.
-    single_copy_from: usize,
+    /// Which messages are fetched by their receiver, where it can.
+    fetched: fetch::Which,
 }
 
 impl ShmDomain {
@@ -298,7 +298,7 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn single_copy_from(&mut self, len: usize) {
-        self.means.single_copy_from = len;
+        self.means.fetched = fetch::Which::from(len);
     }
 
     fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {

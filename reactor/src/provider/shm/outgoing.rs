@@ -309,10 +309,11 @@ impl Outgoing {
         let mut bytes = 0;
         let mut moved = wires.awaits_peer() && (wires.end_fetched(host) | wires.end_confirmed(host));
         while bytes < BYTES_PER_PASS
+            && let alone = self.queue.len() == 1
             && let Some(front) = self.queue.front_mut()
         {
             let before = front.sent;
-            let pushed = match wires.advance(front, host) {
+            let pushed = match wires.advance(front, alone, host) {
                 Ok(pushed) => pushed,
                 Err(error) => {
                     let op = front.op;
@@ -368,7 +369,7 @@ impl Outgoing {
 
     /// Whether the peer copies long messages straight from here.
     pub(crate) fn is_reached(&self) -> bool {
-        matches!(&self.standing, Standing::Live(wires) if wires.fetched_from != usize::MAX)
+        matches!(&self.standing, Standing::Live(wires) if !wires.fetched.is_none())
     }
 
     /// Ends the connection; queued operations fail.

@@ -150,7 +150,9 @@ impl Segment {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: asking for a line accesses nothing, wherever it points.
             unsafe {
-                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast_const().cast());
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
+                    line.cast_const().cast(),
+                );
             }
         }
     }

@@ -92,7 +92,7 @@ impl Outgoing {
     fn welcomed(&mut self, incarnation: u64) -> Result<(), Why> {
         self.standing = match std::mem::replace(&mut self.standing, Standing::Gone) {
             Standing::Waiting(mut wires) => {
-                wires.welcomed(incarnation, self.means.single_copy_from);
+                wires.welcomed(incarnation, self.means.fetched);
                 Standing::Live(wires)
             }
             other => {

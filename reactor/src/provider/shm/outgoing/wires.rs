@@ -42,8 +42,8 @@ pub(super) struct Wires {
     pub(super) borrowed: Borrowed,
     /// Messages that the peer is to confirm.
     pub(super) receipts: Receipts,
-    /// Messages of so many bytes are the peer's to fetch.
-    pub(super) fetched_from: usize,
+    /// Which messages are the peer's to fetch.
+    pub(super) fetched: fetch::Which,
     /// Where the peer answers what it is asked to do, once it was asked anything.
     pub(super) desk: Option<Desk>,
     pub(super) done: Doings,
@@ -54,7 +54,7 @@ impl Wires {
     pub(super) fn lay(peer: &Address, from: &Address, incarnation: u64, means: &Means) -> Result<Self> {
         let (socket, at) = Socket::connect(peer)?;
         let (segment, memory) = Segment::create(LINES)?;
-        if means.single_copy_from != usize::MAX {
+        if !means.fetched.is_none() {
             let (at, value) = fetch::probe();
             segment.set_probe(at, value);
         }
@@ -66,17 +66,17 @@ impl Wires {
             windows: Windows::default(),
             borrowed: Borrowed::new(means.loans.clone()),
             receipts: Receipts::default(),
-            fetched_from: usize::MAX,
+            fetched: fetch::Which::from(usize::MAX),
             desk: None,
             done: Doings::default(),
         })
     }
 
     /// The peer has taken the segment, and says which endpoint of its name it is.
-    pub(super) fn welcomed(&mut self, incarnation: u64, single_copy_from: usize) {
+    pub(super) fn welcomed(&mut self, incarnation: u64, fetched: fetch::Which) {
         self.identity.incarnation = incarnation;
         if self.ring.memory().is_reached() {
-            self.fetched_from = single_copy_from.max(PIECE_BYTES + 1);
+            self.fetched = fetch::Which { from: fetched.from.max(PIECE_BYTES + 1), ..fetched };
         }
     }
 
@@ -111,8 +111,8 @@ impl Wires {
         }
     }
 
-    /// Moves the front operation on.
-    pub(super) fn advance(&mut self, front: &mut Queued, host: &mut dyn Host) -> Result<Push> {
+    /// Moves the front operation on; `alone`, when nothing is queued behind it.
+    pub(super) fn advance(&mut self, front: &mut Queued, alone: bool, host: &mut dyn Host) -> Result<Push> {
         match front.spec.remote {
             Some(remote) => return self.access_on(front, &remote, host),
             None if front.spec.kind != OpKind::Send => {
@@ -127,7 +127,7 @@ impl Wires {
         let loan = front.spec.loan.filter(|_| !front.begun);
         let lent = loan.and_then(|key| self.lend(&front.spec, key, payload.whole()?, receipt));
         let may_fetch = lent.is_none()
-            && payload.len() >= self.fetched_from
+            && self.fetched.has(payload.len(), alone && !self.borrowed.is_fetching())
             && !front.begun
             && host.is_ordinary(front.op);
         let offered =
