@@ -47,7 +47,7 @@ use single::Single;
 /// Bytes of unexpected messages an endpoint buffers before it holds senders back.
 const UNEXPECTED_BYTES: usize = 16 << 20;
 /// What one look reads at most.
-const SCRATCH: usize = 256 << 10;
+const SCRATCH: usize = 128 << 10;
 /// How long a peer has to say who it is, to answer, and to stop refusing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
