@@ -203,7 +203,8 @@
 //!   makes the calls.
 //! * [`SocketIo::IoUring`](crate::SocketIo::IoUring): before it sleeps the domain has the kernel receive from all connections at
 //!   once, into memory of the domain (1 MiB), and is woken with the bytes. The rest of a long message for which a socket has no room is
-//!   handed over in one piece, and sent from where it lies without waking anybody. Linux 6.0 or later.
+//!   handed over in one piece, and sent from where it lies without waking anybody. Connections are begun by the kernel too, which
+//!   ends an attempt that nobody answers when its time is over; errors are the same. Linux 6.0 or later.
 //! * [`SocketIo::Auto`](crate::SocketIo::Auto), the default: what `FABRIC_SOCKET_IO` says, `epoll`, `io_uring` or `auto`. `auto`
 //!   is epoll. From the variable `io_uring` is a wish: where the kernel refuses it, it is epoll. The `Debug` output of a
 //!   domain tells which it is.

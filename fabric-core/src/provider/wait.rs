@@ -15,7 +15,7 @@ pub enum SocketIo {
     /// System calls that never block, and epoll.
     Epoll,
     /// The same while somebody looks, and io_uring when nobody does: what comes is received, and what is long is sent, by
-    /// the kernel alone.
+    /// the kernel alone. Connections are begun there in either case.
     IoUring,
 }
 

@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `ring` | a ring: operations in slots, submitted together, reaped, cancelled, waited for |
+//! | `timed` | operations that have their time: two entries, one slot |
 //! | `slot` | what is kept of an operation, and what its completions say |
 //! | `buffers` | memory that receives are given when something comes, and leases of it |
 //! | `message` | what a send is made of |
@@ -10,7 +11,8 @@
 //!
 //! # The life of an operation
 //!
-//! Each rule has tests of its name in `tests`, the last one in `zero_copy_tests`, which fail, or never end, when it is broken.
+//! Each rule has tests of its name in `tests`, the last two in `zero_copy_tests` and `timed_tests`, which fail, or never end, when
+//! it is broken.
 //!
 //! | | rule | test |
 //! |---|---|---|
@@ -24,6 +26,7 @@
 //! | 8 | Lengths are cut to what a completion can tell of. | `rule_8_lengths_are_cut_to_what_a_completion_can_tell_of` |
 //! | 9 | Memory that cannot be registered, or locked, is a refusal like any other. | `rule_9_memory_that_cannot_be_registered_is_an_error`, `rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error` |
 //! | 10 | A buffer from which the kernel sends without copying is the ring's until the *second* completion, whatever becomes of the send, the connection and the ring; also where the kernel refuses. | `rule_10_a_buffer_outlives_its_send_until_the_kernel_looks_no_more`, `rule_10_what_is_taken_back_comes_back_later`, `rule_10_a_connection_that_breaks_gives_buffers_back`, `rule_10_buffers_outlive_a_ring_that_is_dropped`, `rule_10_a_ring_that_is_dropped_gives_up_what_was_not_begun`, `rule_10_a_refusal_gives_the_buffer_back_likewise`, `rule_10_beyond_the_limit_of_locked_memory_it_is_refused`, `rule_10_what_finds_no_room_comes_back_at_once` |
+//! | 11 | An operation that has its time is two entries, of which both are queued or none, and one slot, which lives until both completions are in, in whichever order. It has ended by itself, or its time was over, or something else has ended it; and when its timer is gone otherwise, it goes too. | `rule_11_an_operation_ends_by_itself_or_by_its_time`, `rule_11_what_fails_here_is_known_at_once`, `rule_11_what_two_results_say`, `rule_11_a_slot_lives_until_both_completions_in_any_order`, `rule_11_a_timer_that_ends_in_vain_takes_its_operation_along`, `rule_11_there_is_room_for_both_entries_or_for_none`, `rule_11_what_is_taken_back_leaves_nothing`, `rule_11_a_ring_that_is_dropped_waits_for_both`, `rule_11_the_end_of_a_thread_leaves_nothing_without_an_end` |
 //!
 //! # Threads
 //!
@@ -37,6 +40,9 @@ mod ring;
 mod slot;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
+mod timed;
+#[cfg(all(test, not(loom)))]
+mod timed_tests;
 #[cfg(all(test, not(loom)))]
 mod zero_copy_tests;
 
@@ -44,6 +50,7 @@ pub(crate) use buffers::Lease;
 pub(crate) use message::{LONGEST, PARTS};
 pub(crate) use ring::{Completion, Ring, Shape, Ticket, What};
 pub(crate) use slot::{Released, Sent, Way};
+pub(crate) use timed::Ended;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -25,7 +25,8 @@ use slab::Slab;
 use super::buffers::{Buffers, GROUP, Lease};
 use super::message::Message;
 use super::remains::Remains;
-use super::slot::{COPIED, NOTIF, REPORT_USAGE, Raw, Released, Sent, Slot, Stage, index};
+use super::slot::{COPIED, NOTIF, REPORT_USAGE, Raw, Released, Sent, Slot, Stage, TIMER, index};
+use super::timed::Ended;
 use crate::provider::origin::Origin;
 
 /// What the completion of a cancellation is known by: there is nothing to be done about it.
@@ -83,6 +84,8 @@ pub(crate) enum What {
     Released(Released),
     /// A receive has failed, or was cancelled.
     Failed(Errno),
+    /// An operation that had its time has ended.
+    Timed(Ended),
 }
 
 /// A ring.
@@ -90,14 +93,14 @@ pub(crate) struct Ring {
     uring: ManuallyDrop<IoUring>,
     event: OwnedFd,
     buffers: Arc<Buffers>,
-    slots: Slab<Slot>,
+    pub(super) slots: Slab<Slot>,
     generation: u32,
     /// Completions that were fetched and not looked at.
-    fetched: VecDeque<Raw>,
+    pub(super) fetched: VecDeque<Raw>,
     /// Cancellations that found no room.
     to_cancel: Vec<u64>,
     /// Completions that belonged to nothing.
-    strays: u64,
+    pub(super) strays: u64,
     /// The kernel knows sends that read from where bytes lie.
     has_zero_copy: bool,
     origin: Origin,
@@ -156,7 +159,7 @@ impl Ring {
     /// There is no room, and handing over what is queued has failed.
     pub(crate) fn receive(&mut self, socket: &Arc<OwnedFd>, owner: u64) -> io::Result<Ticket> {
         let entry = opcode::RecvMulti::new(Fd(socket.as_raw_fd()), GROUP).build();
-        self.begin(entry, socket, owner, None).map_err(|(error, _)| error)
+        self.begin(&mut [entry], Slot::new(socket, owner)).map_err(|(error, _)| error)
     }
 
     /// Sends these bytes, from the next [`submit`](Self::submit) on: those given away, and behind them the others, as many
@@ -179,8 +182,8 @@ impl Ring {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let entry =
             opcode::SendMsg::new(Fd(socket.as_raw_fd()), message.header()).flags(flags as u32).build();
-        self.begin(entry, socket, owner, Some(message))
-            .map_err(|(_, message)| message.map_or_else(Box::default, |message| message.into_parts().0))
+        self.begin(&mut [entry], Slot { message: Some(message), ..Slot::new(socket, owner) })
+            .map_err(|(_, slot)| slot.message.map_or_else(Box::default, |message| message.into_parts().0))
     }
 
     /// Whether the kernel may know [`send_zero_copy`](Self::send_zero_copy).
@@ -205,46 +208,46 @@ impl Ring {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let entry = opcode::SendMsgZc::new(Fd(socket.as_raw_fd()), message.header());
         let entry = entry.ioprio(REPORT_USAGE).flags(flags as u32).build();
-        self.begin(entry, socket, owner, Some(message)).map_err(|(_, message)| {
-            let (own, buffer) = message.map(|message| message.into_parts()).unwrap_or_default();
-            (own, buffer.map(|(_, buf)| buf).unwrap_or_default())
-        })
+        self.begin(&mut [entry], Slot { message: Some(message), ..Slot::new(socket, owner) }).map_err(
+            |(_, slot)| {
+                let (own, buffer) = slot.message.map(|message| message.into_parts()).unwrap_or_default();
+                (own, buffer.map(|(_, buf)| buf).unwrap_or_default())
+            },
+        )
     }
 
-    fn begin(
+    /// Queues an operation, which may have a timer behind it: all of its entries, or none. What they point to is in the slot, or
+    /// stays by the promise of [`send`](Self::send).
+    pub(super) fn begin(
         &mut self,
-        entry: squeue::Entry,
-        socket: &Arc<OwnedFd>,
-        owner: u64,
-        message: Option<Box<Message>>,
-    ) -> Result<Ticket, (io::Error, Option<Box<Message>>)> {
+        entries: &mut [squeue::Entry],
+        slot: Slot,
+    ) -> Result<Ticket, (io::Error, Slot)> {
         if !self.origin.is_here() {
-            return Err((io::ErrorKind::Unsupported.into(), message));
+            return Err((io::ErrorKind::Unsupported.into(), slot));
         }
         self.generation = self.generation.wrapping_add(1) & 0x7fff_ffff;
         let generation = self.generation;
-        let slot = Slot {
-            generation,
-            owner: Some(owner),
-            socket: Some(socket.clone()),
-            message,
-            stage: Stage::Whole,
-        };
-        let index = self.slots.insert(slot);
+        let index = self.slots.insert(Slot { generation, ..slot });
         let name = u64::from(generation) << 32 | index as u64;
-        if let Err(error) = self.push(&entry.user_data(name)) {
+        for (entry, name) in entries.iter_mut().zip([name, name | TIMER]) {
+            entry.set_user_data(name);
+        }
+        if let Err(error) = self.push(entries) {
             // The kernel has not been told.
-            return Err((error, self.slots.remove(index).message));
+            return Err((error, self.slots.remove(index)));
         }
         Ok(Ticket(name))
     }
 
-    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
-        if self.uring.submission().is_full() {
+    fn push(&mut self, entries: &[squeue::Entry]) -> io::Result<()> {
+        let room = |submission: squeue::SubmissionQueue<'_>| submission.capacity() - submission.len();
+        if room(self.uring.submission()) < entries.len() {
             self.submit_queued()?;
         }
-        // SAFETY: what the entry points to lives in its slot, or as long as who called `send` has promised.
-        unsafe { self.uring.submission().push(entry) }.map_err(|_| io::ErrorKind::WouldBlock.into())
+        // SAFETY: what they point to lives in their slot, or as long as who called `send` has promised.
+        unsafe { self.uring.submission().push_multiple(entries) }
+            .map_err(|_| io::ErrorKind::WouldBlock.into())
     }
 
     /// Nobody wants to hear of an operation any more: it is cancelled, and ends by itself.
@@ -262,7 +265,7 @@ impl Ring {
             return;
         }
         let entry = opcode::AsyncCancel::new(ticket.0).build().user_data(CANCELLATION);
-        if self.push(&entry.flags(squeue::Flags::SKIP_SUCCESS)).is_err() {
+        if self.push(&[entry.flags(squeue::Flags::SKIP_SUCCESS)]).is_err() {
             self.to_cancel.push(ticket.0);
         }
     }
@@ -383,7 +386,7 @@ impl Ring {
         self.uring.completion().next().map(Raw::of)
     }
 
-    fn fetch(&mut self) {
+    pub(super) fn fetch(&mut self) {
         while let Some(raw) = self.found() {
             self.fetched.push_back(raw);
         }
@@ -401,6 +404,9 @@ impl Ring {
             self.strays += 1;
             return None;
         };
+        if slot.timed.is_some() {
+            return self.made_of_half(raw);
+        }
         let owner = slot.owner;
         if slot.message.as_ref().is_some_and(|message| message.has_buffer()) {
             let what = if cqueue::notif(raw.flags) {
@@ -461,8 +467,7 @@ impl Ring {
     /// An operation that never ends.
     #[cfg(all(test, not(loom)))]
     pub(super) fn haunt(&mut self, socket: &Arc<OwnedFd>) {
-        let (message, stage) = (None, Stage::Whole);
-        self.slots.insert(Slot { generation: 0, owner: None, socket: Some(socket.clone()), message, stage });
+        self.slots.insert(Slot { owner: None, ..Slot::new(socket, 0) });
     }
 
     /// Cancels everything and waits until all has ended, but for buffers that are still being looked at, or has not for long.
@@ -496,9 +501,10 @@ fn probe(uring: &IoUring) -> io::Result<bool> {
     uring.submitter().register_probe(&mut probe)?;
     // Receives that go on by themselves came with this one, and cannot be asked for by name.
     let since = opcode::SendZc::CODE;
-    let known = [opcode::RecvMulti::CODE, opcode::SendMsg::CODE, opcode::AsyncCancel::CODE, since]
-        .into_iter()
-        .all(|code| probe.is_supported(code));
+    let (receive, send, cancel) = (opcode::RecvMulti::CODE, opcode::SendMsg::CODE, opcode::AsyncCancel::CODE);
+    let (connect, timer) = (opcode::Connect::CODE, opcode::LinkTimeout::CODE);
+    let needed = [receive, send, cancel, connect, timer, since];
+    let known = needed.into_iter().all(|code| probe.is_supported(code));
     let params = uring.params();
     if known && params.is_feature_nodrop() && params.is_feature_skip_cqe_on_success() {
         Ok(probe.is_supported(opcode::SendMsgZc::CODE))

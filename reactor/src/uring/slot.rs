@@ -9,6 +9,7 @@ use io_uring::cqueue;
 use rustix::io::Errno;
 
 use super::message::Message;
+use super::timed::Timed;
 
 /// The kernel is to say whether it has copied what it was to send from where it lies (`IORING_SEND_ZC_REPORT_USAGE`), and says
 /// so (`IORING_NOTIF_USAGE_ZC_COPIED`).
@@ -16,6 +17,8 @@ pub(super) const REPORT_USAGE: u16 = 1 << 3;
 pub(super) const COPIED: u32 = 1 << 31;
 /// What marks the second completion of such a send (`IORING_CQE_F_NOTIF`).
 pub(super) const NOTIF: u32 = 1 << 3;
+/// What a timer has in its name besides that of its operation. No ring has so many slots.
+pub(super) const TIMER: u64 = 1 << 31;
 
 /// What has become of a send.
 #[derive(Debug)]
@@ -54,6 +57,8 @@ pub(super) struct Slot {
     /// What it works on; open as long as the kernel works on it.
     pub(super) socket: Option<Arc<OwnedFd>>,
     pub(super) message: Option<Box<Message>>,
+    /// Of an operation that has its time.
+    pub(super) timed: Option<Box<Timed>>,
     /// Of a send with a buffer.
     pub(super) stage: Stage,
 }
@@ -76,6 +81,12 @@ pub(super) struct Raw {
 }
 
 impl Slot {
+    /// Of an operation on this socket that needs nothing else, before it has its number.
+    pub(super) fn new(socket: &Arc<OwnedFd>, owner: u64) -> Self {
+        let (socket, owner) = (Some(socket.clone()), Some(owner));
+        Self { generation: 0, owner, socket, message: None, timed: None, stage: Stage::Whole }
+    }
+
     /// A send with a buffer has ended. What was given away with it is copied: it is still being looked at. The connection is
     /// not held by that, so that it ends when it is closed, and the last look with it.
     pub(super) fn ended(&mut self, result: Result<usize, Errno>) -> Option<Sent> {
@@ -113,7 +124,7 @@ impl Raw {
     }
 }
 
-/// The position of the slot of this name.
+/// The position of the slot of this name, which may be that of a timer.
 pub(super) fn index(name: u64) -> usize {
-    name as u32 as usize
+    (name & !TIMER) as u32 as usize
 }

@@ -49,7 +49,7 @@ pub(super) fn next(ring: &mut Ring) -> Completion {
 
 /// Does something while calls for the ring fail. A filter may refuse them from one moment to the next; here the descriptor is
 /// exchanged for another one's.
-fn without_kernel(ring: &mut Ring, act: impl FnOnce(&mut Ring)) {
+pub(super) fn without_kernel(ring: &mut Ring, act: impl FnOnce(&mut Ring)) {
     let fd = ring.raw();
     let other = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     // SAFETY: the ring's descriptor, kept while another has its place.

@@ -12,6 +12,7 @@ mod ring;
 mod siege;
 mod tuned;
 mod turns;
+mod unanswered;
 mod zero_copy;
 
 pub(crate) use onesided::target;

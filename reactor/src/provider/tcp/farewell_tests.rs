@@ -16,7 +16,9 @@ fn connection() -> (Socket, TcpStream) {
     let options = SocketOptions::new().receive_buffer(200_000);
     let tuning = Tuning::of(&options, &Info::template("tcp", "tcp", "tcp")).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let socket = Socket::dial(([127, 0, 0, 1], 0).into(), listener.local_addr().unwrap(), &tuning).unwrap();
+    let to = listener.local_addr().unwrap();
+    let socket = Socket::open(([127, 0, 0, 1], 0).into(), to, &tuning).unwrap();
+    socket.connect(to).unwrap();
     let (peer, _) = listener.accept().unwrap();
     (socket, peer)
 }

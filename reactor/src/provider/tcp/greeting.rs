@@ -10,7 +10,9 @@ use fabric_core::tcp::{Broken, Control, ControlKind, Dialect, Mark, Order, PRIVA
 use fabric_core::{Address, Error, Scheme};
 use rustix::io::Errno;
 
+use super::dialing::{Dialing, Heard};
 use super::socket::{Received, Sent, Socket};
+use crate::uring::{Ended, Ticket};
 
 /// Bytes of the longest control message.
 const LONGEST: usize = 32 + PRIVATE_BYTES;
@@ -28,10 +30,11 @@ pub(crate) struct Caller {
 pub(crate) struct Callee {
     pub(crate) peer: usize,
     /// When it has waited for too long.
-    pub(crate) until: Instant,
+    until: Instant,
     socket: Socket,
+    /// Until it has been asked.
+    dialing: Option<Dialing>,
     asks: Asks,
-    has_asked: bool,
     bytes: Vec<u8>,
 }
 
@@ -50,6 +53,8 @@ pub(crate) enum Asks {
 #[derive(Debug)]
 pub(crate) enum Greeting {
     Later,
+    /// It has had its time.
+    Late,
     /// What the peer says to a question, in which order it writes, and what came behind it.
     Reply(Reply, Order, Vec<u8>),
     /// What it says to a program.
@@ -135,8 +140,19 @@ impl Caller {
 }
 
 impl Callee {
-    pub(crate) fn new(peer: usize, socket: Socket, asks: Asks, until: Instant) -> Self {
-        Self { peer, until, socket, asks, has_asked: false, bytes: Vec::new() }
+    pub(crate) fn new((peer, asks): (usize, Asks), socket: Socket, until: Instant, dialing: Dialing) -> Self {
+        Self { peer, until, socket, dialing: Some(dialing), asks, bytes: Vec::new() }
+    }
+
+    /// Whether there is no connection yet, as far as this side knows: nobody there has heard of it.
+    pub(crate) fn is_dialing(&self) -> bool {
+        self.dialing.is_some()
+    }
+
+    /// When this side is to end it: while the ring has it, it is the kernel that does.
+    pub(crate) fn ends(&self) -> Option<Instant> {
+        let is_in_ring = self.dialing.as_ref().is_some_and(Dialing::is_in_ring);
+        (!is_in_ring).then_some(self.until)
     }
 
     /// The dialect it is asked in.
@@ -153,27 +169,54 @@ impl Callee {
 
     /// Goes on after the socket was ready.
     pub(crate) fn go_on(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Greeting {
-        if !self.has_asked {
-            match self.socket.dialed() {
-                Ok(true) => {}
-                Ok(false) => return Greeting::Later,
-                Err(errno) => return Greeting::Failed(errno),
-            }
-            let said = match &self.asks {
-                Asks::Question(question) => {
-                    say(&self.socket, ControlKind::Request, None, &question.private())
-                }
-                Asks::Data(mark, private) => say(&self.socket, ControlKind::Request, Some(*mark), private),
-            };
-            if !said {
-                return Greeting::Gone;
-            }
-            self.has_asked = true;
-            return match self.socket.watch(wait, token, Interest::Read) {
-                Ok(()) => Greeting::Later,
-                Err(_) => Greeting::Gone,
-            };
+        match &self.dialing {
+            // What woke this side was meant for a socket that had its place before.
+            Some(dialing) if dialing.is_in_ring() => Greeting::Later,
+            Some(_) => self.ask(wait, token),
+            None => self.hear(),
         }
+    }
+
+    /// Goes on after the ring has said something of the attempt to connect; nothing if that was another one.
+    pub(crate) fn dialed(
+        &mut self,
+        what: (Ticket, Ended),
+        wait: &Arc<dyn WaitSet>,
+        token: u64,
+    ) -> Option<Greeting> {
+        let dialing = self.dialing.as_mut()?;
+        Some(match dialing.heard(&mut self.socket, what, (wait, token))? {
+            Heard::Done => self.ask(wait, token),
+            Heard::Failed(errno) => Greeting::Failed(errno),
+            Heard::Late => Greeting::Late,
+            Heard::GoesOn => Greeting::Later,
+            Heard::Lost => Greeting::Gone,
+        })
+    }
+
+    /// Asks, if there is a connection.
+    fn ask(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Greeting {
+        match self.socket.dialed() {
+            Ok(true) => {}
+            Ok(false) => {
+                let is_watched = self.socket.watch(wait, token, Interest::Write).is_ok();
+                return if is_watched { Greeting::Later } else { Greeting::Gone };
+            }
+            Err(errno) => return Greeting::Failed(errno),
+        }
+        self.dialing = None;
+        let said = match &self.asks {
+            Asks::Question(question) => say(&self.socket, ControlKind::Request, None, &question.private()),
+            Asks::Data(mark, private) => say(&self.socket, ControlKind::Request, Some(*mark), private),
+        };
+        if !said || self.socket.watch(wait, token, Interest::Read).is_err() {
+            return Greeting::Gone;
+        }
+        Greeting::Later
+    }
+
+    /// What the peer says, once all of that is there.
+    fn hear(&mut self) -> Greeting {
         let is_over = match read(&self.socket, &mut self.bytes) {
             Received::Nothing => return Greeting::Later,
             Received::Bytes(_) => false,

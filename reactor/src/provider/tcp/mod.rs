@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `endpoint` | an endpoint: where peers connect, its connections, its receive context |
+//! | `dialing` | attempts to connect, by the call or by the ring |
 //! | `greeting` | a connection before it is one |
 //! | `link` | a connection: bytes in, bytes out |
 //! | `io` | which way sockets are waited for, and the ring of a domain |
@@ -12,6 +13,7 @@
 //! | `farewell` | how a connection is closed without losing what was sent |
 
 mod congestion;
+mod dialing;
 mod endpoint;
 mod farewell;
 mod greeting;

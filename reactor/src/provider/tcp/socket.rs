@@ -155,8 +155,8 @@ impl Socket {
         &self.fd
     }
 
-    /// Begins to connect, from the address that peers know this side by.
-    pub(crate) fn dial(from: SocketAddr, to: SocketAddr, tuning: &Tuning) -> Result<Self, Errno> {
+    /// One that is to connect, from the address that peers know this side by.
+    pub(crate) fn open(from: SocketAddr, to: SocketAddr, tuning: &Tuning) -> Result<Self, Errno> {
         let socket = socket(to, SocketType::STREAM)?;
         tuning.apply(&socket, to)?;
         congestion::control(&socket, (from, to), tuning)?;
@@ -164,8 +164,13 @@ impl Socket {
         if from.is_ipv4() == to.is_ipv4() {
             rustix::net::bind(&socket, &SocketAddr::new(from.ip(), 0))?;
         }
-        match rustix::net::connect(&socket, &to) {
-            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Self::new(socket, tuning),
+        Self::new(socket, tuning)
+    }
+
+    /// Begins to connect, or goes on with what was begun.
+    pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
+        match rustix::net::connect(&self.fd, &to) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::ALREADY | Errno::ISCONN) => Ok(()),
             Err(errno) => Err(errno),
         }
     }

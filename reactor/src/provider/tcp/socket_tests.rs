@@ -24,7 +24,8 @@ fn tuning(options: SocketOptions, class: Option<TrafficClass>) -> Tuning {
 fn connection(at: &str, tuning: &Tuning) -> [Socket; 2] {
     let (listener, at) = Listener::open(at.parse().unwrap(), tuning).unwrap();
     let from = SocketAddr::new(at.ip(), 0);
-    let dialed = Socket::dial(from, at, tuning).unwrap();
+    let dialed = Socket::open(from, at, tuning).unwrap();
+    dialed.connect(at).unwrap();
     loop {
         if let Some((accepted, _)) = listener.accept(at, tuning).unwrap() {
             return [dialed, accepted];

@@ -3,13 +3,15 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use fabric_core::provider::{Host, Interest};
+use fabric_core::provider::Host;
 use fabric_core::tcp::{Dialect, Order, Question, Reply};
-use fabric_core::{Address, Error, Refusal, Result};
+use fabric_core::{Error, Refusal, Result};
 
+use super::super::dialing::{Dialing, Ways, unreachable};
 use super::super::greeting::{Asks, Callee, Greeting};
 use super::super::socket::Socket;
-use super::{Endpoint, PATIENCE, Stage, Token};
+use super::{Endpoint, PATIENCE, Role, Stage, Token};
+use crate::uring::{Ended, Ticket};
 
 /// The first pause after a refusal; it grows.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -30,23 +32,58 @@ impl Endpoint {
     pub(super) fn call(&mut self, at: usize, asks: Asks, patience: Duration) -> Result<()> {
         let peer = &mut self.peers[at];
         let mut socket =
-            Socket::dial(self.at, peer.at, &self.tuning).map_err(|errno| unreachable(&peer.name, errno))?;
+            Socket::open(self.at, peer.at, &self.tuning).map_err(|errno| unreachable(&peer.name, errno))?;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
-        socket.watch(&self.wait, token, Interest::Write)?;
         let now = Instant::now();
         let until = now.checked_add(patience).unwrap_or(now + FOR_EVER);
-        let asked = Callee::new(at, socket, asks, until);
+        let ways = Ways { wait: &self.wait, token, ring: self.ring.as_ref() };
+        let dialing = Dialing::begin(&mut socket, (&peer.name, peer.at), until, &ways)?;
+        let asked = Callee::new((at, asks), socket, until, dialing);
+        let is_ended_here = asked.ends().is_some();
         peer.link = Some(self.stages.insert(Stage::Asked(asked)));
-        self.set_clock();
+        if is_ended_here {
+            self.set_clock();
+        }
         Ok(())
     }
 
+    /// A socket that is connecting, or has asked, was ready.
     pub(super) fn asked_ready(&mut self, host: &mut dyn Host, at: usize) {
         let Some(Stage::Asked(asked)) = self.stages.get_mut(at) else { return };
-        let peer = asked.peer;
+        let greeting = asked.go_on(&self.wait, Token::Socket(at as u32).pack(self.id));
+        self.greeted(host, at, greeting);
+    }
+
+    /// The ring says what has become of an attempt to connect.
+    pub(super) fn dialed(&mut self, host: &mut dyn Host, at: usize, what: (Ticket, Ended)) {
+        let Some(Stage::Asked(asked)) = self.stages.get_mut(at) else { return };
         let token = Token::Socket(at as u32).pack(self.id);
-        match asked.go_on(&self.wait, token) {
+        let Some(greeting) = asked.dialed(what, &self.wait, token) else { return };
+        if matches!(greeting, Greeting::Later) {
+            // What is left of the time is for the answer.
+            self.set_clock();
+        }
+        self.greeted(host, at, greeting);
+    }
+
+    /// Something has come of asking a peer.
+    pub(super) fn greeted(&mut self, host: &mut dyn Host, at: usize, greeting: Greeting) {
+        if matches!(self.role, Role::Single(_)) {
+            self.answered(host, at, greeting);
+        } else {
+            self.replied(host, at, greeting);
+        }
+    }
+
+    fn replied(&mut self, host: &mut dyn Host, at: usize, greeting: Greeting) {
+        let Some(Stage::Asked(asked)) = self.stages.get(at) else { return };
+        let peer = asked.peer;
+        match greeting {
             Greeting::Later => {}
+            Greeting::Late => {
+                let error = Error::NoSuchPeer(self.peers[peer].name.clone());
+                self.asked_over(host, at, &error);
+            }
             Greeting::Failed(errno) => {
                 let error = unreachable(&self.peers[peer].name, errno);
                 self.asked_over(host, at, &error);
@@ -96,6 +133,17 @@ impl Endpoint {
         self.forget(asked.peer);
     }
 
+    /// Nobody needs a connection any more that a peer has not heard of.
+    pub(super) fn hang_up(&mut self, peer: usize) {
+        if let Some(at) = self.peers[peer].link
+            && let Some(Stage::Asked(asked)) = self.stages.get(at)
+            && asked.is_dialing()
+        {
+            self.stages.remove(at);
+            self.peers[peer].link = None;
+        }
+    }
+
     /// A peer speaks the other dialect, and is asked again in that; after a while if it has said so of the first one before.
     fn turn(&mut self, host: &mut dyn Host, at: usize, dialect: Dialect) {
         let peer = &mut self.peers[at];
@@ -129,14 +177,5 @@ impl Endpoint {
         let jitter = RandomState::new().hash_one(at) % 1000;
         peer.again = Some((now + pause + Duration::from_micros(jitter), pause));
         self.set_clock();
-    }
-}
-
-/// Why there is no connection.
-pub(super) fn unreachable(peer: &Address, errno: rustix::io::Errno) -> Error {
-    match errno {
-        // It was there, or its name was, and nobody took the call any more.
-        rustix::io::Errno::CONNREFUSED | rustix::io::Errno::CONNRESET => Error::NoSuchPeer(peer.clone()),
-        errno => Error::os("connect", errno.raw_os_error()),
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use fabric_core::Error;
 use fabric_core::provider::Host;
 
-use super::{Endpoint, PATIENCE, Peer, Role, Stage};
+use super::super::greeting::Greeting;
+use super::{Endpoint, PATIENCE, Peer, Stage};
 
 impl Endpoint {
     /// Wakes when something is due.
@@ -33,11 +33,7 @@ impl Endpoint {
         let late: Vec<_> = self.stages.iter().filter(|(_, stage)| is_late(stage)).map(|(at, _)| at).collect();
         for at in late {
             match self.stages.get(at) {
-                Some(Stage::Asked(_)) if matches!(self.role, Role::Single(_)) => self.not_answered(host, at),
-                Some(Stage::Asked(asked)) => {
-                    let error = Error::NoSuchPeer(self.peers[asked.peer].name.clone());
-                    self.asked_over(host, at, &error);
-                }
+                Some(Stage::Asked(_)) => self.greeted(host, at, Greeting::Late),
                 Some(Stage::Caller(caller)) => {
                     let error = caller.strange("it has not said who it is");
                     self.caller_over(host, at, error);
@@ -65,11 +61,11 @@ impl Endpoint {
 }
 
 impl Stage {
-    /// When it has had its time.
+    /// When it has had its time, and is to be ended from here.
     fn until(&self) -> Option<Instant> {
         match self {
             Self::Caller(caller) => Some(caller.until),
-            Self::Asked(asked) => Some(asked.until),
+            Self::Asked(asked) => asked.ends(),
             Self::Up(_) => None,
         }
     }

@@ -322,18 +322,20 @@ impl Endpoint {
                 self.heat(at);
                 self.progress(host);
             }
-            Some(Stage::Asked(_)) if matches!(self.role, Role::Single(_)) => self.answered(host, at),
             Some(Stage::Asked(_)) => self.asked_ready(host, at),
             Some(Stage::Caller(_)) => self.caller_ready(host, at),
             None => {}
         }
     }
 
-    /// Something has come of what a connection has in the ring.
+    /// Something has come of what a connection, or an attempt, has in the ring.
     pub(crate) fn completed(&mut self, at: usize, completion: Completion, host: &mut dyn Host) {
         if let What::Released(Released { way: Some(way), .. }) = &completion.what {
             self.zero_copy += u64::from(*way == Way::ZeroCopy);
             self.copied_anyway += u64::from(*way == Way::Copied);
+        }
+        if let What::Timed(ended) = completion.what {
+            return self.dialed(host, at, (completion.ticket, ended));
         }
         let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return };
         let peer = &mut self.peers[link.peer];

@@ -78,6 +78,7 @@ impl Endpoint {
             self.peers[at].addr = None;
             let stale = Error::StaleAddress(addr);
             self.fail_sends(host, at, &stale);
+            self.hang_up(at);
             for (_, stage) in &mut self.stages {
                 if let Stage::Up(link) = stage
                     && link.peer == at

@@ -12,9 +12,9 @@ use fabric_core::tcp::{Agreed, Dialect, Mark, Order, Takes};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result, Scheme};
 
+use super::super::dialing::unreachable;
 use super::super::greeting::{Answer, Asks, Greeting};
 use super::super::socket::Socket;
-use super::asking::unreachable;
 use super::passive::Called;
 use super::{Endpoint, Peer, Role, Stage};
 use crate::provider::net::Tuning;
@@ -118,12 +118,12 @@ impl Endpoint {
     }
 
     /// Something has come of the attempt to connect.
-    pub(super) fn answered(&mut self, host: &mut dyn Host, at: usize) {
-        let token = super::Token::Socket(at as u32).pack(self.id);
-        let Some(Stage::Asked(asked)) = self.stages.get_mut(at) else { return };
+    pub(super) fn answered(&mut self, host: &mut dyn Host, at: usize, greeting: Greeting) {
+        let Some(Stage::Asked(asked)) = self.stages.get(at) else { return };
         let name = &self.peers[asked.peer].name;
-        let error = match asked.go_on(&self.wait, token) {
+        let error = match greeting {
             Greeting::Later => return,
+            Greeting::Late => Error::TimedOut(name.clone()),
             Greeting::Failed(errno) => unreachable(name, errno),
             Greeting::Broken(what) => Error::Protocol { peer: name.clone(), what: what.into() },
             Greeting::Gone => Error::PeerGone(name.clone()),
@@ -141,13 +141,6 @@ impl Endpoint {
                 }
             }
         };
-        self.not_joined(host, at, error);
-    }
-
-    /// Nobody has answered in time.
-    pub(super) fn not_answered(&mut self, host: &mut dyn Host, at: usize) {
-        let Some(Stage::Asked(asked)) = self.stages.get(at) else { return };
-        let error = Error::TimedOut(self.peers[asked.peer].name.clone());
         self.not_joined(host, at, error);
     }
 

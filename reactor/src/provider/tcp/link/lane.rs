@@ -218,8 +218,11 @@ impl Link {
             What::Released(released) => self.released(ticket, released.way),
             _ if ![Receiving::Yes(ticket), Receiving::Stopping(ticket)].contains(&lane.receiving) => {}
             What::Bytes(lease) => lane.arrived.push_back(if is_held { lease.detached() } else { lease }),
-            // The socket says it again to who asks.
-            What::End | What::Sent(_) | What::Failed(Errno::CANCELED | Errno::NOBUFS | Errno::INTR) => {}
+            // The socket says it again to who asks; and what has its time is no connection yet.
+            What::End
+            | What::Sent(_)
+            | What::Timed(_)
+            | What::Failed(Errno::CANCELED | Errno::NOBUFS | Errno::INTR) => {}
             What::Failed(_) => lane.is_broken = true,
         }
         if let Some(lane) = &mut self.lane
