@@ -19,10 +19,10 @@ use super::fetch::Reach;
 use super::handshake::{self, READS_PER_LOOK, Read, Said, Word};
 use super::loans::{Adopted, Foreign};
 use super::record::{
-    ALIGNED, BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE,
-    from_total_word,
+    BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE, from_total_word,
+    plain_payload,
 };
-use super::ring::{Broken, Consumer, Glance, HEADER, LINE, Record};
+use super::ring::{Broken, Consumer, Glance, Record};
 use super::segment::{Payload, Segment};
 use super::socket::Socket;
 
@@ -129,18 +129,27 @@ impl Incoming {
     #[inline(always)] // on the way of a small message
     pub(crate) fn pump(&mut self, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
         self.held = false;
+        let mut bytes = 0;
         for taken in 0..RECORDS_PER_PASS {
             match self.ring.glance(WHOLE) {
                 Glance::Nothing => return Ok(taken > 0),
-                Glance::Line { start, len } if self.landing.is_none() => {
-                    let payload = self.ring.memory().payload(start, len);
+                Glance::Plain { start, len, lines } if self.landing.is_none() => {
+                    if lines > 1 {
+                        self.ring.memory().expect(start, len);
+                    }
+                    let at = plain_payload(len);
+                    let payload = self.ring.memory().payload(start + at, len - at);
                     let payload = payload.ok_or(Broken("a payload out of bounds"))?;
                     if !rx.deliver_plain(host, self.key, self.source, &payload) {
                         self.held = true;
                         return Ok(taken > 0);
                     }
-                    if self.ring.consume_line() {
+                    if self.ring.consume_lines(u64::from(lines)) {
                         self.ring_peer();
+                    }
+                    bytes += len;
+                    if bytes > BYTES_PER_PASS {
+                        break;
                     }
                 }
                 _ => return self.pump_all(rx, host).map(|moved| moved || taken > 0),
@@ -209,12 +218,6 @@ impl Incoming {
     fn take(&mut self, record: Record, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
         if self.landing.is_some() {
             return self.take_other(record, rx, host);
-        }
-        if record.header.is_plain(WHOLE, LINE + ALIGNED) {
-            let len = record.header.len as usize - HEADER;
-            let payload = self.ring.memory().payload(record.start + HEADER, len);
-            let payload = payload.ok_or(Broken("a payload out of bounds"))?;
-            return Ok(rx.deliver_plain(host, self.key, self.source, &payload));
         }
         if record.header.kind != WHOLE {
             return self.take_other(record, rx, host);

@@ -84,6 +84,12 @@ pub(crate) struct Layout {
 /// Payloads from this size on start on a line of their own, so that copying is aligned.
 pub(crate) const ALIGNED: usize = 512;
 
+/// Where the payload lies in a record that has nothing else, of this many bytes.
+#[inline]
+pub(crate) fn plain_payload(len: usize) -> usize {
+    if len >= super::ring::LINE + ALIGNED { super::ring::LINE } else { HEADER }
+}
+
 impl Layout {
     /// The layout of a record with these flags; `long` when its payload is.
     fn of(kind: u8, flags: u8, long: bool) -> Self {
@@ -126,6 +132,9 @@ mod tests {
                     let written = Layout::for_payload(kind, flags, payload);
                     let read = Layout::for_record(kind, flags, written.payload + payload);
                     assert_eq!(read, Some(written), "kind {kind}, flags {flags}, payload {payload}");
+                    if (kind, flags) == (WHOLE, 0) {
+                        assert_eq!(plain_payload(written.payload + payload), written.payload);
+                    }
                 }
             }
         }

@@ -107,12 +107,6 @@ const LAP_SHIFT: u32 = 40;
 const LEN_MASK: u64 = ((1 << LAP_SHIFT) - 1) & !((1 << LEN_SHIFT) - 1);
 
 impl Header {
-    /// A message without anything but its bytes, right behind the header.
-    #[inline]
-    pub(crate) fn is_plain(self, kind: u8, below: usize) -> bool {
-        self.kind == kind && self.flags == 0 && (self.len as usize) < below
-    }
-
     fn pack(self, lap: u64) -> u64 {
         u64::from(self.kind)
             | u64::from(self.flags) << 8
@@ -148,9 +142,10 @@ pub(crate) struct Producer<M> {
     shape: Shape,
     position: u64,
     returned: u64,
-    /// Lines that hold payload, a bit each, and how many they are.
+    /// Lines that hold payload, a bit each.
     littered: Box<[u64]>,
-    litter: usize,
+    /// Behind this position there are none: a lap later they were all written over, or zeroed.
+    clean_from: u64,
 }
 
 impl<M: Memory> Producer<M> {
@@ -158,7 +153,7 @@ impl<M: Memory> Producer<M> {
     pub(crate) fn new(memory: M) -> Self {
         let shape = Shape::new(memory.lines());
         let littered = vec![0; memory.lines().div_ceil(64)].into();
-        Self { memory, shape, position: 0, returned: 0, littered, litter: 0 }
+        Self { memory, shape, position: 0, returned: 0, littered, clean_from: 0 }
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -283,7 +278,7 @@ impl<M: Memory> Producer<M> {
     #[inline(always)] // on the way of a small message
     fn publish(&mut self, header: Header, lines: usize) {
         let here = self.shape.index(self.position);
-        if lines > 1 || self.litter > 0 {
+        if lines > 1 || self.position < self.clean_from {
             self.litter(header, here, lines);
         }
         // SYNC: pairs with the acquire in `Consumer::peek`.
@@ -291,30 +286,25 @@ impl<M: Memory> Producer<M> {
         self.position += lines as u64;
     }
 
-    /// Remembers which lines hold payload, and keeps the next one from being taken for a record.
+    /// Remembers which lines hold payload, and keeps the next one from being taken for a record. The line of the header is
+    /// none of them: it was the next one before.
+    #[inline]
     fn litter(&mut self, header: Header, here: usize, lines: usize) {
-        let next = self.shape.index((here + lines) as u64);
+        debug_assert!(self.littered[here / 64] & 1 << (here % 64) == 0, "a header where payload was");
+        let end = here + lines;
         if header.kind != PAD {
-            for line in here + 1..here + lines {
-                let (word, bit) = (line / 64, 1 << (line % 64));
-                self.litter += usize::from(self.littered[word] & bit == 0);
-                self.littered[word] |= bit;
-            }
+            (here + 1..end).for_each(|line| self.littered[line / 64] |= 1 << (line % 64));
         }
-        self.sweep(here);
-        if self.sweep(next) {
+        if lines > 1 {
+            self.clean_from = self.position + self.shape.lines + lines as u64;
+        }
+        let next = self.shape.index(end as u64);
+        let (word, bit) = (&mut self.littered[next / 64], 1 << (next % 64));
+        if *word & bit != 0 {
+            *word &= !bit;
             // Invariant 2; ordered before the publication by its release.
             self.memory.header(next).store(0, Ordering::Relaxed);
         }
-    }
-
-    /// A line holds no payload any more; true when it did.
-    fn sweep(&mut self, line: usize) -> bool {
-        let (word, bit) = (line / 64, 1 << (line % 64));
-        let littered = self.littered[word] & bit != 0;
-        self.littered[word] &= !bit;
-        self.litter -= usize::from(littered);
-        littered
     }
 }
 
@@ -356,8 +346,8 @@ pub(crate) struct Record {
 pub(crate) enum Glance {
     /// Nothing new.
     Nothing,
-    /// A record of the kind in question, of one line and without flags: where its bytes are behind the header.
-    Line { start: usize, len: usize },
+    /// A record of the kind in question, without flags: where it begins, and its length, with the header.
+    Plain { start: usize, len: usize, lines: u32 },
     /// Something else: [`Consumer::peek`] says what.
     Other,
 }
@@ -392,10 +382,13 @@ impl<M: Memory> Consumer<M> {
         let (lap, len) = (self.shape.lap(self.position), (word & LEN_MASK) >> LEN_SHIFT);
         if word >> LAP_SHIFT != lap {
             Glance::Nothing
-        } else if word & !LEN_MASK == lap << LAP_SHIFT | u64::from(kind)
-            && len.wrapping_sub(HEADER as u64) <= (LINE - HEADER) as u64
-        {
-            Glance::Line { start: index * LINE + HEADER, len: len as usize - HEADER }
+        } else if word & !LEN_MASK == lap << LAP_SHIFT | u64::from(kind) && len >= HEADER as u64 {
+            let (len, lines) = (len as usize, Shape::lines_for(len as usize));
+            if lines > 1 && (lines > self.shape.longest_lines() || index + lines > self.shape.lines as usize)
+            {
+                return Glance::Other;
+            }
+            Glance::Plain { start: index * LINE, len, lines: lines as u32 }
         } else {
             Glance::Other
         }
@@ -432,14 +425,9 @@ impl<M: Memory> Consumer<M> {
         self.consume_lines(u64::from(record.lines))
     }
 
-    /// Done with a line that [`glance`](Self::glance) has shown. As [`consume`](Self::consume).
+    /// Done with so many lines of a record that [`glance`](Self::glance) has shown. As [`consume`](Self::consume).
     #[inline]
-    pub(crate) fn consume_line(&mut self) -> bool {
-        self.consume_lines(1)
-    }
-
-    #[inline]
-    fn consume_lines(&mut self, lines: u64) -> bool {
+    pub(crate) fn consume_lines(&mut self, lines: u64) -> bool {
         self.advance(lines);
         // A producer is told in batches; an eighth of the ring may be outstanding without starving it, because no
         // record takes more than an eighth.
