@@ -80,9 +80,10 @@
 //! * A message of more than 16 KiB stays in its sender's buffer until the peer reads it from there. Its send ends when the
 //!   peer says that it has all of it, so it waits for the peer's progress; this side reads ahead, into the endpoint's
 //!   budget, and a libfabric peer only once a receive is there.
-//! * `FI_DELIVERY_COMPLETE` is refused, by the send: nothing in this dialect asks for it. So are atomic operations.
-//! * Infos of this protocol offer messages and nothing else. What the peer asks of registered memory is done all the same; what it
-//!   must not do ends the connection.
+//! * `FI_DELIVERY_COMPLETE` of messages is refused, by the send: nothing in this dialect asks for it.
+//! * Reads and writes are those of the native dialect, with everything that is said of them [below](#memory-of-other-machines), in both directions. A
+//!   libfabric peer that speaks RXM takes a while to look after a connection that has ended: what it posts before that
+//!   fails there with `FI_ENOTCONN`.
 //! * A message nobody has asked for, and for which the budget has no room, holds up the messages behind it and nothing
 //!   else: up to 8 MiB more are kept for each connection, so that the answers behind them are heard.
 //!

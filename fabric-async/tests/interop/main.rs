@@ -1,5 +1,5 @@
-//! libfabric itself is the peer: its provider that speaks the native wire, driven by a small program of ours
-//! (`interop/peer.c`), which is built here. Skips, and says so, where it cannot be built.
+//! libfabric itself is the peer: its providers that speak the native wire, or RXM, driven by a small program of
+//! ours (`interop/peer.c`), which is built here. Skips, and says so, where it cannot be built.
 //!
 //! | module | subject |
 //! |---|---|
@@ -7,6 +7,7 @@
 //! | `memory` | reads and writes, both ways |
 //! | `messages` | data, acknowledgements, truncation |
 //! | `connected` | connected endpoints: requests, answers, refusals, memory, the end |
+//! | `rxm` | programs that speak RXM: the same, and atomic operations |
 //! | `sharing` | connected endpoints that share a receive context |
 //! | `connections` | peers that are killed and come back, and that dial at once |
 
@@ -15,13 +16,14 @@ mod connections;
 mod memory;
 mod messages;
 mod program;
+mod rxm;
 mod sharing;
 
 use std::future::Future;
 use std::time::Duration;
 
 use fabric_async::{
-    AddressVector, Caps, CompletionQueue, CqBind, Domain, Endpoint, Fabric, FiAddr, Hints, Progress,
+    AddressVector, Caps, CompletionQueue, CqBind, Domain, Endpoint, EpType, Fabric, FiAddr, Hints, Progress,
     SocketIo, discover,
 };
 use tokio::task::JoinHandle;
@@ -42,10 +44,11 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    async fn open(progress: Progress, io: SocketIo) -> fabric_async::Result<Self> {
+    /// An endpoint of this provider, which is `tcp`, or the chain that begins in RXM.
+    async fn open(provider: &str, progress: Progress, io: SocketIo) -> fabric_async::Result<Self> {
         let caps = Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC | Caps::SOURCE | Caps::RMA_EVENT;
-        let info =
-            discover(&Hints::new().provider("tcp").caps(caps).progress(progress)).await?.swap_remove(0);
+        let hints = Hints::new().provider(provider).ep_type(EpType::Rdm).caps(caps).progress(progress);
+        let info = discover(&hints).await?.swap_remove(0);
         let fabric = Fabric::open(&info)?;
         let domain = fabric.domain_builder(&info).socket_io(io).open()?;
         let (cq, av) = (domain.completion_queue(256)?, domain.welcoming_address_vector()?);
@@ -75,11 +78,29 @@ impl Drop for Side {
 
 /// Plays with a program in every way that our side can be opened.
 pub(crate) fn play<F: Future<Output = ()>>(game: impl Fn(Side, Program) -> F) {
+    play_with(|| Program::start(0), |_| "tcp", game);
+}
+
+/// The same with programs that speak RXM, over every provider that they have for it. Our side finds that out when it asks, or
+/// knows it.
+pub(crate) fn play_in_rxm<F: Future<Output = ()>>(is_atomic: bool, game: impl Fn(Side, Program) -> F) {
+    for provider in ["tcp;ofi_rxm", "net;ofi_rxm"] {
+        let start = || Program::start_in_rxm(provider, is_atomic);
+        let ours = |progress| if progress == Progress::Auto { "tcp;ofi_rxm" } else { "tcp" };
+        play_with(start, ours, &game);
+    }
+}
+
+fn play_with<F: Future<Output = ()>>(
+    start: impl Fn() -> Option<Program>,
+    ours: impl Fn(Progress) -> &'static str,
+    game: impl Fn(Side, Program) -> F,
+) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     for progress in [Progress::Manual, Progress::Auto] {
         for io in [SocketIo::Epoll, SocketIo::IoUring] {
-            let Some(program) = Program::start(0) else { return };
-            let side = match runtime.block_on(Side::open(progress, io)) {
+            let Some(program) = start() else { return };
+            let side = match runtime.block_on(Side::open(ours(progress), progress, io)) {
                 Ok(side) => side,
                 Err(error) if io == SocketIo::IoUring => {
                     eprintln!("skipped {io:?}: {error}");

@@ -5,7 +5,7 @@
 //! request in RXM for one of their own.
 
 use super::rxm::{Acceptance, Rejection, Request};
-use super::{Broken, Control, ControlKind, Hello, Takes};
+use super::{Broken, Control, ControlKind, Hello, Mark, Takes};
 
 /// What is spoken over a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub enum Agreed {
     },
     /// Messages are packets, which quote numbers.
     Rxm {
+        /// What the peer takes beyond what RXM has.
+        takes: Takes,
         /// What the peer quotes.
         ours: u32,
         /// What the peer wants to be quoted.
@@ -114,17 +116,28 @@ impl Question {
         hello.map(Self::Native).ok_or(Broken("a request of another kind of endpoint"))
     }
 
-    /// The private data of the acceptance, of an endpoint that is this instance and wants packets to quote this, and what is
-    /// agreed on with it.
+    /// What an endpoint that says this of itself marks its side of a connection with that was asked for by this question. What
+    /// is said in the native dialect says it already.
     #[must_use]
-    pub fn accept(&self, instance: u32, connection: u32) -> (Vec<u8>, Agreed) {
+    pub fn mark(&self, own: Mark) -> Option<Mark> {
+        match self {
+            Self::Native(_) => None,
+            Self::Rxm(_) => Some(own),
+        }
+    }
+
+    /// The private data of the acceptance, of an endpoint that is this instance and wants packets to quote this, and what is
+    /// agreed on with it, where the question was marked with that.
+    #[must_use]
+    pub fn accept(&self, instance: u32, connection: u32, mark: Option<Mark>) -> (Vec<u8>, Agreed) {
         match self {
             Self::Native(hello) => {
                 let agreed = Agreed::Native { takes: Takes::of_many(hello.is_kin()) };
                 (hello.accepted_by(instance).encode().to_vec(), agreed)
             }
             Self::Rxm(request) => {
-                let agreed = Agreed::Rxm { ours: connection, theirs: request.connection };
+                let takes = Takes::of_many(mark.is_some());
+                let agreed = Agreed::Rxm { takes, ours: connection, theirs: request.connection };
                 (Acceptance { instance, connection }.encode().to_vec(), agreed)
             }
         }
@@ -163,7 +176,8 @@ impl Question {
             }
             (ControlKind::Accept, Self::Rxm(request)) => match Acceptance::decode(said) {
                 Some(Acceptance { instance, connection }) => {
-                    let agreed = Agreed::Rxm { ours: request.connection, theirs: connection };
+                    let takes = Takes::of_many(control.mark.is_some());
+                    let agreed = Agreed::Rxm { takes, ours: request.connection, theirs: connection };
                     Ok(Reply::Accepted(agreed, Some(instance)))
                 }
                 // It takes what it was asked for a question of its own dialect.

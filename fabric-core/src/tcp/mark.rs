@@ -1,8 +1,8 @@
 //! What the peer of a connection is known to take, beyond what every one does.
 //!
 //! Endpoints that connect on demand say that they are of this library in what they ask each other with
-//! ([`Hello`](super::Hello)). What connected ones ask with is the program's, so they say it in the control message itself, in bytes
-//! that libfabric writes as 0 and does not look at.
+//! ([`Hello`](super::Hello)). What connected ones ask with is the program's, and what is asked in RXM has no room for it, so they say it
+//! in the control message itself, in bytes that libfabric writes as 0 and does not look at.
 
 use crate::atomic::AtomicSpec;
 use crate::flags::Caps;

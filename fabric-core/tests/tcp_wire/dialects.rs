@@ -1,9 +1,10 @@
 //! Which of the two dialects is spoken: questions and answers.
 
+use fabric_core::flags::Caps;
 use fabric_core::tcp::rxm::{Acceptance, Rejection, Request};
 use fabric_core::tcp::{
-    Agreed, Broken, Control, ControlKind, Dialect, Hello, Order, Question, Reply, Rivals, Takes, Verdict,
-    arbitrate,
+    Agreed, Broken, Control, ControlKind, Dialect, Hello, Mark, Order, Question, Reply, Rivals, Takes,
+    Verdict, arbitrate,
 };
 
 use crate::hex;
@@ -76,17 +77,24 @@ fn each_dialect_is_answered_in_itself() {
     for question in [native, rxm] {
         assert_eq!(Question::read(&question.private()), Ok(question));
         assert_eq!((question.port(), question.instance()), (9, 7));
-        let (private, there) = question.accept(8, 4);
-        let reply = question.answered(&said(ControlKind::Accept, &private));
-        let here = match there {
-            Agreed::Native { takes } => Agreed::Native { takes },
-            Agreed::Rxm { ours, theirs } => Agreed::Rxm { ours: theirs, theirs: ours },
-        };
-        assert_eq!(reply, Ok(Reply::Accepted(here, Some(8))));
+        for own in [None, Some(Mark::of(Caps::MSG))] {
+            let mark = own.and_then(|own| question.mark(own));
+            let (private, there) = question.accept(8, 4, mark);
+            let reply = question.answered(&said(ControlKind::Accept, &private).marked(mark));
+            let here = match there {
+                Agreed::Native { takes } => Agreed::Native { takes },
+                Agreed::Rxm { takes, ours, theirs } => {
+                    assert_eq!(takes.is_kin(), own.is_some(), "who marks what it says is kin");
+                    Agreed::Rxm { takes, ours: theirs, theirs: ours }
+                }
+            };
+            assert_eq!(reply, Ok(Reply::Accepted(here, Some(8))));
+        }
         let reply = question.answered(&said(ControlKind::Refuse, &question.refuse()));
         assert_eq!(reply, Ok(Reply::Rival));
     }
-    assert_eq!(rxm.accept(8, 4).1, Agreed::Rxm { ours: 4, theirs: 3 });
+    let takes = Takes::of_many(false);
+    assert_eq!(rxm.accept(8, 4, None).1, Agreed::Rxm { takes, ours: 4, theirs: 3 });
 }
 
 #[test]

@@ -38,13 +38,21 @@ pub(crate) struct Callee {
     bytes: Vec<u8>,
 }
 
-/// In which order somebody writes who asks, with what, and what came behind it.
-pub(crate) type Asking = (Order, Question, Vec<u8>);
+/// What somebody asks an endpoint that connects on demand.
+pub(crate) struct Asking {
+    /// In which order it writes.
+    pub(crate) order: Order,
+    pub(crate) question: Question,
+    /// What it says of itself beside that.
+    pub(crate) mark: Option<Mark>,
+    /// What came behind it.
+    pub(crate) rest: Vec<u8>,
+}
 
 /// What a peer is asked with.
 pub(crate) enum Asks {
-    /// By an endpoint that connects on demand.
-    Question(Question),
+    /// By an endpoint that connects on demand, and what that says of itself beside it.
+    Question(Question, Mark),
     /// By one that has no other peer: what it says of itself, and what the program says.
     Data(Mark, Vec<u8>),
 }
@@ -101,9 +109,9 @@ impl Caller {
     pub(crate) fn go_on(&mut self) -> Result<Option<Asking>, Option<Error>> {
         let Some((control, rest)) = self.request()? else { return Ok(None) };
         match Question::read(control.private()) {
-            Ok(question) => Ok(Some((control.order, question, rest))),
+            Ok(question) => Ok(Some(Asking { order: control.order, question, mark: control.mark, rest })),
             Err(Broken(what)) => {
-                self.say(ControlKind::Refuse, &Question::refuse_unread(control.private()));
+                self.say(ControlKind::Refuse, None, &Question::refuse_unread(control.private()));
                 Err(self.strange(what))
             }
         }
@@ -134,8 +142,8 @@ impl Caller {
     }
 
     /// Answers; false when the peer does not hear it.
-    pub(crate) fn say(&self, kind: ControlKind, private: &[u8]) -> bool {
-        say(&self.socket, kind, None, private)
+    pub(crate) fn say(&self, kind: ControlKind, mark: Option<Mark>, private: &[u8]) -> bool {
+        say(&self.socket, kind, mark, private)
     }
 }
 
@@ -158,7 +166,7 @@ impl Callee {
     /// The dialect it is asked in.
     pub(crate) fn dialect(&self) -> Dialect {
         match &self.asks {
-            Asks::Question(question) => question.dialect(),
+            Asks::Question(question, _) => question.dialect(),
             Asks::Data(..) => Dialect::Native,
         }
     }
@@ -206,7 +214,9 @@ impl Callee {
         }
         self.dialing = None;
         let said = match &self.asks {
-            Asks::Question(question) => say(&self.socket, ControlKind::Request, None, &question.private()),
+            Asks::Question(question, mark) => {
+                say(&self.socket, ControlKind::Request, question.mark(*mark), &question.private())
+            }
             Asks::Data(mark, private) => say(&self.socket, ControlKind::Request, Some(*mark), private),
         };
         if !said || self.socket.watch(wait, token, Interest::Read).is_err() {
@@ -229,7 +239,7 @@ impl Callee {
             Err(broken) => return Greeting::Broken(broken.0),
         };
         let question = match &self.asks {
-            Asks::Question(question) => question,
+            Asks::Question(question, _) => question,
             Asks::Data(..) => return self.answer(&control, len),
         };
         match question.answered(&control) {

@@ -93,10 +93,10 @@ impl Link {
         let (mut inbox, mut outbox) = (Inbox::new(order), Outbox::new(order));
         let takes = match agreed {
             Agreed::Native { takes } => takes,
-            Agreed::Rxm { ours, theirs } => {
+            Agreed::Rxm { takes, ours, theirs } => {
                 inbox = Inbox::of_rxm(order, Incoming::new(ours));
                 outbox = Outbox::of_rxm(order, Outgoing::new(theirs));
-                Takes::of_many(false)
+                takes
             }
         };
         if takes.is_kin() {

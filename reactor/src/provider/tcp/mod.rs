@@ -115,8 +115,6 @@ fn offer() -> Info {
 /// The same, of endpoints that ask for connections in RXM. Whoever asks them is answered in its own dialect.
 fn layered(mut info: Info) -> Info {
     info.ep.protocol = Some(Protocol::Rxm);
-    // What goes wrong there ends the connection in this dialect, and atomic operations have a form of their own in it.
-    info.caps.remove(Caps::RMA | Caps::ATOMIC | Caps::RMA_DIRECTIONS | Caps::RMA_EVENT);
     // Nothing asks for it there.
     info.tx.op_flags.remove(OpFlags::DELIVERY_COMPLETE);
     // The version that libfabric gives it.

@@ -9,7 +9,7 @@ use fabric_core::provider::Host;
 use fabric_core::tcp::{ControlKind, Order, Rivals, Verdict, arbitrate};
 
 use super::super::farewell;
-use super::super::greeting::Caller;
+use super::super::greeting::{Asking, Caller};
 use super::{Endpoint, PATIENCE, Role, Stage, Token};
 
 /// Connections an endpoint accepts in one go.
@@ -90,7 +90,7 @@ impl Endpoint {
             return self.caller_asks(host, at);
         }
         let Some(Stage::Caller(caller)) = self.stages.get_mut(at) else { return };
-        let (order, question, rest) = match caller.go_on() {
+        let Asking { order, question, mark, rest } = match caller.go_on() {
             Ok(None) => return,
             Ok(Some(asked)) => asked,
             Err(error) => return self.caller_over(host, at, error),
@@ -106,7 +106,7 @@ impl Endpoint {
         };
         let verdict = arbitrate(self.at, theirs, &question, rivals);
         if verdict == Verdict::Refuse {
-            caller.say(ControlKind::Refuse, &question.refuse());
+            caller.say(ControlKind::Refuse, None, &question.refuse());
             return farewell::close(caller.into_socket(), &[]);
         }
         if verdict == Verdict::Replace
@@ -121,8 +121,10 @@ impl Endpoint {
             }
         }
         self.next_connection = self.next_connection.wrapping_add(1);
-        let (accepted, agreed) = question.accept(self.instance, self.next_connection);
-        if !caller.say(ControlKind::Accept, &accepted) {
+        let (accepted, agreed) = question.accept(self.instance, self.next_connection, mark);
+        // A libfabric peer is answered as by its own kind.
+        let own = question.mark(self.mark).filter(|_| mark.is_some());
+        if !caller.say(ControlKind::Accept, own, &accepted) {
             return self.called_in_vain(host, theirs);
         }
         let spoken = (agreed, Order::NATIVE.with(order));

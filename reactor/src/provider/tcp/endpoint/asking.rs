@@ -25,7 +25,7 @@ impl Endpoint {
         peer.again = None;
         self.next_connection = self.next_connection.wrapping_add(1);
         let question = Question::new(peer.dialect, self.at.port(), self.instance, self.next_connection);
-        self.call(at, Asks::Question(question), PATIENCE)
+        self.call(at, Asks::Question(question, self.mark), PATIENCE)
     }
 
     /// Begins to connect with a peer, and asks it with this.

@@ -29,7 +29,7 @@ use fabric_core::flags::Caps;
 use fabric_core::provider::{EpId, Host, WaitSet};
 use fabric_core::rx::{ReceiveSide, Receiving};
 use fabric_core::stats::ProviderStats;
-use fabric_core::tcp::Dialect;
+use fabric_core::tcp::{Dialect, Mark};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 use slab::Slab;
 
@@ -158,6 +158,8 @@ pub(crate) struct Endpoint {
     /// Peers may reach memory of its domain, and it wants to hear of everything that they do there.
     is_target: bool,
     heeds: bool,
+    /// What it says of itself where the dialect does not say it.
+    mark: Mark,
     /// Sends that the network took from where they lay, and those that the kernel has copied all the same.
     zero_copy: u64,
     copied_anyway: u64,
@@ -213,6 +215,7 @@ impl Endpoint {
             ring,
             is_target: false,
             heeds: false,
+            mark: Mark::of(Caps::empty()),
             zero_copy: 0,
             copied_anyway: 0,
         })
@@ -221,6 +224,7 @@ impl Endpoint {
     /// What it was opened for, as to memory of its domain.
     pub(crate) fn serve(&mut self, caps: Caps) {
         (self.is_target, self.heeds) = (caps.is_rma_target(), caps.contains(Caps::RMA_EVENT));
+        self.mark = Mark::of(caps);
     }
 
     /// Listens, and says where.
