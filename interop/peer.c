@@ -2,7 +2,7 @@
  * A peer that is libfabric: does what it is told on its standard input, line by line, and says what has come of it.
  * Between the lines it makes progress, which libfabric's tcp provider only does while somebody asks it to.
  *
- *     peer PROVIDER ADDRESS PORT [msg | srx]
+ *     peer PROVIDER ADDRESS PORT [msg | srx | atomic]
  *
  * says "at PORT", and then knows
  *
@@ -15,10 +15,17 @@
  *     seen LENGTH SEED                    whether that pattern was received or read           "same" or "other"
  *     write CONTEXT SEED FLAGS DATA PLACES..      FLAGS: d data, a delivery, i inject         "posted"
  *     read CONTEXT PLACES..               a place is KEY:AT:LENGTH                            "posted"
+ *     atomic CONTEXT CALL OP TYPE FLAGS OPERANDS COMPARANDS PLACES..
+ *                                         CALL: 0 base, 1 fetch, 2 compare; OP, TYPE: numbers of fi_atomic(3); FLAGS as of
+ *                                         write; bytes as hexadecimal digits, or "-"; a place is KEY:AT:COUNT     "posted"
+ *     knows CALL OP TYPE                  how many values such an operation may have          "knows COUNT", 0 if it is none
+ *     bytes AT LENGTH                     what lies in the memory                             "bytes DIGITS"
+ *     got LENGTH                          what was received, read or fetched                  "bytes DIGITS"
  *     entry                               waits for a completion         "done CONTEXT FLAGS LENGTH DATA" or "failed CONTEXT ERROR"
  *
  * and says "error CALL NUMBER" when a call fails. With "msg" endpoints are connected: a passive one listens at the port. With
- * "srx" they are as well, with tagged messages, and have a shared receive context. Instead of "to" there are
+ * "srx" they are as well, with tagged messages, and have a shared receive context; with "atomic" they are not, and have atomic
+ * operations. Of those that are connected there are instead of "to"
  *
  *     connect ADDRESS PORT [DATA]         asks whoever listens there                          "asked"
  *     event                               waits for one: "request DATA", "connected DATA", "shutdown" or "refused ERROR DATA"
@@ -34,6 +41,7 @@
 #include <unistd.h>
 
 #include <rdma/fabric.h>
+#include <rdma/fi_atomic.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
@@ -43,6 +51,7 @@
 #define ROOM (8 << 20)
 #define PLACES 4
 #define CONTEXTS 4096
+#define ROOM_OF_VALUES (1 << 16)
 
 static struct fi_info *hints, *info;
 static struct fid_fabric *fabric;
@@ -116,14 +125,14 @@ static void open_door(const char *provider, const char *address, const char *por
 	must("fi_listen", fi_listen(pep));
 }
 
-static void open_all(const char *provider, const char *address, const char *port)
+static void open_all(const char *provider, const char *address, const char *port, int is_atomic)
 {
 	struct fi_av_attr av_attr = { .type = FI_AV_TABLE };
 	struct fi_cq_attr cq_attr = { .format = FI_CQ_FORMAT_TAGGED, .size = 1024, .wait_obj = FI_WAIT_NONE };
 
 	hints = fi_allocinfo();
 	hints->ep_attr->type = FI_EP_RDM;
-	hints->caps = FI_MSG | FI_TAGGED | FI_RMA;
+	hints->caps = FI_MSG | FI_TAGGED | FI_RMA | (is_atomic ? FI_ATOMIC : 0);
 	hints->domain_attr->mr_mode = 0;
 	hints->fabric_attr->prov_name = strdup(provider);
 	must("fi_getinfo", fi_getinfo(FI_VERSION(1, 16), address, port, FI_SOURCE, hints, &info));
@@ -349,6 +358,67 @@ static void do_read(void)
 	say("posted");
 }
 
+/* Bytes that were written as digits. */
+static size_t digits(char *into)
+{
+	char *word = strtok(NULL, " \n");
+	size_t length = 0;
+	unsigned byte;
+
+	for (; word && sscanf(word, "%2x", &byte) == 1; word += 2)
+		into[length++] = (char)byte;
+	return length;
+}
+
+static void do_bytes(const char *from, size_t length)
+{
+	printf("bytes ");
+	for (size_t at = 0; at < length; at++)
+		printf("%02x", (unsigned char)from[at]);
+	puts("");
+}
+
+static void do_atomic(void)
+{
+	static char operands[ROOM_OF_VALUES], comparands[ROOM_OF_VALUES];
+	unsigned long long context = number(), call = number();
+	int op = (int)number(), type = (int)number();
+	char *letters = strtok(NULL, " \n");
+	uint64_t flags = FI_COMPLETION | (strchr(letters, 'a') ? FI_DELIVERY_COMPLETE : 0) |
+			 (strchr(letters, 'i') ? FI_INJECT : 0);
+	digits(operands);
+	digits(comparands);
+	struct fi_rma_iov rows[PLACES];
+	struct fi_rma_ioc there[PLACES];
+	size_t total;
+	int count = places(rows, &total);
+	struct fi_ioc mine = { operands, total }, with = { comparands, total }, back = { in, total };
+	struct fi_msg_atomic msg = { .msg_iov = &mine, .iov_count = 1, .addr = to, .rma_iov = there,
+				     .rma_iov_count = count, .datatype = type, .op = op,
+				     .context = &contexts[context % CONTEXTS] };
+
+	for (int at = 0; at < count; at++)
+		there[at] = (struct fi_rma_ioc){ rows[at].addr, rows[at].len, rows[at].key };
+	if (call == 0)
+		UNTIL_TAKEN("fi_atomicmsg", fi_atomicmsg(ep, &msg, flags));
+	else if (call == 1)
+		UNTIL_TAKEN("fi_fetch_atomicmsg", fi_fetch_atomicmsg(ep, &msg, &back, NULL, 1, flags));
+	else
+		UNTIL_TAKEN("fi_compare_atomicmsg",
+			    fi_compare_atomicmsg(ep, &msg, &with, NULL, 1, &back, NULL, 1, flags));
+	say("posted");
+}
+
+static void do_knows(void)
+{
+	unsigned long long call = number();
+	int op = (int)number(), type = (int)number();
+	struct fi_atomic_attr attr = { 0 };
+	uint64_t flags = call == 0 ? 0 : call == 1 ? FI_FETCH_ATOMIC : FI_COMPARE_ATOMIC;
+
+	printf("knows %zu\n", fi_query_atomic(domain, type, op, &attr, flags) ? 0 : attr.count);
+}
+
 static void obey(char *line)
 {
 	char *word = strtok(line, " \n");
@@ -377,6 +447,15 @@ static void obey(char *line)
 		do_write();
 	} else if (!strcmp(word, "read")) {
 		do_read();
+	} else if (!strcmp(word, "atomic")) {
+		do_atomic();
+	} else if (!strcmp(word, "knows")) {
+		do_knows();
+	} else if (!strcmp(word, "bytes")) {
+		unsigned long long at = number();
+		do_bytes(memory + at, number());
+	} else if (!strcmp(word, "got")) {
+		do_bytes(in, number());
 	} else if (!strcmp(word, "connect")) {
 		do_connect();
 	} else if (!strcmp(word, "accept") || !strcmp(word, "reject")) {
@@ -407,10 +486,10 @@ int main(int count, char **words)
 	memory = calloc(1, ROOM);
 	in = calloc(1, ROOM);
 	out = calloc(1, ROOM);
-	if (count == 5)
+	if (count == 5 && strcmp(words[4], "atomic"))
 		open_door(words[1], words[2], words[3], !strcmp(words[4], "srx"));
 	else
-		open_all(words[1], words[2], words[3]);
+		open_all(words[1], words[2], words[3], count == 5);
 	must("fi_getname", fi_getname(pep ? &pep->fid : &ep->fid, name, &size));
 	printf("at %u\n", name[2] << 8 | name[3]);
 	fflush(stdout);

@@ -131,13 +131,13 @@
 //! |---|---|
 //! | `verbs` and other providers | [`Error::UnknownProvider`]; `verbs://` as an address is [`Error::BadAddress`] |
 //! | one-sided operations over `udp` | `caps` refused |
-//! | atomic operations on memory of a libfabric peer over `tcp`, connected or not | offered for peers of this library; otherwise [`Error::NotSupported`](crate::Error::NotSupported) |
+//! | atomic operations on memory of a libfabric peer over `tcp`, connected or not | offered for peers of this library, and those that speak [RXM](super::tcp#the-other-dialect); otherwise [`Error::NotSupported`](crate::Error::NotSupported) |
 //! | passive and connected endpoints, but over `tcp` | `ep_type` refused |
 //! | tags for connected libfabric peers | sent to those of which the program [says](crate::manual::connections#tags) that they take them; otherwise [`Error::NotSupported`](crate::Error::NotSupported) |
 //! | collectives, triggered operations, `FI_HMEM` | `caps` refused |
 //! | shared transmit contexts, scalable endpoints | `ep_tx_ctx_cnt` above 1, `ep_rx_ctx_cnt` above 1 and not `SHARED_CONTEXT`, refused |
 //! | persistent memory | `caps` refused, or there is no hint |
-//! | several places in one atomic operation (`rma_iov` of `fi_atomicmsg`) | there is no call: `rma_iov_limit` is about reads and writes |
+//! | several places in one atomic operation (`rma_iov` of `fi_atomicmsg`) | there is no call: `rma_iov_limit` is about reads and writes; what libfabric peers ask for over RXM is done |
 //! | `FI_COMMIT_COMPLETE`, and `FI_INJECT` or `FI_MULTI_RECV` as a default of all operations | `tx_op_flags`, `rx_op_flags` refused |
 //! | authentication keys | `auth_key`, `ep_auth_key` refused |
 //! | `fi_cntr_set`, `fi_cq_signal`, `fi_getopt`, wait sets | there is no hint |

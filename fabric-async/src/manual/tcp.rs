@@ -84,6 +84,13 @@
 //! * Reads and writes are those of the native dialect, with everything that is said of them [below](#memory-of-other-machines), in both directions. A
 //!   libfabric peer that speaks RXM takes a while to look after a connection that has ended: what it posts before that
 //!   fails there with `FI_ENOTCONN`.
+//! * Atomic operations are there with libfabric peers too, in both directions, in all types and operations that both have: not complex
+//!   numbers and `long double`. A peer has to have asked for `FI_ATOMIC`. A wrong one fails alone, at this side with
+//!   [`Error::Key`](crate::Error::Key), whichever of key, right and range was wrong, for libfabric does not say which. Here values lie at multiples of their
+//!   size, as anywhere; libfabric's side does not ask for that. A libfabric peer sends up to 16288 bytes of values in up to
+//!   four places, which are all checked before the first is touched.
+//! * libfabric's RXM executes atomic operations when it comes to look at them, and its tcp provider reads and writes as they come.
+//!   So reads and writes wait here for the responses to atomic operations that were posted before them to such a peer.
 //! * A message nobody has asked for, and for which the budget has no room, holds up the messages behind it and nothing
 //!   else: up to 8 MiB more are kept for each connection, so that the answers behind them are heard.
 //!
@@ -160,7 +167,8 @@
 //! atomic operations. Both is agreed on when a connection begins, in a way that libfabric does not notice. **Of a libfabric peer**
 //! a wrong key, right or range ends the connection, since its wire has no word for it: what was under way there
 //! fails with [`PeerGone`](crate::Error::PeerGone), and the next operation connects anew; what it asks for wrongly of this
-//! side ends its own. Atomic operations on its memory are [`NotSupported`](crate::Error::NotSupported).
+//! side ends its own. Atomic operations on its memory are [`NotSupported`](crate::Error::NotSupported), unless it speaks
+//! [RXM](#the-other-dialect), which has them.
 //!
 //! Keys and places are as in any domain here: keys of 64 bits, which the owner chooses or has chosen; places from the start of the
 //! region, or addresses where the domain [agreed to that](super::onesided#memory-with-a-key). Libfabric's provider has the
@@ -264,6 +272,5 @@
 //!
 //! # What is not there
 //!
-//! The rendezvous of the native dialect, which is agreed off when a connection begins; the
-//! atomic operations of libfabric's layers, RXM among them, which are another protocol than this library's; and RXM's
-//! rendezvous by writing, which libfabric has where both sides were told to. None of them is offered.
+//! The rendezvous of the native dialect, which is agreed off when a connection begins; and RXM's
+//! rendezvous by writing, which libfabric has where both sides were told to. Neither is offered.

@@ -7,10 +7,12 @@
 //! | `memory` | reads and writes, both ways |
 //! | `messages` | data, acknowledgements, truncation |
 //! | `connected` | connected endpoints: requests, answers, refusals, memory, the end |
-//! | `rxm` | programs that speak RXM: the same, and atomic operations |
+//! | `rxm` | programs that speak RXM: reads and writes |
+//! | `atomics` | the same: atomic operations, both ways |
 //! | `sharing` | connected endpoints that share a receive context |
 //! | `connections` | peers that are killed and come back, and that dial at once |
 
+mod atomics;
 mod connected;
 mod connections;
 mod memory;

@@ -104,6 +104,18 @@ impl Program {
         (number(3, 10) as usize, number(4, 10), number(2, 16))
     }
 
+    /// Its next completion of this context. libfabric's RXM reports an atomic operation that was refused, and then its failure
+    /// once more, without a context.
+    pub(crate) async fn entry_of(&self, context: u64) -> String {
+        loop {
+            let entry = self.tell("entry").await;
+            if !entry.starts_with("failed -1 ") {
+                assert_eq!(entry.split(' ').nth(1), Some(context.to_string().as_str()), "{entry}");
+                return entry;
+            }
+        }
+    }
+
     /// Its next completion, which is a failure.
     pub(crate) async fn failed(&self, context: u64) {
         let entry = self.tell("entry").await;

@@ -1,14 +1,16 @@
 //! What this side has asked of a peer and has not heard of.
 //!
-//! Answers carry no name: they come in the order of the questions, and so do acknowledgements.
+//! Answers carry no name: they come in the order of the questions, and so do acknowledgements. Responses to atomic operations,
+//! where RXM is spoken, bear the number of what they respond to.
 
 use std::collections::VecDeque;
 
-use crate::completion::{Outcome, Transfer};
+use crate::completion::{OpKind, Outcome, Transfer};
 use crate::error::Error;
 use crate::mr::Denied;
 use crate::provider::{Host, OpKey, SendSpec};
 
+use super::rxm::Status;
 use super::{Broken, Denial};
 
 /// What a connection waits for.
@@ -16,6 +18,9 @@ use super::{Broken, Denial};
 pub struct Asked {
     acks: VecDeque<Waiting>,
     answers: VecDeque<Answer>,
+    /// In the order of their numbers.
+    atomics: VecDeque<(u64, Waiting)>,
+    next_number: u64,
     /// The bytes of a frame that asks for an acknowledgement are on their way.
     is_sending: bool,
     /// It was answered before this side has heard that they have left.
@@ -69,10 +74,26 @@ impl Asked {
         self.answers.push_back(Answer::Piece(len));
     }
 
+    /// A packet leaves, or will, that asks for an atomic operation on so many bytes: the number that it must bear. What is
+    /// fetched is to be placed in the buffer of this operation.
+    #[must_use]
+    pub fn expect_response(&mut self, op: OpKey, spec: SendSpec, len: usize) -> u64 {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.atomics.push_back((number, Waiting { op: Some(op), spec, len }));
+        number
+    }
+
+    /// Whether responses to atomic operations are waited for.
+    #[must_use]
+    pub fn has_atomics(&self) -> bool {
+        !self.atomics.is_empty()
+    }
+
     /// Whether there is nothing to wait for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.acks.is_empty() && self.answers.is_empty()
+        self.acks.is_empty() && self.answers.is_empty() && self.atomics.is_empty()
     }
 
     /// Nothing of it will be heard of.
@@ -81,7 +102,8 @@ impl Asked {
             Answer::Op(waiting) => Some(waiting),
             Answer::Piece(_) => None,
         });
-        for op in self.acks.drain(..).chain(answers).filter_map(|waiting| waiting.op) {
+        let atomics = self.atomics.drain(..).map(|(_, waiting)| waiting);
+        for op in self.acks.drain(..).chain(answers).chain(atomics).filter_map(|waiting| waiting.op) {
             host.complete(op, Outcome::failed(error.clone()));
         }
     }
@@ -92,7 +114,8 @@ impl Asked {
             Answer::Op(waiting) => Some(waiting),
             Answer::Piece(_) => None,
         });
-        for op in self.acks.iter_mut().chain(answers).filter_map(|waiting| waiting.op.take()) {
+        let atomics = self.atomics.iter_mut().map(|(_, waiting)| waiting);
+        for op in self.acks.iter_mut().chain(answers).chain(atomics).filter_map(|waiting| waiting.op.take()) {
             host.complete(op, Outcome::failed(error.clone()));
         }
     }
@@ -111,6 +134,32 @@ impl Asked {
             Some(Answer::Piece(_)) => return Err(Broken("a refusal of what was offered")),
             None => return Err(Broken("a refusal of nothing")),
         }
+        Ok(())
+    }
+
+    /// What has come of the atomic operation of this number.
+    pub(super) fn responded(
+        &mut self,
+        number: u64,
+        (status, fetched): (Status, &[u8]),
+        host: &mut dyn Host,
+    ) -> Result<(), Broken> {
+        let at = self.atomics.iter().position(|(asked, _)| *asked == number);
+        let (_, waiting) =
+            at.and_then(|at| self.atomics.remove(at)).ok_or(Broken("a response to no atomic operation"))?;
+        let fetches = if waiting.spec.kind == OpKind::FetchAtomic { waiting.len } else { 0 };
+        let Some(place) = waiting.spec.remote.filter(|_| status != Status::DONE) else {
+            if fetched.len() != fetches {
+                waiting.fail(host, Error::Canceled);
+                return Err(Broken("a response of another length than was asked for"));
+            }
+            if let Some(op) = waiting.op.filter(|_| fetches > 0) {
+                host.place(op, 0, &fetched, 0, fetches);
+            }
+            waiting.end(host, None);
+            return Ok(());
+        };
+        waiting.fail(host, status.error(&place));
         Ok(())
     }
 
@@ -157,6 +206,12 @@ impl Asked {
 }
 
 impl Waiting {
+    fn fail(self, host: &mut dyn Host, error: Error) {
+        if let Some(op) = self.op {
+            host.complete(op, Outcome::failed(error));
+        }
+    }
+
     fn end(self, host: &mut dyn Host, denied: Verdict) {
         let Self { op: Some(op), spec, len } = self else { return };
         let outcome = match denied {

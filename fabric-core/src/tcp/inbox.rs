@@ -9,8 +9,8 @@ use crate::rx::{LandingId, RxContext};
 use super::frame::VERDICT;
 use super::rxm::Incoming;
 use super::serving::verdict;
-use super::writes::{Headway, Stuck, Write, atomic};
-use super::{Asked, Broken, Frame, FrameKind, Order, Owed, Replies, Row, Rows};
+use super::writes::{Headway, Stuck, Write};
+use super::{Asked, Broken, Frame, FrameKind, Order, Owed, Replies, Row, Rows, atomics};
 
 mod aside;
 mod packets;
@@ -288,7 +288,7 @@ impl Inbox {
                 let Some(operands) = bytes.get(header..header + frame.payload as usize) else {
                     return Ok(false);
                 };
-                match atomic((frame, spec), &rows(1), operands, source, &mut self.replies, host)? {
+                match atomics::frame((frame, spec), &rows(1), operands, source, &mut self.replies, host)? {
                     Headway::Done(used, owed) => {
                         taken.bytes += used;
                         taken.owed.extend(self.replies.behind(owed));

@@ -11,13 +11,14 @@
 //! | `inbox` | a stream of bytes becomes messages; those of the other dialect, and where they wait |
 //! | `outbox` | messages become a stream of bytes |
 //! | `asked` | what this side has asked of the peer, and has not heard of |
-//! | `serving`, `writes` | what the peer does to memory of this side: answers to its reads; its writes as they arrive |
+//! | `serving`, `writes`, `atomics` | what the peer does to memory of this side: answers to its reads; its writes as they arrive; its atomic operations |
 //! | `offers` | messages of this side that the peer may read where they lie |
 //! | `rxm` | the other dialect |
 //!
 //! Control version 3 and data version 3: in use since libfabric 1.8, and between endpoints of both ages.
 
 mod asked;
+mod atomics;
 mod control;
 mod dialect;
 mod frame;

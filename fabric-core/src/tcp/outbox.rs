@@ -2,7 +2,7 @@
 
 use crate::buf::Payload;
 
-use super::rxm::{Outgoing, PREFIX, Packet, encode_offer};
+use super::rxm::{Atomic, Outgoing, PREFIX, Packet, Status, encode_offer, encode_place};
 use super::{Denial, Frame, LONGEST_HEADER, Order, Owed, Row, Welcome};
 
 /// An acknowledgement is a header with nothing in it.
@@ -101,11 +101,17 @@ impl Outbox {
     /// Adds a packet of RXM, with this behind its prefix. False, and nothing is added, while a frame is open.
     #[must_use]
     pub fn packet(&mut self, packet: &Packet, body: Payload<'_>) -> bool {
+        self.packet_of(packet, &[], body)
+    }
+
+    /// The same in two parts.
+    fn packet_of(&mut self, packet: &Packet, first: &[u8], body: Payload<'_>) -> bool {
         if self.is_open {
             return false;
         }
-        self.header(&Frame::message(None, None, PREFIX + body.len()), &[]);
+        self.header(&Frame::message(None, None, PREFIX + first.len() + body.len()), &[]);
         self.bytes.extend_from_slice(&packet.encode());
+        self.bytes.extend_from_slice(first);
         body.for_each(|_, piece| self.bytes.extend_from_slice(piece));
         true
     }
@@ -116,6 +122,23 @@ impl Outbox {
     pub fn offer(&mut self, row: Row, tag: Option<u64>, data: Option<u64>) -> bool {
         let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.offer(row, tag, data)) else { return false };
         self.packet(&packet, Payload::Whole(&encode_offer(row)))
+    }
+
+    /// Asks for an atomic operation on so many values in this place. False, and nothing is added, while a frame is open, or
+    /// where RXM is not spoken.
+    #[must_use]
+    pub fn atomic(&mut self, (number, atomic): (u64, Atomic), place: Row, operands: Payload<'_>) -> bool {
+        let packet = self.rxm.as_ref().map(|rxm| rxm.atomic(number, atomic, operands.len()));
+        packet.is_some_and(|packet| self.packet_of(&packet, &encode_place(place), operands))
+    }
+
+    /// Says what has come of an atomic operation, between two frames.
+    pub(super) fn respond(&mut self, (number, atomic): (u64, Atomic), status: Status, fetched: &[u8]) {
+        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.response(number, atomic, fetched.len())) else {
+            return;
+        };
+        let is_said = self.packet_of(&packet, &status.encode(fetched.len()), Payload::Whole(fetched));
+        debug_assert!(is_said, "nothing is open");
     }
 
     /// Tells the peer that its message of this number has been read, between two frames.

@@ -17,6 +17,7 @@ use crate::{FiAddr, buf::Payload};
 
 use super::frame::VERDICT;
 use super::offers::{Offers, Part};
+use super::rxm::{Atomic, Status};
 use super::{Broken, Denial, Outbox, Owed, Rows};
 
 /// Questions that wait for their answers before no more is read.
@@ -78,6 +79,8 @@ enum Due {
     /// An acknowledgement that comes behind answers.
     Ack(Option<Owed>),
     Bytes(Vec<u8>),
+    /// What has come of an atomic operation of this number where RXM is spoken.
+    Response((u64, Atomic), Status, Vec<u8>),
     Places(Vec<Spot>),
     /// Parts of messages that were offered.
     Offered(Vec<Part>),
@@ -145,6 +148,11 @@ impl Replies {
     pub(super) fn bytes(&mut self, bytes: Vec<u8>) {
         self.kept += bytes.len();
         self.queue.push_back(Due::Bytes(bytes));
+    }
+
+    pub(super) fn respond(&mut self, to: (u64, Atomic), status: Status, fetched: Vec<u8>) {
+        self.kept += fetched.len();
+        self.queue.push_back(Due::Response(to, status, fetched));
     }
 
     /// Has an acknowledgement keep its place behind the answers that are owed; gives it back when there are none.
@@ -239,6 +247,10 @@ impl Replies {
                     outbox.begin_answer(self.is_kin, bytes.len() as u64);
                     outbox.answer_part(Payload::Whole(bytes));
                     end(outbox, self.is_kin, None);
+                }
+                Due::Response(to, status, fetched) => {
+                    self.kept -= fetched.len();
+                    outbox.respond(*to, *status, fetched);
                 }
                 Due::Offered(parts) => {
                     let mut at = self.begun.unwrap_or_else(|| {

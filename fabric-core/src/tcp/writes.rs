@@ -1,12 +1,11 @@
-//! What a peer does to memory of this side: its writes as they arrive, and its atomic operations.
+//! What a peer does to memory of this side: its writes as they arrive.
 
 use std::sync::Arc;
 
 use crate::FiAddr;
-use crate::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC};
 use crate::completion::{OpKind, Transfer};
-use crate::mr::{Denied, Memory, execute};
-use crate::provider::{Deed, Host, Remote};
+use crate::mr::{Denied, Memory};
+use crate::provider::{Deed, Host};
 
 use super::serving::{NOT_ITS, Replies, Spot, is_there};
 use super::{Broken, Denial, Frame, Owed, Rows};
@@ -171,55 +170,4 @@ impl Write {
         self.told.is_all = true;
         true
     }
-}
-
-/// Executes an atomic operation, all of whose bytes are there. What it fetches becomes an answer.
-pub(super) fn atomic(
-    (frame, atomic): (&Frame, AtomicSpec),
-    rows: &Rows,
-    bytes: &[u8],
-    source: Option<FiAddr>,
-    replies: &mut Replies,
-    host: &mut dyn Host,
-) -> Result<Headway, Broken> {
-    let Some(row) = rows.first().filter(|_| replies.is_kin) else { return Err(NOT_ITS) };
-    let region = |key| host.region(key).filter(|_| replies.is_target);
-    let answers = atomic.call != AtomicCall::Base;
-    let kind = if answers { OpKind::FetchAtomic } else { OpKind::Atomic };
-    let remote = Remote { atomic: Some(atomic), ..row.place() };
-    if remote.len > MAX_ATOMIC {
-        return Err(Broken("an atomic operation on more than there may be"));
-    }
-    let brings = if atomic.call == AtomicCall::Compare { 2 * remote.len } else { remote.len };
-    if brings != bytes.len() || !remote.len.is_multiple_of(atomic.datatype.size()) {
-        return Err(Broken("an atomic operation with other operands than it takes"));
-    }
-    let owes = frame.owes();
-    if answers == owes.is_some() {
-        return Err(Broken("an atomic operation that wants another answer than it gets"));
-    }
-    let (region, at) = match Denied::check(region(remote.key), kind, &remote, remote.len) {
-        Ok(found) => found,
-        Err(why) => {
-            let denial = Denial { asked: answers, row: 0, why };
-            if answers {
-                replies.refuse(denial);
-            }
-            return Ok(Headway::Done(brings, owes.map(|owed| owed.refused(denial))));
-        }
-    };
-    let (memory, heeds) = (region.memory.clone(), region.heeds);
-    if !memory.begin() {
-        return Ok(Headway::Stuck(0, None, Stuck::Memory(memory)));
-    }
-    let mut result = vec![0; if answers { remote.len } else { 0 }];
-    execute(&*memory, at, &remote, bytes, &mut result);
-    memory.end();
-    if replies.heeds || heeds {
-        host.done_to_us(replies.ep, remote.key, Deed::of(kind), Transfer::written(remote.len, None, source));
-    }
-    if answers {
-        replies.bytes(result);
-    }
-    Ok(Headway::Done(brings, owes))
 }

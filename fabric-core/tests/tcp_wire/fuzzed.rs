@@ -1,7 +1,9 @@
 //! What peers say over TCP, read from any bytes: for the tests that replay corpora, and for the fuzz targets.
 
 use fabric_core::Error;
+use fabric_core::completion::OpKind;
 use fabric_core::provider::OpKey;
+use fabric_core::tcp::rxm::Outgoing;
 use fabric_core::tcp::{Control, Order, Outbox};
 
 use crate::host::{ANY_TAG, Receiver, UNTAGGED};
@@ -26,9 +28,17 @@ pub(crate) fn kin(bytes: &[u8]) -> bool {
     follows(bytes, |budget| native(budget, true))
 }
 
-/// The same in the other dialect, to a connection with the number 5.
+/// The same in the other dialect, to a connection with the number 5, which has asked for a few bytes, and for two atomic
+/// operations, and has written.
 pub(crate) fn rxm(bytes: &[u8]) -> bool {
-    follows(bytes, |budget| Receiver::of_rxm(budget, 5))
+    follows(bytes, |budget| {
+        let mut receiver = Receiver::of_rxm(budget, 5);
+        receiver.asks_to_read(8);
+        receiver.has_written(8);
+        receiver.asks_atomically(OpKind::FetchAtomic, 8);
+        receiver.asks_atomically(OpKind::Atomic, 8);
+        receiver
+    })
 }
 
 fn follows(bytes: &[u8], receiver: impl Fn(usize) -> Receiver) -> bool {
@@ -49,6 +59,11 @@ fn native(budget: usize, is_kin: bool) -> Receiver {
     receiver
 }
 
+/// Where answers go, in either dialect.
+fn outbox() -> Outbox {
+    Outbox::of_rxm(Order::Little, Outgoing::new(6))
+}
+
 /// The same in two pieces, with a receive that is too short for most, and little room for what nobody wants.
 fn cut_somewhere(bytes: &[u8], mut receiver: Receiver) {
     let _ = receiver.post(UNTAGGED, Some(16));
@@ -60,7 +75,7 @@ fn cut_somewhere(bytes: &[u8], mut receiver: Receiver) {
         let _ = receiver.take(&bytes[taken.bytes..]);
     }
     assert!(receiver.rx.unexpected().1 <= 1 << 16);
-    let _ = receiver.answers(&mut Outbox::new(Order::Little), 1 << 16);
+    let _ = receiver.answers(&mut outbox(), 1 << 16);
 }
 
 /// A connection on which everything goes on at the same time: bytes come in pieces, receives are posted, questions asked and
@@ -81,7 +96,7 @@ impl Work {
     fn new(bytes: &[u8], mut receiver: Receiver) -> Self {
         let ops = vec![receiver.asks_to_read(8), receiver.offers(40), receiver.post(UNTAGGED, Some(16))];
         let number = bytes.iter().fold(bytes.len(), |sum, byte| sum.wrapping_mul(31) + usize::from(*byte));
-        Self { receiver, outbox: Outbox::new(Order::Little), rest: Vec::new(), held: false, ops, number }
+        Self { receiver, outbox: outbox(), rest: Vec::new(), held: false, ops, number }
     }
 
     fn run(mut self, bytes: &[u8]) {

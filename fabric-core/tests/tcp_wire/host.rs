@@ -75,8 +75,14 @@ impl Receiver {
 
     /// The same where RXM is spoken, and packets must quote this.
     pub(crate) fn of_rxm(budget: usize, connection: u32) -> Self {
-        let inbox = Inbox::of_rxm(Order::NATIVE, Incoming::new(connection));
-        Self { inbox, ..Self::new(Order::NATIVE, budget) }
+        Self::new(Order::NATIVE, budget).in_rxm(connection)
+    }
+
+    /// The same where RXM is spoken.
+    pub(crate) fn in_rxm(self, connection: u32) -> Self {
+        let mut inbox = Inbox::of_rxm(Order::NATIVE, Incoming::new(connection));
+        inbox.serve(EpId(0), true, false);
+        Self { inbox, ..self }
     }
 
     /// An operation that sends these bytes.
@@ -132,6 +138,12 @@ impl Receiver {
         let op = self.operation();
         self.inbox.asked.expect_ack(op, spec(OpKind::Write, len), len, &mut self.maps);
         op
+    }
+
+    /// This side has asked for an atomic operation on so many bytes, which has this number.
+    pub(crate) fn asks_atomically(&mut self, kind: OpKind, len: usize) -> (OpKey, u64) {
+        let op = self.operation();
+        (op, self.inbox.asked.expect_response(op, spec(kind, len), len))
     }
 
     /// Bytes of the memory of this key.

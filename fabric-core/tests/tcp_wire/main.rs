@@ -12,6 +12,7 @@
 //! | `fuzzed` | what is read from any bytes, here and by the fuzz targets |
 //! | `dialects` | which of the two is spoken: questions and answers |
 //! | `rxm` | the other dialect: packets, segments and offers, split anywhere, hostile ones among them |
+//! | `rxm_memory` | atomic operations there, and reads and writes between the packets |
 //! | `corpora` | the corpora of `fuzz`, replayed |
 
 #![allow(unsafe_code)] // an allocator that notes what is asked of it
@@ -25,6 +26,7 @@ mod host;
 mod marks;
 mod onesided;
 mod rxm;
+mod rxm_memory;
 mod streams;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -123,7 +123,8 @@ impl Inbox {
             return Ok(self.put_aside(found, taken));
         }
         let goes_on = self.take_either(found, who, rx, host, taken)?;
-        Ok(goes_on || taken.held && self.put_aside(found, taken))
+        // What waits for memory is no message: it is held.
+        Ok(goes_on || taken.held && self.stuck.is_none() && self.put_aside(found, taken))
     }
 
     /// Takes in a message: a packet, or one that has a tag of the tcp provider's own. False when it has to wait.
@@ -172,7 +173,7 @@ impl Inbox {
             Some(Ok(Packet {
                 kind: PacketKind::Segment(Step::Middle | Step::Last, ..), message, ..
             })) => self.rxm.as_ref().is_some_and(|rxm| !rxm.has_begun(message)),
-            Some(Ok(packet)) => packet.kind != PacketKind::Done,
+            Some(Ok(packet)) => packet.kind.is_message(),
             // It is wrong, or some of it is missing.
             _ => false,
         }

@@ -3,8 +3,8 @@
 use crate::matching::Envelope;
 use crate::provider::Host;
 use crate::rx::RxContext;
-use crate::tcp::rxm::{Fetch, OFFER, PREFIX, Packet, PacketKind, Step, decode_offer};
-use crate::tcp::{Broken, Frame, MAX_MESSAGE};
+use crate::tcp::rxm::{Atomic, EAGER, Fetch, OFFER, PREFIX, Packet, PacketKind, Status, Step, decode_offer};
+use crate::tcp::{Broken, Frame, MAX_MESSAGE, atomics};
 
 use super::{Found, Inbox, Landing, Taken, Who};
 
@@ -17,6 +17,16 @@ struct Opened<'a> {
     body: usize,
     /// Those of them that have.
     bytes: &'a [u8],
+}
+
+impl<'a> Opened<'a> {
+    /// All behind the prefix, of what is never longer than one packet; `None` while some of it is missing.
+    fn whole(&self) -> Result<Option<&'a [u8]>, Broken> {
+        if self.body > EAGER {
+            return Err(Broken("an atomic operation, or a response, that is longer than a packet"));
+        }
+        Ok((self.bytes.len() == self.body).then_some(self.bytes))
+    }
 }
 
 impl Inbox {
@@ -75,6 +85,15 @@ impl Inbox {
                 taken.owed.extend(self.replies.behind(found.frame.owes()));
                 Ok(true)
             }
+            PacketKind::Atomic(atomic) => self.atomic(found, &opened, atomic, who, host, taken),
+            PacketKind::Response(_) => {
+                let Some(body) = opened.whole()? else { return Ok(false) };
+                let response = Status::decode(body)?;
+                self.asked.responded(packet.message, response, host)?;
+                taken.bytes += opened.headers + opened.body;
+                taken.owed.extend(self.replies.behind(found.frame.owes()));
+                Ok(true)
+            }
             PacketKind::Done if opened.body > 0 => Err(Broken("word of a message with something in it")),
             PacketKind::Done => {
                 self.replies.taken(packet.message, host)?;
@@ -83,6 +102,31 @@ impl Inbox {
                 Ok(true)
             }
         }
+    }
+
+    /// An atomic operation on memory of this side. False when it has to wait, or more of it has to come.
+    fn atomic(
+        &mut self,
+        found: &Found<'_>,
+        opened: &Opened<'_>,
+        atomic: Atomic,
+        who: Who,
+        host: &mut dyn Host,
+        taken: &mut Taken,
+    ) -> Result<bool, Broken> {
+        if self.replies.is_full() {
+            taken.is_full = true;
+            return Ok(false);
+        }
+        let Some(body) = opened.whole()? else { return Ok(false) };
+        let stuck = atomics::packet((&opened.packet, atomic), body, who.1, &mut self.replies, host)?;
+        if stuck.is_some() {
+            (self.stuck, taken.held) = (stuck, true);
+            return Ok(false);
+        }
+        taken.bytes += opened.headers + opened.body;
+        taken.owed.extend(self.replies.behind(found.frame.owes()));
+        Ok(true)
     }
 
     /// The message that begins with this frame.

@@ -1,6 +1,6 @@
 //! Prefixes of what is sent.
 
-use super::{Packet, PacketKind};
+use super::{Atomic, PLACES, Packet, PacketKind, STATUS};
 use crate::tcp::Row;
 
 /// The sending half of a connection.
@@ -33,6 +33,19 @@ impl Outgoing {
     #[must_use]
     pub fn done(&self, message: u64) -> Packet {
         self.packet(PacketKind::Done, message, (None, None), 0)
+    }
+
+    /// An atomic operation of this number, with so many bytes of operands.
+    #[must_use]
+    pub fn atomic(&self, number: u64, atomic: Atomic, operands: usize) -> Packet {
+        self.packet(PacketKind::Atomic(atomic), number, (None, None), (PLACES + operands) as u64)
+    }
+
+    /// What has come of the atomic operation of this number, with so many bytes that were fetched.
+    #[must_use]
+    pub fn response(&self, number: u64, atomic: Atomic, fetched: usize) -> Packet {
+        let kind = PacketKind::Response(atomic.answered());
+        self.packet(kind, number, (None, None), (STATUS + fetched) as u64)
     }
 
     fn packet(

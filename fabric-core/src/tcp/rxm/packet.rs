@@ -1,5 +1,7 @@
 //! The prefix that every message has.
 
+use super::Atomic;
+use crate::atomic::AtomicCall;
 use crate::tcp::Broken;
 
 /// How many bytes it is.
@@ -10,6 +12,8 @@ pub const EAGER: usize = 16 << 10;
 const CONTROL: u8 = 4;
 const OPERATIONS: u8 = 2;
 const HAS_DATA: u32 = 0x0002_0000;
+/// The first kind of atomic operations; the others follow it.
+const BASE: u8 = 6;
 
 /// Which of its message's segments one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +37,32 @@ pub enum PacketKind {
     Offer,
     /// A message that was offered has been read.
     Done,
+    /// An atomic operation.
+    Atomic(Atomic),
+    /// What has come of one.
+    Response(Atomic),
+}
+
+impl PacketKind {
+    /// Whether it is a message, or part of one.
+    #[must_use]
+    pub fn is_message(self) -> bool {
+        matches!(self, Self::Eager | Self::Segment(..) | Self::Offer)
+    }
+
+    /// What kind of operation it belongs to, and the word behind that, which is the tag of a message.
+    fn operation(self, tag: Option<u64>) -> (u8, u64) {
+        match self {
+            Self::Atomic(atomic) | Self::Response(atomic) => {
+                let word = [atomic.datatype, atomic.op, atomic.rows, 0, 0, 0, 0, 0];
+                (
+                    BASE + AtomicCall::ALL.iter().position(|call| *call == atomic.call).unwrap_or(0) as u8,
+                    u64::from_ne_bytes(word),
+                )
+            }
+            _ => (u8::from(tag.is_some()), tag.unwrap_or(0)),
+        }
+    }
 }
 
 /// A prefix.
@@ -48,7 +78,7 @@ pub struct Packet {
     pub tag: Option<u64>,
     /// Data for the receiver's completion.
     pub data: Option<u64>,
-    /// Bytes of the whole message.
+    /// Bytes of the whole message; of an atomic operation, and of a response, those behind the prefix.
     pub len: u64,
 }
 
@@ -61,6 +91,8 @@ impl Packet {
             PacketKind::Segment(step, number, size) => (1, size, number, step as u64 + 1),
             PacketKind::Offer => (2, 0, 0, 0),
             PacketKind::Done => (3, 0, 0, 0),
+            PacketKind::Atomic(_) => (4, 0, 0, 0),
+            PacketKind::Response(_) => (5, 0, 0, 0),
         };
         let mut bytes = [0; PREFIX];
         bytes[..2].copy_from_slice(&[CONTROL, kind]);
@@ -70,12 +102,13 @@ impl Packet {
         bytes[16..24].copy_from_slice(&self.message.to_ne_bytes());
         bytes[24..32].copy_from_slice(&step.to_ne_bytes());
         bytes[32] = OPERATIONS;
-        bytes[34] = u8::from(self.tag.is_some());
+        let (operation, word) = self.kind.operation(self.tag);
+        bytes[34] = operation;
         let flags = if self.data.is_some() { HAS_DATA } else { 0 };
         bytes[36..40].copy_from_slice(&flags.to_ne_bytes());
         bytes[40..48].copy_from_slice(&self.len.to_ne_bytes());
         bytes[48..56].copy_from_slice(&self.data.unwrap_or(0).to_ne_bytes());
-        bytes[56..].copy_from_slice(&self.tag.unwrap_or(0).to_ne_bytes());
+        bytes[56..].copy_from_slice(&word.to_ne_bytes());
         bytes
     }
 
@@ -87,7 +120,7 @@ impl Packet {
         let [control, kind, s0, s1, n0, n1, n2, n3, ..] = *bytes;
         let (words, _) = bytes.as_chunks::<8>();
         let word = |at: usize| u64::from_ne_bytes(words[at]);
-        if control != CONTROL || bytes[32] != OPERATIONS && kind <= 2 {
+        if control != CONTROL || bytes[32] != OPERATIONS && matches!(kind, 0..=2 | 4 | 5) {
             return Err(Broken("a packet of another version of RXM"));
         }
         let kind = match kind {
@@ -104,12 +137,13 @@ impl Packet {
             }
             2 => PacketKind::Offer,
             3 => PacketKind::Done,
-            4 | 5 => return Err(Broken("an atomic operation, which this endpoint does not offer over RXM")),
+            4 => PacketKind::Atomic(atomic(bytes)?),
+            5 => PacketKind::Response(atomic(bytes)?),
             6 => return Err(Broken("a credit that was not agreed on")),
             7 | 8 => return Err(Broken("a rendezvous by writing, which was not agreed on")),
             _ => return Err(Broken("an unknown packet of RXM")),
         };
-        let is_message = kind != PacketKind::Done;
+        let is_message = kind.is_message();
         let tag = match bytes[34] {
             1 if is_message => Some(word(7)),
             0 => None,
@@ -122,4 +156,11 @@ impl Packet {
         let connection = word(1) as u32;
         Ok(Self { kind, connection, message: word(2), tag, data, len: word(5) })
     }
+}
+
+/// What the prefix of an atomic operation, or of a response to one, says of it.
+fn atomic(bytes: &[u8; PREFIX]) -> Result<Atomic, Broken> {
+    let call = bytes[34].checked_sub(BASE).and_then(|at| AtomicCall::ALL.get(usize::from(at)));
+    let call = *call.ok_or(Broken("an atomic operation that is called as none is"))?;
+    Ok(Atomic { call, datatype: bytes[56], op: bytes[57], rows: bytes[58] })
 }

@@ -372,7 +372,11 @@ impl Endpoint {
         // Sockets tell by themselves; what could be sent and was not does not.
         let waits = |peer: &Peer| match peer.link.and_then(|at| self.stages.get(at)) {
             Some(Stage::Up(link)) => {
-                peer.sends.is_empty() || link.is_blocked() || link.is_sending() || link.is_stalled()
+                peer.sends.is_empty()
+                    || link.is_blocked()
+                    || link.is_sending()
+                    || link.is_stalled()
+                    || link.awaits_responses(&peer.sends)
             }
             _ => true,
         };

@@ -107,6 +107,7 @@ impl Link {
         while left > 0
             && !queue.is_empty()
             && !self.gives_way(left)
+            && !self.awaits_responses(queue)
             && let Some(count) = self.send_first(queue, left, host)
         {
             left = left.saturating_sub(count);
