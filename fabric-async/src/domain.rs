@@ -96,7 +96,7 @@ impl<'a> DomainBuilder<'a> {
     /// record of the ring; `usize::MAX` turns it off in both directions: then this domain reads no peer's memory, and
     /// lets none read its own.
     ///
-    /// Unless said otherwise, messages of 32 KiB and more are copied once where nothing else is on its way to the same peer,
+    /// Unless said otherwise, messages of 64 KiB and more are copied once where nothing else is on its way to the same peer,
     /// if the kernel of this machine copies quickly enough, which is tried once in each process. Messages that follow each
     /// other go through the ring, where both sides work at once.
     ///

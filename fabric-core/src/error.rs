@@ -87,6 +87,14 @@ pub enum Error {
     /// Nobody has answered in time. `FI_ETIMEDOUT`.
     #[error("no answer from {0} in time")]
     TimedOut(Address),
+    /// No way leads to the peer from where this endpoint is bound. `FI_EHOSTUNREACH`.
+    #[error("{peer} cannot be reached {why}")]
+    Unreachable {
+        /// Who.
+        peer: Address,
+        /// From where, and what stands in the way.
+        why: Box<str>,
+    },
     /// The peer belongs to another user. `FI_EACCES`.
     #[error("{peer} belongs to user {theirs}, this process to user {ours}")]
     OtherUser {
@@ -276,6 +284,7 @@ impl Error {
             Self::TooLong { .. } => 90,
             Self::NoSuchPeer(_) | Self::Refused { .. } | Self::Rejected { .. } => 111,
             Self::TimedOut(_) => 110,
+            Self::Unreachable { .. } => 113,
             Self::PeerGone(_) => 104,
             Self::OtherUser { .. } => 13,
             Self::Protocol { .. } => 71,
@@ -295,11 +304,11 @@ impl Error {
     }
 
     /// Whether this says that the peer is not there, or not any more: [`Error::PeerGone`] while something was under
-    /// way, [`Error::NoSuchPeer`] when nobody answers to its name, [`Error::StaleAddress`] of a number that was taken
-    /// back, or is of another address vector.
+    /// way, [`Error::NoSuchPeer`] when nobody is there, [`Error::TimedOut`] when nobody has answered,
+    /// [`Error::StaleAddress`] of a number that was taken back, or is of another address vector.
     #[must_use]
     pub fn is_peer_gone(&self) -> bool {
-        matches!(self, Self::PeerGone(_) | Self::NoSuchPeer(_) | Self::StaleAddress(_))
+        matches!(self, Self::PeerGone(_) | Self::NoSuchPeer(_) | Self::TimedOut(_) | Self::StaleAddress(_))
     }
 
     /// The error of an operating-system call.

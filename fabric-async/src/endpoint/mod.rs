@@ -105,13 +105,15 @@ impl<M: ThreadModel> Endpoint<M> {
     /// death and the restart of the peer. A peer that has a number keeps it; that of a guest, which a welcoming address
     /// vector would take back, becomes permanent. See [`manual::serving`](crate::manual::serving).
     ///
-    /// Waits until the peer makes progress and answers, however long that takes: `tokio::time::timeout` limits it.
+    /// Waits until the peer makes progress and answers: over `shm` for as long as that takes, over `tcp` for ten seconds.
+    /// `tokio::time::timeout` limits it.
     ///
     /// With the name of a host, as in `tcp://localhost:7000`, its addresses of this endpoint's family are tried one
     /// after the other; see [`resolve`](crate::resolve()). The number stands for the one that answered.
     ///
     /// # Errors
-    /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer) when nobody is there,
+    /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer) when nobody is there, [`Error::TimedOut`](crate::Error::TimedOut) when
+    /// nobody answers, [`Error::Unreachable`](crate::Error::Unreachable) when no way leads there;
     /// [`Error::OtherUser`](crate::Error::OtherUser), [`Error::Refused`](crate::Error::Refused);
     /// [`Error::NoSuchHost`](crate::Error::NoSuchHost); and those of [`AddressVector::insert`].
     ///

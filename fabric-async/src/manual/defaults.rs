@@ -5,7 +5,7 @@
 //! | what | value | why | to change it |
 //! |---|---|---|---|
 //! | progress | manual | no thread nobody asked for; tasks that wait drive anyway | [`BindOptions::progress`] |
-//! | copied once | messages of 32 KiB and more that are by themselves, where the kernel copies quickly | one copy takes half of the time; in a stream two copies that overlap are quicker | [`BindOptions::single_copy_from`] |
+//! | copied once | messages of 64 KiB and more that are by themselves, where the kernel copies quickly | one copy takes half of the time; in a stream two copies that overlap are quicker | [`BindOptions::single_copy_from`] |
 //! | waiting | adaptive | fast while there is traffic, asleep when there is none | [`BindOptions::wait_policy`] |
 //! | capabilities | untagged and tagged messages, receives of several, directed ones, sources; one-sided and atomic operations | what a service needs to answer, and what costs nothing until it is used | the object model |
 //! | completion queue | 1024 entries, for both directions | as many as there are credits to send; costs its memory once | [`Domain::completion_queue`] |

@@ -96,7 +96,8 @@
 //! | [`AddressInUse`] | `FI_EADDRINUSE` | 98 | the name is taken by a living endpoint |
 //! | [`StaleAddress`], [`UnknownSource`], [`NoSuchHost`] | `FI_EADDRNOTAVAIL` | 99 | a number that was removed; a sender without one; the name of a host without an address |
 //! | [`PeerGone`] | `FI_ECONNRESET` | 104 | the peer was connected, and died or closed |
-//! | [`TimedOut`] | `FI_ETIMEDOUT` | 110 | whoever was called to be connected has not answered in time |
+//! | [`TimedOut`] | `FI_ETIMEDOUT` | 110 | whoever was called has not answered in time |
+//! | [`Unreachable`] | `FI_EHOSTUNREACH` | 113 | no way leads to the peer from where the endpoint is bound |
 //! | [`NoSuchPeer`], [`Refused`], [`Rejected`] | `FI_ECONNREFUSED` | 111 | nobody has that name; the peer declined, with its reason; its program did, with private data |
 //! | [`Canceled`] | `FI_ECANCELED` | 125 | the endpoint closed first |
 //! | [`Closed`] | `FI_EOPBADSTATE` | 258 | the object was closed |
@@ -142,6 +143,7 @@
 //! [`Refused`]: crate::Error::Refused
 //! [`Rejected`]: crate::Error::Rejected
 //! [`TimedOut`]: crate::Error::TimedOut
+//! [`Unreachable`]: crate::Error::Unreachable
 //! [`NoSuchHost`]: crate::Error::NoSuchHost
 //! [`Canceled`]: crate::Error::Canceled
 //! [`Closed`]: crate::Error::Closed

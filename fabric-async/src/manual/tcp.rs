@@ -98,7 +98,9 @@
 //!
 //! The first message to a peer, or a `lookup`, makes a connection; both sides send over it. Where both dial at once,
 //! the connection stays that the greater address has asked for, as in libfabric, and messages wait meanwhile. Nobody there
-//! is [`NoSuchPeer`](crate::Error::NoSuchPeer) as soon as the network says so, and after ten seconds if it says nothing.
+//! is [`NoSuchPeer`](crate::Error::NoSuchPeer) as soon as the network says so, and [`TimedOut`](crate::Error::TimedOut) after ten
+//! seconds if it says nothing. An endpoint that is bound to this machine's own address, as `tcp://` is, reaches nobody elsewhere:
+//! that is [`Unreachable`](crate::Error::Unreachable).
 //!
 //! A connection that ends fails what is under way to that peer, and is [`PeerDown`](crate::EventKind::PeerDown); the
 //! next message dials anew, so a peer that was started again under its address is reached again. What had come before is still

@@ -88,7 +88,7 @@ fn patience_has_an_end() {
             let _ = socket.read(&mut [0]).await;
         });
         let error = silent.await;
-        assert!(matches!(error, Error::NoSuchPeer(_)), "{error}");
+        assert!(matches!(error, Error::TimedOut(_)), "{error}");
         let (refusing, name) = listener().await;
         let refuses = tokio::spawn(async move {
             while let Ok((mut socket, _)) = refusing.accept().await {

@@ -39,6 +39,7 @@
 //! the length.
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -92,8 +93,18 @@ impl Which {
     }
 }
 
+impl fmt::Display for Which {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self { from: usize::MAX, .. } => write!(f, "of nothing"),
+            Self { from, only_alone: true } => write!(f, "of what has {from} bytes and is alone"),
+            Self { from, only_alone: false } => write!(f, "of what has {from} bytes"),
+        }
+    }
+}
+
 /// The shortest message that is fetched without being asked for, and how much is copied to find out whether it pays.
-const UNASKED_FROM: usize = 32 * 1024;
+const UNASKED_FROM: usize = 64 * 1024;
 /// How often both ways are tried for that; the best counts.
 const TRIALS: usize = 8;
 /// How much longer than a copy the kernel may take for one.

@@ -15,8 +15,9 @@ use rustix::io::Errno;
 use super::socket::Socket;
 use crate::uring::{Ended, SharedRing, Ticket};
 
-/// Who is told what has become of an attempt, and with which token; and where it is made, unless by the call.
+/// From where an attempt is made; who is told what has become of it, and with which token; and where it is made, unless by the call.
 pub(super) struct Ways<'a> {
+    pub(super) from: SocketAddr,
     pub(super) wait: &'a Arc<dyn WaitSet>,
     pub(super) token: u64,
     pub(super) ring: Option<&'a SharedRing>,
@@ -52,7 +53,7 @@ impl Dialing {
         until: Instant,
         ways: &Ways<'_>,
     ) -> Result<Self> {
-        let failed = |errno| unreachable(name, errno);
+        let failed = |errno| unreachable(ways.from, (name, to), errno);
         let in_ring = match ways.ring {
             Some(ring) => InRing::begin(ring, socket, to, until, ways.token).map_err(failed)?,
             None => None,
@@ -147,11 +148,21 @@ fn is_of_here(errno: Errno) -> bool {
     !from_there.contains(&errno)
 }
 
-/// Why there is no connection.
-pub(super) fn unreachable(peer: &Address, errno: Errno) -> Error {
+/// Why there is no connection from here, with a peer and where that is.
+pub(super) fn unreachable(from: SocketAddr, (peer, to): (&Address, SocketAddr), errno: Errno) -> Error {
     match errno {
         // It was there, or its name was, and nobody took the call any more.
         Errno::CONNREFUSED | Errno::CONNRESET => Error::NoSuchPeer(peer.clone()),
+        Errno::TIMEDOUT => Error::TimedOut(peer.clone()),
+        // The former is what Linux says of a way out of the machine for who is bound within.
+        Errno::INVAL | Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ADDRNOTAVAIL => {
+            let is_within = from.ip().is_loopback() && !to.ip().is_loopback();
+            let why = match errno {
+                _ if is_within => "it is bound to an address that is for this machine only".to_owned(),
+                errno => std::io::Error::from(errno).to_string(),
+            };
+            Error::Unreachable { peer: peer.clone(), why: format!("from {}: {why}", from.ip()).into() }
+        }
         errno => Error::os("connect", errno.raw_os_error()),
     }
 }

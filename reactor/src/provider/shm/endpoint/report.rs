@@ -35,11 +35,12 @@ impl Endpoint {
         self.each(|outgoing| reading += usize::from(outgoing.is_reached()));
         format!(
             "{} ({} callers, {} attended, {} connections, {messages} unexpected messages of {bytes} bytes, \
-             single copy from {read} and to {reading} of them)",
+             single copy {}, from {read} and to {reading} of them)",
             self.name,
             self.callers.len(),
             self.callers.attended(),
             self.dialled.len(),
+            self.means.fetched,
         )
     }
 }

@@ -31,12 +31,12 @@ impl Endpoint {
     /// Begins to connect with a peer, and asks it with this.
     pub(super) fn call(&mut self, at: usize, asks: Asks, patience: Duration) -> Result<()> {
         let peer = &mut self.peers[at];
-        let mut socket =
-            Socket::open(self.at, peer.at, &self.tuning).map_err(|errno| unreachable(&peer.name, errno))?;
+        let mut socket = Socket::open(self.at, peer.at, &self.tuning)
+            .map_err(|errno| unreachable(self.at, (&peer.name, peer.at), errno))?;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
         let now = Instant::now();
         let until = now.checked_add(patience).unwrap_or(now + FOR_EVER);
-        let ways = Ways { wait: &self.wait, token, ring: self.ring.as_ref() };
+        let ways = Ways { from: self.at, wait: &self.wait, token, ring: self.ring.as_ref() };
         let dialing = Dialing::begin(&mut socket, (&peer.name, peer.at), until, &ways)?;
         let asked = Callee::new((at, asks), socket, until, dialing);
         let is_ended_here = asked.ends().is_some();
@@ -81,11 +81,12 @@ impl Endpoint {
         match greeting {
             Greeting::Later => {}
             Greeting::Late => {
-                let error = Error::NoSuchPeer(self.peers[peer].name.clone());
+                let error = Error::TimedOut(self.peers[peer].name.clone());
                 self.asked_over(host, at, &error);
             }
             Greeting::Failed(errno) => {
-                let error = unreachable(&self.peers[peer].name, errno);
+                let (name, to) = (&self.peers[peer].name, self.peers[peer].at);
+                let error = unreachable(self.at, (name, to), errno);
                 self.asked_over(host, at, &error);
             }
             Greeting::Broken(what) => {

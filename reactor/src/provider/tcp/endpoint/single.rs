@@ -120,11 +120,11 @@ impl Endpoint {
     /// Something has come of the attempt to connect.
     pub(super) fn answered(&mut self, host: &mut dyn Host, at: usize, greeting: Greeting) {
         let Some(Stage::Asked(asked)) = self.stages.get(at) else { return };
-        let name = &self.peers[asked.peer].name;
+        let Peer { name, at: to, .. } = &self.peers[asked.peer];
         let error = match greeting {
             Greeting::Later => return,
             Greeting::Late => Error::TimedOut(name.clone()),
-            Greeting::Failed(errno) => unreachable(name, errno),
+            Greeting::Failed(errno) => unreachable(self.at, (name, *to), errno),
             Greeting::Broken(what) => Error::Protocol { peer: name.clone(), what: what.into() },
             Greeting::Gone => Error::PeerGone(name.clone()),
             // To a question that was not asked.
