@@ -300,6 +300,28 @@ impl Ring {
         }
     }
 
+    /// Ends a receive, waits for that, and hands out what it has received and nobody has looked at.
+    pub(crate) fn take_rest(&mut self, ticket: Ticket) -> Vec<Lease> {
+        let mut rest = Vec::new();
+        if !self.origin.is_here() {
+            return rest;
+        }
+        self.cancel(ticket);
+        while self.slot(ticket).is_some() {
+            self.fetch();
+            let at = self.fetched.iter().position(|raw| raw.name == ticket.0);
+            if let Some(raw) = at.and_then(|at| self.fetched.remove(at)) {
+                if let Some(Completion { what: What::Bytes(lease), .. }) = self.made_of(raw) {
+                    rest.push(lease);
+                }
+            } else {
+                let _ = self.submit();
+                self.wait();
+            }
+        }
+        rest
+    }
+
     /// Hands over what is queued, if anything is.
     ///
     /// # Errors

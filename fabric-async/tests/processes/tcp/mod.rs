@@ -10,6 +10,7 @@ mod onesided;
 mod options;
 mod ring;
 mod siege;
+mod successors;
 mod tuned;
 mod turns;
 mod unanswered;

@@ -112,7 +112,9 @@ impl Endpoint {
         if verdict == Verdict::Replace
             && let Some(old) = self.peers[peer].link
         {
-            if let Some(Stage::Up(_)) = self.stages.get(old) {
+            if let Some(Stage::Up(link)) = self.stages.get_mut(old) {
+                // Its peer has been told that this was sent, and its end may be behind it, unread.
+                self.rx.with(|rx| link.take_rest(&mut self.scratch, rx, host));
                 // With all that was for it: half of a message may have left.
                 self.link_down(host, old);
             } else {

@@ -108,6 +108,14 @@ impl Lane {
         }
     }
 
+    /// Likewise at once: what has come is there to be read.
+    fn stop_now(&mut self) {
+        if let Receiving::Yes(ticket) | Receiving::Stopping(ticket) = self.receiving {
+            self.arrived.extend(self.ring.lock().take_rest(ticket));
+            self.receiving = Receiving::No;
+        }
+    }
+
     /// What came does not keep memory that others need.
     fn detach(&mut self) {
         for lease in std::mem::take(&mut self.arrived) {
@@ -157,6 +165,13 @@ impl Link {
             && let Some(lane) = &mut self.lane
         {
             lane.stop();
+        }
+    }
+
+    /// What has come is read by calls from now on, and by what the ring has of it.
+    pub(super) fn read_at_once(&mut self) {
+        if let Some(lane) = &mut self.lane {
+            lane.stop_now();
         }
     }
 

@@ -9,6 +9,9 @@ use super::super::socket::Received;
 use super::Link;
 use super::sending::COLLECTED;
 
+/// Looks at a connection that another one replaces: enough for all that a socket keeps.
+const LAST_LOOKS: u32 = 64;
+
 /// Bytes that were read and not taken. They are not moved while they are taken a few at a time.
 #[derive(Debug)]
 pub(super) struct Rest {
@@ -114,6 +117,18 @@ impl Link {
         self.held = held;
         self.rest_or_watch();
         true
+    }
+
+    /// Takes in what has come so far, because the connection is to end from here: within a bound, and as far as there is room.
+    pub(crate) fn take_rest(&mut self, scratch: &mut [u8], rx: &mut RxContext, host: &mut dyn Host) {
+        if self.is_read() {
+            self.read_at_once();
+        }
+        for _ in 0..LAST_LOOKS {
+            if self.ended.is_some() || !self.pump(scratch, rx, host) {
+                break;
+            }
+        }
     }
 
     /// Takes in what was left for another look, because there will be none.
