@@ -136,7 +136,7 @@
 //! ordinary buffer, with nothing else on its way to the same peer, is copied once instead. It stays in the sender's buffer; the receiver
 //! copies it straight from there, from process to process (`process_vm_readv`), up to 256 KiB in a pass, and the send
 //! ends when it has all of it. That takes half of the time or less where the kernel copies about as quickly as processes
-//! do, which is tried when the first domain is opened; elsewhere nobody gets it unasked. In a stream the ring is quicker,
+//! do, which is tried when the first endpoint is opened; elsewhere nobody gets it unasked. In a stream the ring is quicker,
 //! because one side fills it while the other empties it. Who asks for it by a length gets it for each message of that length.
 //!
 //! ```
@@ -158,7 +158,8 @@
 //!   [`DomainBuilder::single_copy_from`](crate::DomainBuilder::single_copy_from). With `usize::MAX` on either side it is
 //!   not done: such a domain reads nobody's memory, and lets nobody read its own. Programs that distrust others of their
 //!   user may want that: a sender whose memory answers slowly, because it lies in a file system of its own, holds up the
-//!   receiver's domain.
+//!   receiver's domain. So may programs that a filter of system calls ends for `process_vm_readv`, which is otherwise called when
+//!   the first endpoint is opened.
 //! * Whether the kernel allows it is tried for each connection and direction when it is made: the receiver reads a number
 //!   of the sender's. Process namespaces, Yama's `ptrace_scope`, filters of system calls and processes that cannot be
 //!   dumped forbid it.

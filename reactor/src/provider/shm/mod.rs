@@ -120,7 +120,8 @@ impl Provider for ShmProvider {
             attended: Vec::new(),
             turn: 0,
             origin: Origin::here(),
-            means: Means { loans: Loans::default(), fetched: fetch::Which::unasked() },
+            loans: Loans::default(),
+            fetched: None,
         }))
     }
 }
@@ -137,7 +138,9 @@ struct ShmDomain {
     turn: usize,
     /// In a forked child nothing moves: what its parent shares with peers is the parent's.
     origin: Origin,
-    means: Means,
+    loans: Loans,
+    /// Which messages are fetched, once that was said, or an endpoint was opened.
+    fetched: Option<fetch::Which>,
 }
 
 /// By what means the endpoints of a domain send what is long.
@@ -218,7 +221,8 @@ impl ProviderDomain for ShmDomain {
         receiving: Receiving<'_>,
     ) -> Result<Address> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let means = &self.means;
+        let fetched = *self.fetched.get_or_insert_with(fetch::Which::unasked);
+        let means = Means { loans: self.loans.clone(), fetched };
         let open = |at, wait| Endpoint::open(ep, at, (info, means.clone()), wait, receiving);
         let opened = match at {
             Some(at) if at.scheme() != Scheme::Shm => {
@@ -290,7 +294,7 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn lender(&self) -> Option<Arc<dyn Lender>> {
-        Some(Arc::new(self.means.loans.clone()))
+        Some(Arc::new(self.loans.clone()))
     }
 
     fn collect_loans(&mut self) {
@@ -298,7 +302,7 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn single_copy_from(&mut self, len: usize) {
-        self.means.fetched = fetch::Which::from(len);
+        self.fetched = Some(fetch::Which::from(len));
     }
 
     fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
