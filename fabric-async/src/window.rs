@@ -44,12 +44,14 @@ use crate::mr::execute;
 pub struct RemoteWindow {
     key: u64,
     memory: Arc<dyn Memory>,
+    /// Its length, which does not change.
+    len: usize,
     access: Access,
 }
 
 impl RemoteWindow {
     pub(crate) fn new(key: u64, reached: Reached) -> Self {
-        Self { key, memory: reached.memory, access: reached.access }
+        Self { key, len: reached.memory.len(), memory: reached.memory, access: reached.access }
     }
 
     /// The key of the region.
@@ -61,13 +63,13 @@ impl RemoteWindow {
     /// Bytes in the region, as its owner made it.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.memory.len()
+        self.len
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.memory.is_empty()
+        self.len == 0
     }
 
     /// What the owner granted.
@@ -90,7 +92,7 @@ impl RemoteWindow {
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.check(Access::REMOTE_WRITE)?;
-        let at = check_range(self.memory.len(), offset as u64, bytes.len(), 1)?;
+        let at = check_range(self.len, offset as u64, bytes.len(), 1)?;
         self.memory.write(at, bytes);
         Ok(())
     }
@@ -103,7 +105,7 @@ impl RemoteWindow {
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check(Access::REMOTE_READ)?;
-        let at = check_range(self.memory.len(), offset as u64, out.len(), 1)?;
+        let at = check_range(self.len, offset as u64, out.len(), 1)?;
         self.memory.read(at, out);
         Ok(())
     }
