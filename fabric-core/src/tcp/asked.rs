@@ -98,14 +98,10 @@ impl Asked {
 
     /// Nothing of it will be heard of.
     pub fn fail(&mut self, host: &mut dyn Host, error: &Error) {
-        let answers = self.answers.drain(..).filter_map(|answer| match answer {
-            Answer::Op(waiting) => Some(waiting),
-            Answer::Piece(_) => None,
-        });
-        let atomics = self.atomics.drain(..).map(|(_, waiting)| waiting);
-        for op in self.acks.drain(..).chain(answers).chain(atomics).filter_map(|waiting| waiting.op) {
-            host.complete(op, Outcome::failed(error.clone()));
-        }
+        self.disown(host, error);
+        self.acks.clear();
+        self.answers.clear();
+        self.atomics.clear();
     }
 
     /// All operations end with this error. What the peer still says to them is waited for, and means nothing.
