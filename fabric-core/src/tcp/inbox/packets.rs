@@ -81,25 +81,19 @@ impl Inbox {
                     return Ok(false);
                 };
                 rxm.fetch(Fetch::new(landing, packet.message, rows, packet.len));
-                taken.bytes += opened.headers + opened.body;
-                taken.owed.extend(self.replies.behind(found.frame.owes()));
-                Ok(true)
+                Ok(self.took(found, &opened, taken))
             }
             PacketKind::Atomic(atomic) => self.atomic(found, &opened, atomic, who, host, taken),
             PacketKind::Response(_) => {
                 let Some(body) = opened.whole()? else { return Ok(false) };
                 let response = Status::decode(body)?;
                 self.asked.responded(packet.message, response, host)?;
-                taken.bytes += opened.headers + opened.body;
-                taken.owed.extend(self.replies.behind(found.frame.owes()));
-                Ok(true)
+                Ok(self.took(found, &opened, taken))
             }
             PacketKind::Done if opened.body > 0 => Err(Broken("word of a message with something in it")),
             PacketKind::Done => {
                 self.replies.taken(packet.message, host)?;
-                taken.bytes += opened.headers;
-                taken.owed.extend(self.replies.behind(found.frame.owes()));
-                Ok(true)
+                Ok(self.took(found, &opened, taken))
             }
         }
     }
@@ -124,9 +118,14 @@ impl Inbox {
             (self.stuck, taken.held) = (stuck, true);
             return Ok(false);
         }
+        Ok(self.took(found, opened, taken))
+    }
+
+    /// All of a packet was taken. What it owes keeps its place behind answers. True: there may be more.
+    fn took(&mut self, found: &Found<'_>, opened: &Opened<'_>, taken: &mut Taken) -> bool {
         taken.bytes += opened.headers + opened.body;
         taken.owed.extend(self.replies.behind(found.frame.owes()));
-        Ok(true)
+        true
     }
 
     /// The message that begins with this frame.
