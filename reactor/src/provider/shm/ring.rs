@@ -281,7 +281,7 @@ impl<M: Memory> Producer<M> {
         if lines > 1 || self.position < self.clean_from {
             self.litter(header, here, lines);
         }
-        // SYNC: pairs with the acquire in `Consumer::peek`.
+        // SYNC: pairs with the acquires in `Consumer::glance` and `peek`.
         self.memory.header(here).store(header.pack(self.shape.lap(self.position)), Ordering::Release);
         self.position += lines as u64;
     }
@@ -444,7 +444,7 @@ impl<M: Memory> Consumer<M> {
             return false;
         }
         self.returned = self.position;
-        // SYNC: pairs with the acquire in `Producer::has_room`.
+        // SYNC: pairs with the acquire in `Producer::finds_room`.
         self.memory.returned().store(self.position, Ordering::Release);
         self.starves()
     }
