@@ -25,11 +25,11 @@ impl Endpoint {
         peer.again = None;
         self.next_connection = self.next_connection.wrapping_add(1);
         let question = Question::new(peer.dialect, self.at.port(), self.instance, self.next_connection);
-        self.call(at, Asks::Question(question, self.mark), PATIENCE)
+        self.ask(at, Asks::Question(question, self.mark), PATIENCE)
     }
 
     /// Begins to connect with a peer, and asks it with this.
-    pub(super) fn call(&mut self, at: usize, asks: Asks, patience: Duration) -> Result<()> {
+    pub(super) fn ask(&mut self, at: usize, asks: Asks, patience: Duration) -> Result<()> {
         let peer = &mut self.peers[at];
         let mut socket = Socket::open(self.at, peer.at, &self.tuning)
             .map_err(|errno| unreachable(self.at, (&peer.name, peer.at), errno))?;

@@ -81,7 +81,7 @@ impl Endpoint {
                     opened.at = source(from, at)?;
                 }
                 opened.open_clock()?;
-                opened.call(peer, Asks::Data(mark, data.to_vec()), patience)?;
+                opened.ask(peer, Asks::Data(mark, data.to_vec()), patience)?;
             }
             Way::Accept(handle) => {
                 let handle: Box<dyn Any> = handle;
