@@ -110,6 +110,23 @@ struct Peer {
     has_turned: bool,
 }
 
+impl Peer {
+    /// One that nobody has talked with yet.
+    fn new(name: Address, at: SocketAddr, dialect: Dialect) -> Self {
+        Self {
+            name,
+            at,
+            addr: None,
+            link: None,
+            sends: VecDeque::new(),
+            again: None,
+            until: None,
+            dialect,
+            has_turned: false,
+        }
+    }
+}
+
 /// What an endpoint is there for.
 enum Role {
     /// It talks with whom it likes: connects with those it sends to, and accepts those who call.

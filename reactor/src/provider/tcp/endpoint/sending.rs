@@ -1,6 +1,5 @@
 //! What an endpoint sends, and to whom.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -104,11 +103,7 @@ impl Endpoint {
             return Ok(*known);
         }
         let name = Address::of_socket(Scheme::Tcp, at)?;
-        let sends = VecDeque::new();
-        let (dialect, has_turned) = (self.dialect, false);
-        let (addr, link, again, until) = (None, None, None, None);
-        let peer = Peer { name, at, addr, link, sends, again, until, dialect, has_turned };
-        let known = self.peers.insert(peer);
+        let known = self.peers.insert(Peer::new(name, at, self.dialect));
         self.by_address.insert(at, known);
         Ok(known)
     }

@@ -1,7 +1,6 @@
 //! Endpoints that are connected with one peer, for as long as their connection lasts.
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -58,18 +57,7 @@ impl Endpoint {
         let role = single(0);
         let mut opened = Self::new(id, (any(at), tuning), role, (wait, receiving, ring))?;
         opened.serve(caps);
-        let sends = VecDeque::new();
-        let peer = Peer {
-            name: name.clone(),
-            at,
-            addr: Some(number),
-            link: None,
-            sends,
-            again: None,
-            until: None,
-            dialect: Dialect::Native,
-            has_turned: false,
-        };
+        let peer = Peer { addr: Some(number), ..Peer::new(name.clone(), at, Dialect::Native) };
         let peer = opened.peers.insert(peer);
         opened.by_address.insert(at, peer);
         opened.routes.resize(number.index() + 1, None);
