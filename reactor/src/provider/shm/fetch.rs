@@ -35,17 +35,16 @@
 //!
 //! # Safety
 //!
-//! One call of the kernel, and one more to see what it costs. It writes only to a buffer of this side, of which it is told
-//! the length.
+//! One call of the kernel, which writes only to buffers of this side, of which it is told the length.
 #![allow(unsafe_code)]
 
-use std::fmt;
+mod which;
+
 use std::hash::{BuildHasher, RandomState};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 use fabric_core::buf::{LentMemory, Source};
 use fabric_core::event::DownReason;
@@ -60,81 +59,7 @@ use super::segment::Segment;
 use super::socket::Socket;
 use crate::provider::origin::Origin;
 
-/// Which messages are fetched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Which {
-    /// From this length on; `usize::MAX` for none, in either direction.
-    pub(crate) from: usize,
-    /// Only what is by itself: where several follow each other, one side writes into the ring while the other reads.
-    pub(crate) only_alone: bool,
-}
-
-impl Which {
-    /// Unless said otherwise: what is by itself, where this machine makes it worth while (`docs/performance.md`).
-    pub(crate) fn unasked() -> Self {
-        static PAYS: OnceLock<bool> = OnceLock::new();
-        let from = if *PAYS.get_or_init(pays) { UNASKED_FROM } else { usize::MAX };
-        Self { from, only_alone: true }
-    }
-
-    /// Those of at least so many bytes.
-    pub(crate) fn from(len: usize) -> Self {
-        Self { from: len, only_alone: false }
-    }
-
-    pub(crate) fn is_none(self) -> bool {
-        self.from == usize::MAX
-    }
-
-    /// Whether a message of this length is fetched, by itself or not.
-    #[inline]
-    pub(crate) fn has(self, len: usize, alone: bool) -> bool {
-        len >= self.from && (alone || !self.only_alone)
-    }
-}
-
-impl fmt::Display for Which {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self { from: usize::MAX, .. } => write!(f, "of nothing"),
-            Self { from, only_alone: true } => write!(f, "of what has {from} bytes and is alone"),
-            Self { from, only_alone: false } => write!(f, "of what has {from} bytes"),
-        }
-    }
-}
-
-/// The shortest message that is fetched without being asked for, and how much is copied to find out whether it pays.
-const UNASKED_FROM: usize = 64 * 1024;
-/// How often both ways are tried for that; the best counts.
-const TRIALS: usize = 8;
-/// How much longer than a copy the kernel may take for one.
-const DEARER: u32 = 4;
-
-/// Whether the kernel copies between processes about as quickly as processes do: tried with this one's own memory.
-fn pays() -> bool {
-    let (from, mut into) = (vec![1; UNASKED_FROM], vec![0; UNASKED_FROM]);
-    let mut best = |copy: &mut dyn FnMut(&mut [u8]) -> bool| {
-        (0..TRIALS).try_fold(Duration::MAX, |best, _| {
-            let begin = Instant::now();
-            let copied = copy(&mut into);
-            copied.then(|| best.min(begin.elapsed()))
-        })
-    };
-    let plain = best(&mut |into| {
-        into.copy_from_slice(std::hint::black_box(&from));
-        true
-    });
-    let at = from.as_ptr().expose_provenance();
-    let process = std::process::id().cast_signed();
-    let by_kernel = best(&mut |into| {
-        let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: into.len() };
-        // SAFETY: the kernel writes to `into`, within its length, what it reads of `from`, which is as long.
-        let count = unsafe { libc::process_vm_readv(process, &raw const local, 1, &raw const remote, 1, 0) };
-        usize::try_from(count) == Ok(UNASKED_FROM)
-    });
-    plain.zip(by_kernel).is_some_and(|(plain, by_kernel)| by_kernel <= plain * DEARER)
-}
+pub(crate) use which::Which;
 
 /// What this process lets others read: the number, and where it lies.
 pub(crate) fn probe() -> (u64, u64) {
@@ -224,31 +149,12 @@ impl Reach {
             // How far into the one and the other.
             let (filled, probed) = (done.min(len), done.saturating_sub(len));
             let from = (at.wrapping_add(filled as u64), self.probe.0.wrapping_add(probed as u64));
-            match self.call(from, &mut into[filled..], &mut value[probed..])? {
+            match read_process(self.process, from, &mut into[filled..], &mut value[probed..])? {
                 0 => return Err(Errno::FAULT),
                 count => done += count,
             }
         }
         Ok(u64::from_ne_bytes(value))
-    }
-
-    /// One call: how many bytes of the two it has read.
-    fn call(&self, from: (u64, u64), into: &mut [MaybeUninit<u8>], value: &mut [u8]) -> Result<usize, Errno> {
-        let local = [
-            libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() },
-            libc::iovec { iov_base: value.as_mut_ptr().cast(), iov_len: value.len() },
-        ];
-        let remote = [
-            libc::iovec { iov_base: std::ptr::without_provenance_mut(from.0 as usize), iov_len: into.len() },
-            libc::iovec { iov_base: std::ptr::without_provenance_mut(from.1 as usize), iov_len: value.len() },
-        ];
-        // SAFETY: the kernel writes to the two slices, within their lengths; the other addresses are those of another
-        // process, and only read.
-        let count = unsafe { libc::process_vm_readv(self.process, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
-        usize::try_from(count).map_err(|_| {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or_default();
-            Errno::from_raw_os_error(errno)
-        })
     }
 
     fn has_ended(&self) -> bool {
@@ -281,6 +187,30 @@ impl Reach {
     pub(crate) fn fetched(&self) -> Moved {
         Moved { count: self.count.load(Ordering::Relaxed), bytes: self.bytes.load(Ordering::Relaxed) }
     }
+}
+
+/// One call: how many bytes it has read of the two places of this process, into the one and then the other.
+fn read_process(
+    process: i32,
+    from: (u64, u64),
+    into: &mut [MaybeUninit<u8>],
+    then: &mut [u8],
+) -> Result<usize, Errno> {
+    let local = [
+        libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() },
+        libc::iovec { iov_base: then.as_mut_ptr().cast(), iov_len: then.len() },
+    ];
+    let remote = [
+        libc::iovec { iov_base: std::ptr::without_provenance_mut(from.0 as usize), iov_len: into.len() },
+        libc::iovec { iov_base: std::ptr::without_provenance_mut(from.1 as usize), iov_len: then.len() },
+    ];
+    // SAFETY: the kernel writes to the two slices, within their lengths; the other addresses are only read, in whichever
+    // process.
+    let count = unsafe { libc::process_vm_readv(process, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
+    usize::try_from(count).map_err(|_| {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or_default();
+        Errno::from_raw_os_error(errno)
+    })
 }
 
 /// A message in the memory of its sender, which waits until this is dropped.
@@ -396,21 +326,6 @@ mod tests {
 
     fn returned(segment: &Segment) -> Vec<u64> {
         (0..SLOTS / 64).map(|word| segment.take_returned(word)).collect()
-    }
-
-    #[test]
-    fn what_was_asked_for_is_fetched_always_and_the_rest_by_itself() {
-        let asked = Which::from(1000);
-        assert_eq!(
-            [(999, true), (1000, true), (1000, false)].map(|(len, alone)| asked.has(len, alone)),
-            [false, true, true]
-        );
-        let unasked = Which { from: UNASKED_FROM, only_alone: true };
-        let cases = [(UNASKED_FROM - 1, true), (UNASKED_FROM, true), (UNASKED_FROM, false)];
-        assert_eq!(cases.map(|(len, alone)| unasked.has(len, alone)), [false, true, false]);
-        assert!(Which::from(usize::MAX).is_none() && !asked.is_none());
-        let found = Which::unasked();
-        assert!(found.only_alone && (found.is_none() || found == unasked));
     }
 
     #[test]

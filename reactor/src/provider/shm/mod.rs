@@ -16,7 +16,7 @@
 //! | `area` | memory that peers reach by themselves |
 //! | `loans` | memory that changes hands instead of being copied |
 //! | `desk` | what peers ask for is done here: accesses to regions that are not mapped |
-//! | `fetch` | messages that are copied straight out of their sender's memory |
+//! | `fetch` | messages that are copied straight out of their sender's memory; which those are |
 //! | `windows` | the areas of a peer, as they are mapped here |
 
 mod area;
