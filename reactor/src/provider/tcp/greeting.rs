@@ -10,7 +10,7 @@ use fabric_core::tcp::{Broken, Control, ControlKind, Dialect, Mark, Order, PRIVA
 use fabric_core::{Address, Error, Scheme};
 use rustix::io::Errno;
 
-use super::dialing::{Dialing, Heard};
+use super::dialing::{Dialing, Heard, unreachable};
 use super::socket::{Received, Sent, Socket};
 use crate::uring::{Ended, Ticket};
 
@@ -67,9 +67,16 @@ pub(crate) enum Greeting {
     Reply(Reply, Order, Vec<u8>),
     /// What it says to a program.
     Answer(Answer),
+    /// It comes to nothing.
+    Failed(Failure),
+}
+
+/// Why a greeting comes to nothing.
+#[derive(Debug)]
+pub(crate) enum Failure {
     /// Nobody was reached.
-    Failed(Errno),
-    /// It hung up.
+    Unreachable(Errno),
+    /// The peer hung up, or cannot be listened to.
     Gone,
     /// What it says makes no sense.
     Broken(&'static str),
@@ -89,6 +96,17 @@ pub(crate) enum Answer {
     Refused {
         private: Vec<u8>,
     },
+}
+
+impl Failure {
+    /// What whoever wanted to talk with this peer hears.
+    pub(crate) fn error(self, from: SocketAddr, (peer, to): (&Address, SocketAddr)) -> Error {
+        match self {
+            Self::Unreachable(errno) => unreachable(from, (peer, to), errno),
+            Self::Gone => Error::PeerGone(peer.clone()),
+            Self::Broken(what) => Error::Protocol { peer: peer.clone(), what: what.into() },
+        }
+    }
 }
 
 impl Caller {
@@ -195,10 +213,10 @@ impl Callee {
         let dialing = self.dialing.as_mut()?;
         Some(match dialing.heard(&mut self.socket, what, (wait, token))? {
             Heard::Done => self.ask(wait, token),
-            Heard::Failed(errno) => Greeting::Failed(errno),
+            Heard::Failed(errno) => Greeting::Failed(Failure::Unreachable(errno)),
             Heard::Late => Greeting::Late,
             Heard::GoesOn => Greeting::Later,
-            Heard::Lost => Greeting::Gone,
+            Heard::Lost => Greeting::Failed(Failure::Gone),
         })
     }
 
@@ -208,9 +226,9 @@ impl Callee {
             Ok(true) => {}
             Ok(false) => {
                 let is_watched = self.socket.watch(wait, token, Interest::Write).is_ok();
-                return if is_watched { Greeting::Later } else { Greeting::Gone };
+                return if is_watched { Greeting::Later } else { Greeting::Failed(Failure::Gone) };
             }
-            Err(errno) => return Greeting::Failed(errno),
+            Err(errno) => return Greeting::Failed(Failure::Unreachable(errno)),
         }
         self.dialing = None;
         let said = match &self.asks {
@@ -220,7 +238,7 @@ impl Callee {
             Asks::Data(mark, private) => say(&self.socket, ControlKind::Request, Some(*mark), private),
         };
         if !said || self.socket.watch(wait, token, Interest::Read).is_err() {
-            return Greeting::Gone;
+            return Greeting::Failed(Failure::Gone);
         }
         Greeting::Later
     }
@@ -234,9 +252,9 @@ impl Callee {
         };
         let (control, len) = match Control::decode(&self.bytes) {
             Ok(Some(whole)) => whole,
-            Ok(None) if is_over => return Greeting::Gone,
+            Ok(None) if is_over => return Greeting::Failed(Failure::Gone),
             Ok(None) => return Greeting::Later,
-            Err(broken) => return Greeting::Broken(broken.0),
+            Err(broken) => return Greeting::Failed(Failure::Broken(broken.0)),
         };
         let question = match &self.asks {
             Asks::Question(question, _) => question,
@@ -244,14 +262,14 @@ impl Callee {
         };
         match question.answered(&control) {
             Ok(reply) => Greeting::Reply(reply, control.order, self.bytes.split_off(len)),
-            Err(broken) => Greeting::Broken(broken.0),
+            Err(broken) => Greeting::Failed(Failure::Broken(broken.0)),
         }
     }
 
     /// What a peer says to a program.
     fn answer(&mut self, control: &Control, len: usize) -> Greeting {
         match control.kind {
-            ControlKind::Request => Greeting::Broken("a question instead of an answer"),
+            ControlKind::Request => Greeting::Failed(Failure::Broken("a question instead of an answer")),
             ControlKind::Refuse => Greeting::Answer(Answer::Refused { private: control.private().to_vec() }),
             ControlKind::Accept => {
                 let rest = self.bytes.split_off(len);

@@ -84,17 +84,8 @@ impl Endpoint {
                 let error = Error::TimedOut(self.peers[peer].name.clone());
                 self.asked_over(host, at, &error);
             }
-            Greeting::Failed(errno) => {
-                let (name, to) = (&self.peers[peer].name, self.peers[peer].at);
-                let error = unreachable(self.at, (name, to), errno);
-                self.asked_over(host, at, &error);
-            }
-            Greeting::Broken(what) => {
-                let error = Error::Protocol { peer: self.peers[peer].name.clone(), what: what.into() };
-                self.asked_over(host, at, &error);
-            }
-            Greeting::Gone => {
-                let error = Error::PeerGone(self.peers[peer].name.clone());
+            Greeting::Failed(failure) => {
+                let error = failure.error(self.at, (&self.peers[peer].name, self.peers[peer].at));
                 self.asked_over(host, at, &error);
             }
             Greeting::Reply(Reply::Rival, ..) => {

@@ -11,7 +11,6 @@ use fabric_core::tcp::{Agreed, Dialect, Mark, Order, Takes};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, Result, Scheme};
 
-use super::super::dialing::unreachable;
 use super::super::greeting::{Answer, Asks, Greeting};
 use super::super::socket::Socket;
 use super::passive::Called;
@@ -112,9 +111,7 @@ impl Endpoint {
         let error = match greeting {
             Greeting::Later => return,
             Greeting::Late => Error::TimedOut(name.clone()),
-            Greeting::Failed(errno) => unreachable(self.at, (name, *to), errno),
-            Greeting::Broken(what) => Error::Protocol { peer: name.clone(), what: what.into() },
-            Greeting::Gone => Error::PeerGone(name.clone()),
+            Greeting::Failed(failure) => failure.error(self.at, (name, *to)),
             // To a question that was not asked.
             Greeting::Reply(..) => Error::PeerGone(name.clone()),
             Greeting::Answer(Answer::Refused { private }) => {
