@@ -159,7 +159,7 @@ struct MeasureArgs {
     /// Time for each size
     #[arg(long, default_value_t = 1.5, value_parser = seconds, allow_negative_numbers = true)]
     seconds: f64,
-    /// From which size on messages are copied once instead of twice: 0, 64KiB, 1GiB
+    /// From which size on messages are copied once instead of twice, by themselves or not: 0, 64KiB, 1GiB
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     single_copy_from: Option<Size>,
     /// Endpoints on the other side that are connected as well, and silent, for each thread

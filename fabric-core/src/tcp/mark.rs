@@ -23,8 +23,8 @@ const VERSION: u8 = 1;
 const TAGS: u32 = 1;
 const ATOMICS: u32 = 2;
 
-/// What a connected endpoint says of itself to one of this library: what it takes. That it says anything means that it
-/// understands refusals, and verdicts behind answers.
+/// What an endpoint that is connected, or speaks RXM, says of itself to one of this library: what it takes. That it
+/// says anything means that it understands refusals, and verdicts behind answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     tags: bool,

@@ -4,6 +4,7 @@
 //! piece by piece, between two messages. So a peer that asks for much and reads nothing costs a bounded number of
 //! questions and one piece, and may have to wait until it reads. How many bytes it may ask for has no limit: they lie where they
 //! are anyway, and two peers that each ask for much would both stop listening, and never read what they have asked for.
+//! What atomic operations fetch is here from the beginning, and has a limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
