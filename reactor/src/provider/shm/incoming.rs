@@ -216,10 +216,7 @@ impl Incoming {
     /// Takes one record; false when it has to stay.
     #[inline(always)] // likewise
     fn take(&mut self, record: Record, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
-        if self.landing.is_some() {
-            return self.take_other(record, rx, host);
-        }
-        if record.header.kind != WHOLE {
+        if self.landing.is_some() || record.header.kind != WHOLE {
             return self.take_other(record, rx, host);
         }
         let (layout, payload) = self.parts(record)?;
