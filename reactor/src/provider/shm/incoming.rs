@@ -152,17 +152,21 @@ impl Incoming {
                         break;
                     }
                 }
-                _ => return self.pump_all(rx, host).map(|moved| moved || taken > 0),
+                _ => return self.pump_all(rx, host, (taken, bytes)),
             }
         }
         Ok(true)
     }
 
-    /// Likewise, whatever it is.
-    fn pump_all(&mut self, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
-        let mut bytes = 0;
-        let mut moved = false;
-        for _ in 0..RECORDS_PER_PASS {
+    /// Likewise, whatever it is, after so many records and bytes of this pass.
+    fn pump_all(
+        &mut self,
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+        (taken, mut bytes): (usize, usize),
+    ) -> Result<bool, Broken> {
+        let mut moved = taken > 0;
+        for _ in taken..RECORDS_PER_PASS {
             let Some(record) = self.ring.peek()? else { break };
             self.ring.memory().expect(record.start, record.header.len as usize);
             if !self.take(record, rx, host)? {
