@@ -8,7 +8,8 @@ const WORDS: u64 = 100;
 
 /// Dies with the first pieces of a long message under way.
 pub(super) async fn mid_send(name: &str) -> ! {
-    let ep = Endpoint::bind("shm://").await.unwrap();
+    // In pieces: one that its receiver copies is nobody's when its sender dies before.
+    let ep = Endpoint::options().single_copy_from(usize::MAX).bind("shm://").await.unwrap();
     let peer = ep.lookup(name).await.unwrap();
     ep.send(peer, "here").tag(1).await.unwrap();
     ep.recv().tag(2).from(peer).await.unwrap();
@@ -18,7 +19,8 @@ pub(super) async fn mid_send(name: &str) -> ! {
 
 /// Dies with the first pieces of a long message taken.
 pub(super) async fn mid_receive(name: &str) -> ! {
-    let ep = Endpoint::bind("shm://").await.unwrap();
+    // In pieces: one that its receiver copies is nobody's when its sender dies before.
+    let ep = Endpoint::options().single_copy_from(usize::MAX).bind("shm://").await.unwrap();
     let peer = ep.lookup(name).await.unwrap();
     ep.send(peer, "here").tag(1).await.unwrap();
     ep.recv().tag(2).from(peer).await.unwrap();
