@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release --example cq_stream`
 //!
-//! A task posts sends as fast as credits allow; the queue yields their completions, and those of the receives on the
-//! other side, in batches below and one by one above. A failed operation is an entry like any other.
+//! A task posts sends as fast as credits allow; the queue yields their completions, and those of
+//! the receives on the other side, in batches below and one by one above. A failed operation is an
+//! entry like any other.
 
 use fabric_async::{Endpoint, Error, OpKind, Result};
 use futures_util::StreamExt;
@@ -13,11 +14,16 @@ const RECEIVES: u64 = 64;
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let (tx, rx) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+    let (tx, rx) = (
+        Endpoint::bind("shm://").await?,
+        Endpoint::bind("shm://").await?,
+    );
     let peer = tx.lookup(rx.name()).await?;
 
     // The receiving side keeps some receives posted and posts each buffer again.
-    let mut received = rx.completions().ok_or(Error::Unbound(fabric_async::Class::CompletionQueue))?;
+    let mut received = rx
+        .completions()
+        .ok_or(Error::Unbound(fabric_async::Class::CompletionQueue))?;
     let receiver = tokio::spawn(async move {
         for context in 0..RECEIVES {
             rx.recv_into(vec![0u8; 64]).context(context).post()?;
@@ -38,7 +44,9 @@ async fn main() -> Result<()> {
     });
 
     // The sending side posts until it is told to try again, then takes a batch of completions.
-    let mut sent = tx.completions().ok_or(Error::Unbound(fabric_async::Class::CompletionQueue))?;
+    let mut sent = tx
+        .completions()
+        .ok_or(Error::Unbound(fabric_async::Class::CompletionQueue))?;
     let (mut posted, mut completed, mut refused) = (0, 0, 0u64);
     let mut batch = Vec::with_capacity(256);
     while completed < MESSAGES {
@@ -63,7 +71,9 @@ async fn main() -> Result<()> {
         }
     }
     let (count, sum) = receiver.await.map_err(|_| Error::Canceled)??;
-    println!("{completed} sends completed, {refused} times out of credit; {count} received, sum {sum}");
+    println!(
+        "{completed} sends completed, {refused} times out of credit; {count} received, sum {sum}"
+    );
     assert_eq!(sum, (0..MESSAGES).sum());
     Ok(())
 }

@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release --example multi_recv`
 //!
-//! The program starts itself a second time as the sender. Nobody posts a receive for each message, and none has to be as
-//! large as the longest: a buffer takes messages until it is used up, and is used again when they have been dropped.
+//! The program starts itself a second time as the sender. Nobody posts a receive for each message,
+//! and none has to be as large as the longest: a buffer takes messages until it is used up, and is
+//! used again when they have been dropped.
 
 use std::process::Command;
 use std::time::Instant;
@@ -41,18 +42,26 @@ async fn receive() -> Result<()> {
     for _ in 0..BUFFERS {
         posted.push_back(post(&ep, BytesMut::with_capacity(BUFFER))?);
     }
-    let mut sender = Command::new(program).args(["--sender", &name]).spawn().map_err(os("fork"))?;
+    let mut sender = Command::new(program)
+        .args(["--sender", &name])
+        .spawn()
+        .map_err(os("fork"))?;
 
     let (mut received, mut bytes, mut used, mut again) = (0, 0, 0u64, 0u64);
     let mut began = None;
     while received < MESSAGES {
-        let Some(mut messages) = posted.pop_front() else { break };
+        let Some(mut messages) = posted.pop_front() else {
+            break;
+        };
         used += 1;
         while let Some(message) = messages.next().await {
             let message = message?;
             began.get_or_insert_with(Instant::now);
             let number = message.data().unwrap_or(u64::MAX);
-            assert!(number == received && message.len() == size(number), "every message, and in order");
+            assert!(
+                number == received && message.len() == size(number),
+                "every message, and in order"
+            );
             bytes += message.len();
             received += 1;
             if received == MESSAGES {
@@ -66,9 +75,19 @@ async fn receive() -> Result<()> {
         posted.push_back(post(&ep, rest)?);
     }
     let took = began.map_or(0.0, |began| began.elapsed().as_secs_f64());
-    println!("{received} messages of {} to {} bytes, {bytes} bytes in all", SIZES[0], SIZES[4]);
-    println!("{:.2} million messages a second", received as f64 / took / 1e6);
-    println!("{used} times a buffer of {} KiB, {} messages in each", BUFFER >> 10, received / used);
+    println!(
+        "{received} messages of {} to {} bytes, {bytes} bytes in all",
+        SIZES[0], SIZES[4]
+    );
+    println!(
+        "{:.2} million messages a second",
+        received as f64 / took / 1e6
+    );
+    println!(
+        "{used} times a buffer of {} KiB, {} messages in each",
+        BUFFER >> 10,
+        received / used
+    );
     println!("{again} times its memory was used again");
     sender.wait().map_err(os("wait4"))?;
     Ok(())
@@ -88,7 +107,9 @@ async fn send(name: &str) -> Result<()> {
     let peer = ep.lookup(name).await?;
     let payload = bytes::Bytes::from_static(&[7; 1000]);
     for number in 0..MESSAGES {
-        ep.send(peer, payload.slice(..size(number))).data(number).await?;
+        ep.send(peer, payload.slice(..size(number)))
+            .data(number)
+            .await?;
     }
     Ok(())
 }

@@ -1,18 +1,25 @@
-//! The object model step by step, for those who come from libfabric: discover, fabric, domain, queues, endpoints,
-//! messages, and closing in order.
+//! The object model step by step, for those who come from libfabric: discover, fabric, domain,
+//! queues, endpoints, messages, and closing in order.
 //!
 //! `cargo run --release --example object_model`
 
-use fabric_async::{Access, Caps, CounterBind, CqBind, EpType, Error, Fabric, Hints, Result, discover};
+use fabric_async::{
+    Access, Caps, CounterBind, CqBind, EpType, Error, Fabric, Hints, Result, discover,
+};
 use futures_util::StreamExt;
 
 #[tokio::main]
 async fn main() -> Result<()> {
     // fi_getinfo: what do I need, who can do it?
-    let hints =
-        Hints::new().provider("shm").ep_type(EpType::Rdm).caps(Caps::MSG | Caps::TAGGED | Caps::SOURCE);
+    let hints = Hints::new()
+        .provider("shm")
+        .ep_type(EpType::Rdm)
+        .caps(Caps::MSG | Caps::TAGGED | Caps::SOURCE);
     let info = discover(&hints).await?.swap_remove(0);
-    println!("found {} {:?}, messages up to {} bytes", info.fabric.provider, info.caps, info.ep.max_msg_size);
+    println!(
+        "found {} {:?}, messages up to {} bytes",
+        info.fabric.provider, info.caps, info.ep.max_msg_size
+    );
     if let Err(refused) = discover(&Hints::new().caps(Caps::TRIGGER)).await {
         println!("nobody does triggered operations:\n{refused}");
     }
@@ -24,10 +31,22 @@ async fn main() -> Result<()> {
     domain.bind_eq(&eq)?;
 
     // fi_cq_open, fi_av_open, fi_cntr_open, and two endpoints on them.
-    let (mut cq, av, sends) = (domain.completion_queue(64)?, domain.address_vector()?, domain.counter()?);
-    let a = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT)?.bind_av(&av)?;
+    let (mut cq, av, sends) = (
+        domain.completion_queue(64)?,
+        domain.address_vector()?,
+        domain.counter()?,
+    );
+    let a = domain
+        .endpoint(&info)?
+        .bind_cq(&cq, CqBind::TRANSMIT)?
+        .bind_av(&av)?;
     let a = a.bind_counter(&sends, CounterBind::SEND)?.enable().await?;
-    let b = domain.endpoint(&info)?.bind_cq(&cq, CqBind::RECV)?.bind_av(&av)?.enable().await?;
+    let b = domain
+        .endpoint(&info)?
+        .bind_cq(&cq, CqBind::RECV)?
+        .bind_av(&av)?
+        .enable()
+        .await?;
     let to_b = av.insert(b.name())?;
     println!("{a:?} sends to {}", av.lookup(to_b)?);
 
@@ -39,11 +58,16 @@ async fn main() -> Result<()> {
     // and to the queue:
     for number in 0..3 {
         b.recv_into(vec![0; 64]).context(100 + number).post()?;
-        a.send(to_b, format!("message {number}")).context(number).post()?;
+        a.send(to_b, format!("message {number}"))
+            .context(number)
+            .post()?;
     }
     for _ in 0..6 {
         let Some(done) = cq.next().await else { break };
-        println!("context {:>3}: {:?} of {} bytes", done.context, done.kind, done.transfer.len);
+        println!(
+            "context {:>3}: {:?} of {} bytes",
+            done.context, done.kind, done.transfer.len
+        );
     }
     println!("sends counted: {}", sends.wait(4).await?);
 

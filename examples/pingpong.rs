@@ -1,15 +1,17 @@
-//! Two processes talk over shared memory, or over tcp or udp, through `.await`; prints what it takes.
+//! Two processes talk over shared memory, or over tcp or udp, through `.await`; prints what it
+//! takes.
 //!
 //! `cargo run --release --example pingpong`
 //! `cargo run --release --example pingpong -- --provider tcp`
 //! `cargo run --release --example pingpong -- --provider udp`
 //!
-//! The program starts itself a second time as the peer, each process on a core of its own. For every size it measures
-//! the half round trip of a message, then how fast messages stream in one direction. Beside it stands what this
-//! machine can do at all, measured in the same run: a cache line bouncing between two cores, and `memcpy`.
+//! The program starts itself a second time as the peer, each process on a core of its own. For
+//! every size it measures the half round trip of a message, then how fast messages stream in one
+//! direction. Beside it stands what this machine can do at all, measured in the same run: a cache
+//! line bouncing between two cores, and `memcpy`.
 //!
-//! Over udp a message is a datagram, which has no tag and may be lost: there the peer only sends back what comes, and nothing
-//! is streamed.
+//! Over udp a message is a datagram, which has no tag and may be lost: there the peer only sends
+//! back what comes, and nothing is streamed.
 
 use std::io::{IsTerminal, Write};
 use std::process::{Child, Command};
@@ -56,7 +58,10 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Error::Os { call: "epoll_create1", errno: error.raw_os_error().unwrap_or(0) })?;
+        .map_err(|error| Error::Os {
+            call: "epoll_create1",
+            errno: error.raw_os_error().unwrap_or(0),
+        })?;
     match peer_of {
         Some((name, core)) => {
             core.map(pin::to_core);
@@ -71,9 +76,12 @@ fn main() -> Result<()> {
     }
 }
 
-/// Runs the work as services run: a task of its own is quicker than the future that `block_on` polls.
+/// Runs the work as services run: a task of its own is quicker than the future that `block_on`
+/// polls.
 async fn in_a_task(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
-    tokio::spawn(work).await.unwrap_or_else(|ended| std::panic::resume_unwind(ended.into_panic()))
+    tokio::spawn(work)
+        .await
+        .unwrap_or_else(|ended| std::panic::resume_unwind(ended.into_panic()))
 }
 
 /// The peer: does what it is asked until told to end, or until the other process is gone.
@@ -112,7 +120,9 @@ async fn mirror(ep: &Endpoint, other: FiAddr) -> Result<()> {
     let mut buf = vec![0; DATAGRAMS[DATAGRAMS.len() - 1]];
     loop {
         buf.resize(DATAGRAMS[DATAGRAMS.len() - 1], 0);
-        let Ok(got) = tokio::time::timeout(ALONE, ep.recv_into(buf)).await else { return Ok(()) };
+        let Ok(got) = tokio::time::timeout(ALONE, ep.recv_into(buf)).await else {
+            return Ok(());
+        };
         buf = ep.send(other, got?.into_buf()).await?.into_buf();
     }
 }
@@ -124,14 +134,25 @@ async fn endpoint(provider: &str) -> Result<Endpoint> {
         "udp" => "udp://127.0.0.1:0",
         _ => "shm://",
     };
-    Endpoint::options().wait_policy(WaitPolicy::Spin).bind(anywhere).await
+    Endpoint::options()
+        .wait_policy(WaitPolicy::Spin)
+        .bind(anywhere)
+        .await
 }
 
-async fn measure(provider: String, (line, memcpy): (Duration, f64), peer_core: Option<usize>) -> Result<()> {
+async fn measure(
+    provider: String,
+    (line, memcpy): (Duration, f64),
+    peer_core: Option<usize>,
+) -> Result<()> {
     let ep = endpoint(&provider).await?;
     let _child = Peer::start(&provider, &ep.name().to_string(), peer_core)?;
     let datagrams = provider == "udp";
-    let ready = if datagrams { ep.recv().await? } else { ep.recv().tag(CONTROL).await? };
+    let ready = if datagrams {
+        ep.recv().await?
+    } else {
+        ep.recv().tag(CONTROL).await?
+    };
     let peer = ready.source()?;
 
     let floor_ns = line.as_secs_f64() * 1e9;
@@ -144,13 +165,21 @@ async fn measure(provider: String, (line, memcpy): (Duration, f64), peer_core: O
         "{:>8}  {:>9} {:>9} {:>9}  {:>8}  {:>12} {:>8}  {:>8}",
         "size", "p50 us", "p99 us", "p99.9 us", "x floor", "messages/s", "GB/s", "x memcpy"
     );
-    for &size in if datagrams { &DATAGRAMS[..] } else { &SIZES[..] } {
+    for &size in if datagrams {
+        &DATAGRAMS[..]
+    } else {
+        &SIZES[..]
+    } {
         let latency = latency(&ep, peer, size, datagrams).await?;
         let mut rates = ["-".to_owned(), "-".to_owned(), "-".to_owned()];
         if !datagrams {
             let rate = stream(&ep, peer, size).await?;
             let bytes = rate * size as f64;
-            rates = [format!("{rate:.0}"), format!("{:.3}", bytes / 1e9), format!("{:.3}", bytes / memcpy)];
+            rates = [
+                format!("{rate:.0}"),
+                format!("{:.3}", bytes / 1e9),
+                format!("{:.3}", bytes / memcpy),
+            ];
         }
         let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
         progress(None);
@@ -174,7 +203,12 @@ async fn measure(provider: String, (line, memcpy): (Duration, f64), peer_core: O
 }
 
 /// Half round trips, in nanoseconds.
-async fn latency(ep: &Endpoint, peer: FiAddr, size: usize, datagrams: bool) -> Result<Histogram<u64>> {
+async fn latency(
+    ep: &Endpoint,
+    peer: FiAddr,
+    size: usize,
+    datagrams: bool,
+) -> Result<Histogram<u64>> {
     let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000, 3)
         .unwrap_or_else(|_| unreachable!("a minute in nanoseconds, to 3 digits, is allowed"));
     let (mut ping, mut pong) = (vec![7u8; size], vec![0u8; size]);
@@ -185,7 +219,8 @@ async fn latency(ep: &Endpoint, peer: FiAddr, size: usize, datagrams: bool) -> R
         if !datagrams {
             ask(ep, peer, [ECHO, size as u64, batch]).await?;
         }
-        // The clock is looked at once a trip, which is a tenth of what is measured; what is done with the time waits.
+        // The clock is looked at once a trip, which is a tenth of what is measured; what is done
+        // with the time waits.
         let mut times = Vec::with_capacity(batch as usize + 1);
         times.push(Instant::now());
         let done = AtomicU64::new(0);
@@ -199,7 +234,9 @@ async fn latency(ep: &Endpoint, peer: FiAddr, size: usize, datagrams: bool) -> R
             Ok::<_, Error>(())
         };
         if datagrams {
-            unless_lost(trips, &done).await.expect("a datagram was lost, which ends a ping-pong")?;
+            unless_lost(trips, &done)
+                .await
+                .expect("a datagram was lost, which ends a ping-pong")?;
         } else {
             trips.await?;
         }
@@ -210,9 +247,17 @@ async fn latency(ep: &Endpoint, peer: FiAddr, size: usize, datagrams: bool) -> R
         let per_trip = (times[times.len() - 1] - times[0]).as_secs_f64() / batch as f64;
         batch = ((LATENCY_TIME.as_secs_f64() / 10.0 / per_trip) as u64).clamp(10, 1 << 20);
         warm = true;
-        progress(Some((size, "latency", start.elapsed().as_secs_f64() / LATENCY_TIME.as_secs_f64())));
+        progress(Some((
+            size,
+            "latency",
+            start.elapsed().as_secs_f64() / LATENCY_TIME.as_secs_f64(),
+        )));
     }
-    assert_eq!(ping.len(), pong.len(), "what comes back is as long as what was sent");
+    assert_eq!(
+        ping.len(),
+        pong.len(),
+        "what comes back is as long as what was sent"
+    );
     Ok(histogram)
 }
 
@@ -238,8 +283,13 @@ async fn stream(ep: &Endpoint, peer: FiAddr, size: usize) -> Result<f64> {
         ep.recv().tag(CONTROL).from(peer).await?;
         let elapsed = began.elapsed().as_secs_f64();
         rates.push(count as f64 / elapsed);
-        count = ((count as f64 * STREAM_TIME.as_secs_f64() / 5.0 / elapsed) as u64).clamp(64, 1 << 22);
-        progress(Some((size, "stream ", start.elapsed().as_secs_f64() / STREAM_TIME.as_secs_f64())));
+        count =
+            ((count as f64 * STREAM_TIME.as_secs_f64() / 5.0 / elapsed) as u64).clamp(64, 1 << 22);
+        progress(Some((
+            size,
+            "stream ",
+            start.elapsed().as_secs_f64() / STREAM_TIME.as_secs_f64(),
+        )));
     }
     rates.sort_by(f64::total_cmp);
     Ok(rates[rates.len() / 2])
@@ -255,7 +305,10 @@ async fn finish(
 }
 
 async fn ask(ep: &Endpoint, peer: FiAddr, request: [u64; 3]) -> Result<()> {
-    let bytes: Vec<u8> = request.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let bytes: Vec<u8> = request
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect();
     ep.send(peer, bytes).tag(CONTROL).await?;
     Ok(())
 }
@@ -283,7 +336,9 @@ fn progress(at: Option<(usize, &str, f64)>) {
         return;
     }
     let _ = match at {
-        Some((size, what, part)) => write!(out, "\r{:>8}  {what} {:>3.0} %", label(size), part * 100.0),
+        Some((size, what, part)) => {
+            write!(out, "\r{:>8}  {what} {:>3.0} %", label(size), part * 100.0)
+        }
         None => write!(out, "\r{:30}\r", ""),
     };
     let _ = out.flush();
@@ -294,17 +349,24 @@ struct Peer(Child);
 
 impl Peer {
     fn start(provider: &str, name: &str, core: Option<usize>) -> Result<Self> {
-        let failed =
-            |error: std::io::Error| Error::Os { call: "execve", errno: error.raw_os_error().unwrap_or(0) };
+        let failed = |error: std::io::Error| Error::Os {
+            call: "execve",
+            errno: error.raw_os_error().unwrap_or(0),
+        };
         let program = std::env::current_exe().map_err(failed)?;
         let core = core.map_or_else(|| "any".into(), |core| core.to_string());
-        Command::new(program).args(["--peer", provider, name, &core]).spawn().map(Self).map_err(failed)
+        Command::new(program)
+            .args(["--peer", provider, name, &core])
+            .spawn()
+            .map(Self)
+            .map_err(failed)
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It ends by itself when it was asked to, or when this process goes; this is for errors in between.
+        // It ends by itself when it was asked to, or when this process goes; this is for errors in
+        // between.
         for _ in 0..100 {
             if let Ok(Some(_)) = self.0.try_wait() {
                 return;

@@ -2,10 +2,11 @@
 //!
 //! `cargo run --release --example rma`, or with `-- --provider tcp` over a socket
 //!
-//! The program starts itself a second time as the camera. The viewer allocates memory for two frames and tells the
-//! camera where it lies. The camera writes frames there, one after the other in turns, each with a number that makes an
-//! entry in the viewer's completion queue; and reads the viewer's credit, a counter that says how many frames were looked
-//! at, so that it never writes over one that was not.
+//! The program starts itself a second time as the camera. The viewer allocates memory for two
+//! frames and tells the camera where it lies. The camera writes frames there, one after the other
+//! in turns, each with a number that makes an entry in the viewer's completion queue; and reads the
+//! viewer's credit, a counter that says how many frames were looked at, so that it never writes
+//! over one that was not.
 
 use std::process::Command;
 use std::time::Instant;
@@ -33,27 +34,42 @@ async fn main() -> Result<()> {
 
 async fn viewer(provider: &str) -> Result<()> {
     let ep = Endpoint::bind(&format!("{provider}://")).await?;
-    let region = ep.domain().alloc(LOOKED_AT + 8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-    let mut completions = ep.completions().ok_or(Error::Unbound(Class::CompletionQueue))?;
+    let region = ep
+        .domain()
+        .alloc(LOOKED_AT + 8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+    let mut completions = ep
+        .completions()
+        .ok_or(Error::Unbound(Class::CompletionQueue))?;
     let program = std::env::current_exe().map_err(os("readlink"))?;
-    let mut camera =
-        Command::new(program).args(["--camera", &ep.name().to_string()]).spawn().map_err(os("fork"))?;
+    let mut camera = Command::new(program)
+        .args(["--camera", &ep.name().to_string()])
+        .spawn()
+        .map_err(os("fork"))?;
 
     let hello = ep.recv().await?;
-    ep.send(hello.source()?, region.remote().to_bytes().to_vec()).await?;
+    ep.send(hello.source()?, region.remote().to_bytes().to_vec())
+        .await?;
     let (began, mut entries, mut frame) = (Instant::now(), Vec::new(), vec![0u8; FRAME]);
     for number in 0..FRAMES {
         if entries.is_empty() {
             completions.next_batch(&mut entries, 64).await;
         }
         let written = entries.remove(0);
-        assert_eq!((written.kind, written.transfer.data), (OpKind::RemoteWrite, Some(number)));
+        assert_eq!(
+            (written.kind, written.transfer.data),
+            (OpKind::RemoteWrite, Some(number))
+        );
         region.read(number as usize % 2 * FRAME, &mut frame)?;
-        assert!(frame.iter().all(|pixel| *pixel == number as u8), "all of frame {number}");
+        assert!(
+            frame.iter().all(|pixel| *pixel == number as u8),
+            "all of frame {number}"
+        );
         region.atomic(LOOKED_AT, AtomicOp::Sum, 1u64)?;
     }
     let rate = FRAMES as f64 / began.elapsed().as_secs_f64();
-    println!("{FRAMES} frames of 1 MiB written, looked at and checked: {rate:.0} frames per second");
+    println!(
+        "{FRAMES} frames of 1 MiB written, looked at and checked: {rate:.0} frames per second"
+    );
     ep.send(hello.source()?, "thank you").await?;
     camera.wait().map_err(os("wait4"))?;
     Ok(())
@@ -69,7 +85,12 @@ async fn camera(viewer: &str) -> Result<()> {
     let mut frame = vec![0u8; FRAME];
     for number in 0..FRAMES {
         // Two frames may be under way: the one before the last must have been looked at.
-        while ep.atomic_load::<u64>(peer, remote.at(LOOKED_AT as u64)).await? + 2 <= number {
+        while ep
+            .atomic_load::<u64>(peer, remote.at(LOOKED_AT as u64))
+            .await?
+            + 2
+            <= number
+        {
             tokio::task::yield_now().await;
         }
         frame.fill(number as u8);
@@ -81,5 +102,8 @@ async fn camera(viewer: &str) -> Result<()> {
 }
 
 fn os(call: &'static str) -> impl Fn(std::io::Error) -> Error {
-    move |error| Error::Os { call, errno: error.raw_os_error().unwrap_or(0) }
+    move |error| Error::Os {
+        call,
+        errno: error.raw_os_error().unwrap_or(0),
+    }
 }

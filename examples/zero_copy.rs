@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release --example zero_copy`
 //!
-//! The program starts itself a second time as the screen. The renderer writes each frame in place, in memory that it lends
-//! to the screen; the screen looks at it where it lies. The same frames are then sent as ordinary messages, to compare.
+//! The program starts itself a second time as the screen. The renderer writes each frame in place,
+//! in memory that it lends to the screen; the screen looks at it where it lies. The same frames are
+//! then sent as ordinary messages, to compare.
 #![allow(unsafe_code)] // looking at a frame in the sender's memory
 
 use std::process::Command;
@@ -34,7 +35,10 @@ async fn render() -> Result<()> {
     let os = |call| move |error: std::io::Error| Error::os(call, error.raw_os_error().unwrap_or(0));
     let program = std::env::current_exe().map_err(os("readlink"))?;
     let name = ep.name().to_string();
-    let mut screen = Command::new(program).args(["--screen", &name]).spawn().map_err(os("fork"))?;
+    let mut screen = Command::new(program)
+        .args(["--screen", &name])
+        .spawn()
+        .map_err(os("fork"))?;
     let peer = ep.recv().await?.source()?;
 
     let lent = frames(&ep, peer, async |number| {
@@ -73,7 +77,10 @@ async fn frames(
 }
 
 fn draw(frame: &mut [u8], number: u64) {
-    frame.iter_mut().step_by(STEP).for_each(|pixel| *pixel = number as u8);
+    frame
+        .iter_mut()
+        .step_by(STEP)
+        .for_each(|pixel| *pixel = number as u8);
 }
 
 async fn screen(name: &str) -> Result<()> {
@@ -83,9 +90,17 @@ async fn screen(name: &str) -> Result<()> {
     for number in 0..2 * FRAMES {
         // SAFETY: the renderer does not write a frame that it has lent.
         let frame = unsafe { ep.recv_lent() }.from(renderer).await?;
-        assert_eq!(frame.buf.is_shared(), number < FRAMES, "the first half is lent");
+        assert_eq!(
+            frame.buf.is_shared(),
+            number < FRAMES,
+            "the first half is lent"
+        );
         assert!(
-            frame.len() == FRAME && frame.iter().step_by(STEP).all(|pixel| *pixel == (number % FRAMES) as u8)
+            frame.len() == FRAME
+                && frame
+                    .iter()
+                    .step_by(STEP)
+                    .all(|pixel| *pixel == (number % FRAMES) as u8)
         );
         drop(frame);
         ep.inject(renderer, b"seen")?;

@@ -1,7 +1,8 @@
 //! The parts, in instructions: `cargo bench -p fabric-bench --bench instructions`.
 //!
-//! Counts are stable where times are not. Valgrind's callgrind runs this program twice for each piece of work, once with
-//! few and once with many repetitions; the difference is what the repetitions take, without start-up and preparation.
+//! Counts are stable where times are not. Valgrind's callgrind runs this program twice for each
+//! piece of work, once with few and once with many repetitions; the difference is what the
+//! repetitions take, without start-up and preparation.
 
 mod message;
 mod peers;
@@ -41,7 +42,10 @@ fn count_all() -> ExitCode {
     println!("{:<36} instructions", "");
     for (number, (name, _)) in work::all().iter().enumerate() {
         match (instructions(number, FEW), instructions(number, MANY)) {
-            (Ok(few), Ok(many)) => println!("{name:<36} {:>12.1}", (many - few) as f64 / (MANY - FEW) as f64),
+            (Ok(few), Ok(many)) => println!(
+                "{name:<36} {:>12.1}",
+                (many - few) as f64 / (MANY - FEW) as f64
+            ),
             (Err(why), _) | (_, Err(why)) => {
                 eprintln!("{name}: {why}");
                 return ExitCode::FAILURE;
@@ -61,6 +65,8 @@ fn instructions(number: usize, times: u64) -> Result<i64, String> {
         .output()
         .map_err(|error| format!("valgrind: {error}"))?;
     let text = String::from_utf8_lossy(&output.stderr);
-    let counted = text.lines().find_map(|line| line.split("Collected :").nth(1)?.trim().parse().ok());
+    let counted = text
+        .lines()
+        .find_map(|line| line.split("Collected :").nth(1)?.trim().parse().ok());
     counted.ok_or_else(|| format!("valgrind ({}) counted nothing:\n{text}", output.status))
 }

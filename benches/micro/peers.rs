@@ -30,8 +30,17 @@ impl Host {
     fn open(peers: usize) -> Self {
         // More than many shells allow at first.
         let limit = getrlimit(Resource::Nofile);
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let _ = setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: limit.maximum,
+                ..limit
+            },
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         let opened: Result<_> = runtime.block_on(async {
             let options = Endpoint::options().wait_policy(WaitPolicy::Spin);
             let ep = options.clone().bind("shm://").await?;
@@ -49,7 +58,11 @@ impl Host {
         for _ in 0..UNTIL_QUIET {
             ep.domain().progress();
         }
-        Self { ep, _peers, _runtime: runtime }
+        Self {
+            ep,
+            _peers,
+            _runtime: runtime,
+        }
     }
 }
 

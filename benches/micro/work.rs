@@ -1,4 +1,5 @@
-//! The parts at work, inner ones and pure ones: what both the clock and the instruction counter look at.
+//! The parts at work, inner ones and pure ones: what both the clock and the instruction counter
+//! look at.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use fabric_core::flags::Access;
 use fabric_core::matching::{Envelope, Matcher, PeerKey, Posted, RecvSpec, TagMatch};
 use fabric_core::mr::{LocalMemory, RegionTable, check_access, check_range};
 
-/// A piece of work, with its name; the result keeps the compiler from leaving it out, and is zero when the work has
-/// failed.
+/// A piece of work, with its name; the result keeps the compiler from leaving it out, and is zero
+/// when the work has failed.
 pub(crate) type Work = (&'static str, Box<dyn FnMut() -> usize>);
 
 /// All of it, each ready to be repeated.
@@ -35,19 +36,33 @@ fn pure() -> Vec<Work> {
 }
 
 fn tagged(tag: u64) -> RecvSpec {
-    RecvSpec { from: None, tag: Some(TagMatch { tag, ignore: 0 }) }
+    RecvSpec {
+        from: None,
+        tag: Some(TagMatch { tag, ignore: 0 }),
+    }
 }
 
 fn envelope(matcher: &mut Matcher<u32, u32>, tag: u64) -> Envelope {
     let arrival = matcher.next_arrival();
-    Envelope { peer: PeerKey(0), source: None, tag: Some(tag), len: 8, data: None, arrival, receipt: None }
+    Envelope {
+        peer: PeerKey(0),
+        source: None,
+        tag: Some(tag),
+        len: 8,
+        data: None,
+        arrival,
+        receipt: None,
+    }
 }
 
 /// A receive is posted, its message arrives; so many receives that do not fit stand in front.
 fn posted(others: u64) -> Box<dyn FnMut() -> usize> {
     let mut matcher = Matcher::new();
     for tag in 0..others {
-        assert!(matches!(matcher.post(tagged(tag), 0), Posted::Queued(_)), "nothing has arrived yet");
+        assert!(
+            matches!(matcher.post(tagged(tag), 0), Posted::Queued(_)),
+            "nothing has arrived yet"
+        );
     }
     Box::new(move || {
         let queued = matches!(matcher.post(tagged(1 << 40), 1), Posted::Queued(_));
@@ -73,9 +88,16 @@ fn unexpected() -> Box<dyn FnMut() -> usize> {
 }
 
 fn key_check() -> Box<dyn FnMut() -> usize> {
-    let (mut table, memory) = (RegionTable::new(1), Arc::new(LocalMemory::new(4096).expect("a page")));
+    let (mut table, memory) = (
+        RegionTable::new(1),
+        Arc::new(LocalMemory::new(4096).expect("a page")),
+    );
     let keys: Vec<u64> = (0..1000)
-        .filter_map(|_| table.insert(memory.clone(), Access::REMOTE_WRITE, None, false).ok())
+        .filter_map(|_| {
+            table
+                .insert(memory.clone(), Access::REMOTE_WRITE, None, false)
+                .ok()
+        })
         .collect();
     let mut at = 0;
     Box::new(move || {
@@ -90,10 +112,15 @@ fn key_check() -> Box<dyn FnMut() -> usize> {
 }
 
 fn key_insert() -> Box<dyn FnMut() -> usize> {
-    let (mut table, memory) = (RegionTable::new(1), Arc::new(LocalMemory::new(4096).expect("a page")));
+    let (mut table, memory) = (
+        RegionTable::new(1),
+        Arc::new(LocalMemory::new(4096).expect("a page")),
+    );
     Box::new(move || {
         let key = table.insert(black_box(memory.clone()), Access::REMOTE_READ, None, false);
-        key.ok().and_then(|key| table.remove(key)).map_or(0, |region| region.memory.len())
+        key.ok()
+            .and_then(|key| table.remove(key))
+            .map_or(0, |region| region.memory.len())
     })
 }
 

@@ -55,7 +55,10 @@ impl Op {
     /// Whether it reaches the peer's memory instead of sending a message.
     #[must_use]
     pub fn is_one_sided(self) -> bool {
-        matches!(self, Self::Write | Self::Read | Self::Writedata | Self::Atomic)
+        matches!(
+            self,
+            Self::Write | Self::Read | Self::Writedata | Self::Atomic
+        )
     }
 
     /// Whether each is answered by one of the other side: latency is half of the two then.
@@ -139,10 +142,16 @@ impl Runtime {
     ///
     /// # Errors
     /// Those of the work; the system has no descriptors or threads left.
-    pub fn run<T: Send + 'static>(self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    pub fn run<T: Send + 'static>(
+        self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
         let runtime = self.build().map_err(Error::io("starting a runtime"))?;
         let ended = runtime.block_on(runtime.spawn(work));
-        ended.map_err(|panic| Error::Io { what: "a task".into(), error: panic.into() })?
+        ended.map_err(|panic| Error::Io {
+            what: "a task".into(),
+            error: panic.into(),
+        })?
     }
 
     /// Builds it.
@@ -166,5 +175,7 @@ impl Runtime {
 /// The name of a choice.
 #[must_use]
 pub fn name(choice: impl ValueEnum) -> String {
-    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    choice
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
 }

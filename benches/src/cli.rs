@@ -45,7 +45,8 @@ enum Command {
     Rate(StreamArgs),
     /// The fabric beside libfabric, UCX and Tokio's sockets, in turn and repeated
     Compare(CompareArgs),
-    /// Everything an endpoint can do, mixed: in the end every message is accounted for, and memory has not grown
+    /// Everything an endpoint can do, mixed: in the end every message is accounted for, and memory
+    /// has not grown
     Soak(SoakArgs),
     /// One page with pictures, of results in JSON
     Report(ReportArgs),
@@ -128,7 +129,12 @@ struct MeasureArgs {
     #[arg(long, value_enum, default_value = "send")]
     op: Op,
     /// Sizes of messages: 8,64KiB,1MiB
-    #[arg(long, value_delimiter = ',', value_name = "LIST", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LIST",
+        allow_negative_numbers = true
+    )]
     size: Vec<Size>,
     /// How completions are heard of
     #[arg(long, value_enum, default_value = "await")]
@@ -159,7 +165,8 @@ struct MeasureArgs {
     /// Time for each size
     #[arg(long, default_value_t = 1.5, value_parser = seconds, allow_negative_numbers = true)]
     seconds: f64,
-    /// From which size on messages are copied once instead of twice, by themselves or not: 0, 64KiB, 1GiB
+    /// From which size on messages are copied once instead of twice, by themselves or not: 0,
+    /// 64KiB, 1GiB
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     single_copy_from: Option<Size>,
     /// Endpoints on the other side that are connected as well, and silent, for each thread
@@ -171,7 +178,8 @@ struct MeasureArgs {
     /// Cores, dealt out in turn to this side and the other
     #[arg(long, default_value = "auto", value_name = "auto|none|A,B,..")]
     pin: Pin,
-    /// Only be the other side, at this address, for one measurement; all else is said where it is measured
+    /// Only be the other side, at this address, for one measurement; all else is said where it is
+    /// measured
     #[arg(long, value_name = "ADDR", conflicts_with_all = SAID_ELSEWHERE)]
     listen: Option<String>,
     /// Measure with the other side at this address, started with --listen
@@ -216,7 +224,12 @@ struct CompareArgs {
     #[arg(long, conflicts_with_all = ["op", "quick", "size", "peer", "json"])]
     goals: bool,
     /// Sizes of messages, for half round trips and streams alike
-    #[arg(long, value_delimiter = ',', value_name = "LIST", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "LIST",
+        allow_negative_numbers = true
+    )]
     size: Vec<Size>,
     /// Only peers whose name contains one of these, in any case
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
@@ -289,8 +302,8 @@ impl Cli {
             }
             Command::Info(args) => {
                 let hints = hints(args.provider.as_deref(), args.ep_type, args.caps.as_deref())?;
-                let offers =
-                    Runtime::Current.run(async move { Ok(fabric_async::discover(&hints).await?) })?;
+                let offers = Runtime::Current
+                    .run(async move { Ok(fabric_async::discover(&hints).await?) })?;
                 print(describe(&offers, args.verbose).trim_end())
             }
             Command::Soak(args) => {
@@ -313,7 +326,11 @@ impl Cli {
                 until_stdin_ends()?;
                 echo_datagrams()
             }
-            Command::Tied { parent, core, command } => tied(parent, core, &command),
+            Command::Tied {
+                parent,
+                core,
+                command,
+            } => tied(parent, core, &command),
             #[cfg(feature = "iceoryx2")]
             Command::EchoIceoryx2 { name, size } => {
                 until_stdin_ends()?;
@@ -335,8 +352,18 @@ impl CompareArgs {
             true => (vec![8, 4 << 10, 64 << 10], vec![64 << 10], 3, 0.4),
             false => (LATENCIES.to_vec(), [RATES, STREAMS].concat(), 5, 1.0),
         };
-        let asked = if self.op == Op::Atomic && asked.is_empty() { vec![8] } else { asked };
-        let or = |sizes| if asked.is_empty() { sizes } else { asked.clone() };
+        let asked = if self.op == Op::Atomic && asked.is_empty() {
+            vec![8]
+        } else {
+            asked
+        };
+        let or = |sizes| {
+            if asked.is_empty() {
+                sizes
+            } else {
+                asked.clone()
+            }
+        };
         let scope = Scope {
             op: self.op,
             latencies: or(latencies),
@@ -361,12 +388,22 @@ impl CompareArgs {
     /// Whether the fabric can be measured like this.
     fn check(&self, scope: &Scope) -> Result<()> {
         let (op, time, cores) = (scope.op, scope.time, scope.pin.lane(0));
-        let case = |bench, size| Case { bench, op, size, time, cores };
+        let case = |bench, size| Case {
+            bench,
+            op,
+            size,
+            time,
+            cores,
+        };
         if self.provider == "udp" {
             let refused = |size: &&Size| !Datagrams.measures(&case(Bench::Lat, size.0));
             return match self.size.iter().find(refused) {
-                _ if op != Op::Send => Err(Error::Refused("over udp only --op send is measured".into())),
-                Some(size) => Err(Error::Refused(format!("a datagram has no room for messages of {size}"))),
+                _ if op != Op::Send => {
+                    Err(Error::Refused("over udp only --op send is measured".into()))
+                }
+                Some(size) => Err(Error::Refused(format!(
+                    "a datagram has no room for messages of {size}"
+                ))),
                 None => Ok(()),
             };
         }
@@ -380,7 +417,13 @@ impl CompareArgs {
 
     fn goals(&self, stop: &Stop) -> Result<()> {
         let time = Duration::from_secs_f64(self.seconds.unwrap_or(0.4));
-        goals(&self.provider, self.repeat.unwrap_or(3).into(), time, &self.pin, stop)
+        goals(
+            &self.provider,
+            self.repeat.unwrap_or(3).into(),
+            time,
+            &self.pin,
+            stop,
+        )
     }
 }
 
@@ -389,7 +432,11 @@ impl MeasureArgs {
         if let Some(at) = &self.listen {
             return serve(at);
         }
-        let (stop, mut output, connect) = (Stop::on_ctrl_c()?, Output::new(self.json), self.connect.clone());
+        let (stop, mut output, connect) = (
+            Stop::on_ctrl_c()?,
+            Output::new(self.json),
+            self.connect.clone(),
+        );
         let plan = self.plan(bench, window)?;
         let mut pair = match connect {
             Some(at) => Pair::connect(&at)?,
@@ -451,7 +498,9 @@ impl MeasureArgs {
             window,
             peers: self.peers,
             threads: self.threads,
-            budget: self.iters.map_or(Budget::Seconds(self.seconds), Budget::Iters),
+            budget: self
+                .iters
+                .map_or(Budget::Seconds(self.seconds), Budget::Iters),
             single_copy_from: self.single_copy_from.map(|size| size.0),
             idle: self.idle,
             congestion: self.congestion,

@@ -1,4 +1,5 @@
-//! The comparison: every peer in turn, and all of them again, so that a noisy minute hits all alike.
+//! The comparison: every peer in turn, and all of them again, so that a noisy minute hits all
+//! alike.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,11 +34,12 @@ pub struct Scope {
 /// The runs of one peer, by what was measured.
 type Runs = BTreeMap<(usize, usize), Vec<Record>>;
 
-/// Compares these peers; the first is the one that ratios are to. In JSON every single run is printed when it is there,
-/// otherwise the tables at the end.
+/// Compares these peers; the first is the one that ratios are to. In JSON every single run is
+/// printed when it is there, otherwise the tables at the end.
 ///
-/// A peer that is missing or fails is left out of the rest, and named with the reason. What was measured until the
-/// first peer fails, or until it is told to stop, is shown; a run that was cut short is not.
+/// A peer that is missing or fails is left out of the rest, and named with the reason. What was
+/// measured until the first peer fails, or until it is told to stop, is shown; a run that was cut
+/// short is not.
 ///
 /// # Errors
 /// The first peer fails; [`Error::Interrupted`]; nothing can be printed.
@@ -56,7 +58,10 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
                 if left_out[number].is_some() || !peer.measures(case) {
                     continue;
                 }
-                progress::show(&format!("{} {}", peer.name(), Size(case.size)), done / total);
+                progress::show(
+                    &format!("{} {}", peer.name(), Size(case.size)),
+                    done / total,
+                );
                 let measured = peer.measure(case, stop);
                 ended = stop.check();
                 if ended.is_err() {
@@ -83,7 +88,11 @@ pub fn compare(peers: &[Box<dyn Peer>], scope: &Scope, json: bool, stop: &Stop) 
         for bench in [Bench::Lat, Bench::Bw] {
             show(&runs, &cases, bench)?;
         }
-        let mut timers: Vec<f64> = runs.values().flatten().filter_map(|record| record.timer_ns).collect();
+        let mut timers: Vec<f64> = runs
+            .values()
+            .flatten()
+            .filter_map(|record| record.timer_ns)
+            .collect();
         if let Some(timer) = median(&mut timers) {
             output.note(&format!(
                 "Looking at the clock takes {timer:.0} ns, half of which is in each of our half round trips, and of \
@@ -113,7 +122,9 @@ fn cases(scope: &Scope) -> Vec<Case> {
         }
     };
     let latencies = scope.latencies.iter().map(case(Bench::Lat));
-    latencies.chain(scope.streams.iter().map(case(Bench::Bw))).collect()
+    latencies
+        .chain(scope.streams.iter().map(case(Bench::Bw)))
+        .collect()
 }
 
 fn show(runs: &Runs, cases: &[Case], bench: Bench) -> Result<()> {
@@ -129,8 +140,18 @@ fn show(runs: &Runs, cases: &[Case], bench: Bench) -> Result<()> {
         Bench::Bw | Bench::Rate => ("streams in one direction, more is better", "GB/s"),
     };
     let spread = format!("lowest..highest {unit}");
-    let titles = ["size", "", &format!("median {unit}"), &spread, "x ours", "runs", "of what"];
-    print(&format!("\n{what}: the median of the runs, and all between which they lie\n"))?;
+    let titles = [
+        "size",
+        "",
+        &format!("median {unit}"),
+        &spread,
+        "x ours",
+        "runs",
+        "of what",
+    ];
+    print(&format!(
+        "\n{what}: the median of the runs, and all between which they lie\n"
+    ))?;
     let widths = [8, 17, 12, 20, 8, 5, 8];
     let line = |cells: [String; 7]| table::line(cells.into_iter().zip(widths));
     print(&line(titles.map(str::to_owned)))?;
@@ -173,7 +194,10 @@ impl Of {
 
     /// The lowest, the median and the highest of these runs.
     fn spread(self, records: &[Record]) -> Option<(f64, f64, f64)> {
-        let mut values: Vec<f64> = records.iter().filter_map(|record| self.value(record)).collect();
+        let mut values: Vec<f64> = records
+            .iter()
+            .filter_map(|record| self.value(record))
+            .collect();
         let middle = median(&mut values)?;
         Some((*values.first()?, middle, *values.last()?))
     }
@@ -181,8 +205,15 @@ impl Of {
 
 fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
     let mut rows = Vec::new();
-    for (at, case) in cases.iter().enumerate().filter(|(_, case)| case.bench == bench) {
-        let these = || runs.range((at, 0)..(at + 1, 0)).map(|((_, number), records)| (*number, &records[..]));
+    for (at, case) in cases
+        .iter()
+        .enumerate()
+        .filter(|(_, case)| case.bench == bench)
+    {
+        let these = || {
+            runs.range((at, 0)..(at + 1, 0))
+                .map(|((_, number), records)| (*number, &records[..]))
+        };
         let ours: &[Record] = runs.get(&(at, 0)).map_or(&[], |records| &records[..]);
         let by_mean = these().any(|(_, records)| Of::choose(bench, records) == Of::Mean);
         let mut size = Size(case.size).to_string();
@@ -191,10 +222,14 @@ fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
             // What is held against our mean has it above.
             let more = (number == 0 && by_mean && of != Of::Mean).then_some(Of::Mean);
             for of in [Some(of), more].into_iter().flatten() {
-                let Some((low, median, high)) = of.spread(records) else { continue };
+                let Some((low, median, high)) = of.spread(records) else {
+                    continue;
+                };
                 rows.push([
                     std::mem::take(&mut size),
-                    records.first().map_or_else(String::new, |record| record.provider.clone()),
+                    records
+                        .first()
+                        .map_or_else(String::new, |record| record.provider.clone()),
                     format!("{median:.3}"),
                     format!("{low:.3}..{high:.3}"),
                     table::ratio(Some(median), of.spread(ours).map(|ours| ours.1)),
@@ -207,7 +242,8 @@ fn rows(runs: &Runs, cases: &[Case], bench: Bench) -> Vec<[String; 7]> {
     rows
 }
 
-/// Those of the peers that are asked for by a part of their name, besides the first; all when none is.
+/// Those of the peers that are asked for by a part of their name, besides the first; all when none
+/// is.
 ///
 /// # Errors
 /// [`Error::Refused`] for a name nobody has; it lists the known ones.
@@ -218,7 +254,10 @@ pub fn choose(mut peers: Vec<Box<dyn Peer>>, names: &[String]) -> Result<Vec<Box
     for asked in names {
         if !peers.iter().any(|peer| is_asked(&**peer, asked)) {
             let known: Vec<_> = peers.iter().skip(1).map(|peer| peer.name()).collect();
-            return Err(Error::Refused(format!("unknown peer {asked:?}; known: {}", known.join(", "))));
+            return Err(Error::Refused(format!(
+                "unknown peer {asked:?}; known: {}",
+                known.join(", ")
+            )));
         }
     }
     let mut number = 0;
@@ -235,15 +274,23 @@ mod tests {
 
     #[test]
     fn our_mean_stands_above_those_who_only_say_theirs() {
-        let case =
-            Case { bench: Bench::Lat, op: Op::Send, size: 8, time: Duration::ZERO, cores: (None, None) };
+        let case = Case {
+            bench: Bench::Lat,
+            op: Op::Send,
+            size: 8,
+            time: Duration::ZERO,
+            cores: (None, None),
+        };
         let run = |provider: &str, p50_ns, mean_ns| Record {
             provider: provider.into(),
             p50_ns,
             mean_ns: Some(mean_ns),
             ..Record::default()
         };
-        let ours = vec![run("ours", Some(1000.0), 1500.0), run("ours", Some(3000.0), 2500.0)];
+        let ours = vec![
+            run("ours", Some(1000.0), 1500.0),
+            run("ours", Some(3000.0), 2500.0),
+        ];
         let theirs = vec![run("theirs", None, 4000.0)];
         let runs = Runs::from([((0, 0), ours), ((0, 1), theirs)]);
         let expected = [

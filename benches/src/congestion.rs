@@ -1,4 +1,5 @@
-//! How connections over TCP decide how fast they may send: what this machine does unless told otherwise.
+//! How connections over TCP decide how fast they may send: what this machine does unless told
+//! otherwise.
 
 use fabric_async::SocketOptions;
 
@@ -9,8 +10,8 @@ pub fn machine() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
-/// A line on both sides of a comparison over this provider, ours having been told this or nothing. Only connections over TCP
-/// have any.
+/// A line on both sides of a comparison over this provider, ours having been told this or nothing.
+/// Only connections over TCP have any.
 #[must_use]
 pub fn note(provider: &str, told: Option<&str>) -> Option<String> {
     let machine = machine().unwrap_or_else(|| "unknown".into());
@@ -28,7 +29,10 @@ mod tests {
     fn both_sides_are_named() {
         let note = note("tcp", Some("vegas")).expect("it has one");
         assert!(note.contains("vegas of the fabric"), "{note}");
-        assert!(machine().is_none_or(|name| note.contains(&format!("{name} of all others"))), "{note}");
+        assert!(
+            machine().is_none_or(|name| note.contains(&format!("{name} of all others"))),
+            "{note}"
+        );
         assert_eq!(super::note("shm", None), None);
     }
 }

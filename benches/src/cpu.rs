@@ -21,11 +21,18 @@ impl Cpu {
         Self::from_stat(&stat, rustix::param::clock_ticks_per_second() as f64)
     }
 
-    /// Fields 14 and 15 of `/proc/PID/stat`; the name in field 2 may hold anything, also spaces and brackets.
+    /// Fields 14 and 15 of `/proc/PID/stat`; the name in field 2 may hold anything, also spaces and
+    /// brackets.
     fn from_stat(stat: &str, ticks: f64) -> Option<Self> {
         let (_, rest) = stat.rsplit_once(')')?;
-        let mut fields = rest.split_ascii_whitespace().skip(11).map(|field| field.parse::<f64>().ok());
-        Some(Self { user: fields.next()?? / ticks, sys: fields.next()?? / ticks })
+        let mut fields = rest
+            .split_ascii_whitespace()
+            .skip(11)
+            .map(|field| field.parse::<f64>().ok());
+        Some(Self {
+            user: fields.next()?? / ticks,
+            sys: fields.next()?? / ticks,
+        })
     }
 }
 
@@ -33,7 +40,10 @@ impl Add for Cpu {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { user: self.user + other.user, sys: self.sys + other.sys }
+        Self {
+            user: self.user + other.user,
+            sys: self.sys + other.sys,
+        }
     }
 }
 
@@ -41,7 +51,10 @@ impl Sub for Cpu {
     type Output = Self;
 
     fn sub(self, other: Self) -> Self {
-        Self { user: self.user - other.user, sys: self.sys - other.sys }
+        Self {
+            user: self.user - other.user,
+            sys: self.sys - other.sys,
+        }
     }
 }
 
@@ -52,7 +65,13 @@ mod tests {
     #[test]
     fn reads_what_the_kernel_writes() {
         let stat = "42 (a) name)) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20";
-        assert_eq!(Cpu::from_stat(stat, 100.0), Some(Cpu { user: 2.5, sys: 0.5 }));
+        assert_eq!(
+            Cpu::from_stat(stat, 100.0),
+            Some(Cpu {
+                user: 2.5,
+                sys: 0.5
+            })
+        );
         assert_eq!(Cpu::from_stat("42 (cut", 100.0), None);
         assert!(Cpu::now().is_some());
     }

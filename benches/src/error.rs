@@ -55,11 +55,14 @@ pub enum Error {
 impl Error {
     /// An error of the operating system, for use with `map_err`.
     pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        |error| Self::Io { what: what.into(), error }
+        |error| Self::Io {
+            what: what.into(),
+            error,
+        }
     }
 
-    /// The exit code of a process that ends with this: 2 for what was asked wrongly, 130 after Ctrl-C, 0 when
-    /// nobody reads any more, 1 for the rest.
+    /// The exit code of a process that ends with this: 2 for what was asked wrongly, 130 after
+    /// Ctrl-C, 0 when nobody reads any more, 1 for the rest.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -79,5 +82,9 @@ impl<B> From<fabric_async::Failed<B>> for Error {
 
 fn said(stderr: &str) -> String {
     let stderr = stderr.trim();
-    if stderr.is_empty() { "; it wrote nothing to stderr".into() } else { format!("; its stderr:\n{stderr}") }
+    if stderr.is_empty() {
+        "; it wrote nothing to stderr".into()
+    } else {
+        format!("; its stderr:\n{stderr}")
+    }
 }

@@ -79,8 +79,14 @@ fn parse_caps(text: &str) -> Result<Caps> {
     for name in text.split([',', '|']).map(str::trim) {
         let upper = name.to_ascii_uppercase();
         caps |= Caps::from_name(upper.strip_prefix("FI_").unwrap_or(&upper)).ok_or_else(|| {
-            let known: Vec<_> = Caps::all().iter_names().map(|(name, _)| name.to_ascii_lowercase()).collect();
-            Error::Refused(format!("unknown capability {name:?}; known: {}", known.join(", ")))
+            let known: Vec<_> = Caps::all()
+                .iter_names()
+                .map(|(name, _)| name.to_ascii_lowercase())
+                .collect();
+            Error::Refused(format!(
+                "unknown capability {name:?}; known: {}",
+                known.join(", ")
+            ))
         })?;
     }
     Ok(caps)

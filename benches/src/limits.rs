@@ -14,9 +14,14 @@ pub fn descriptors(count: u64) -> Result<()> {
         return Ok(());
     }
     if limit.maximum.is_some_and(|most| most < count) {
-        return Err(Error::Refused(format!("{count} descriptors are needed; see ulimit -Hn")));
+        return Err(Error::Refused(format!(
+            "{count} descriptors are needed; see ulimit -Hn"
+        )));
     }
-    let raised = Rlimit { current: Some(count), maximum: limit.maximum };
+    let raised = Rlimit {
+        current: Some(count),
+        maximum: limit.maximum,
+    };
     setrlimit(Resource::Nofile, raised).map_err(|error| Error::io("setrlimit")(error.into()))
 }
 

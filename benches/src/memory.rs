@@ -1,6 +1,7 @@
 //! How much memory there is.
 
-/// Bytes that can be had without anything being swapped out, as the kernel sees it; `None` without `/proc`.
+/// Bytes that can be had without anything being swapped out, as the kernel sees it; `None` without
+/// `/proc`.
 #[must_use]
 pub fn available() -> Option<u64> {
     from_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
@@ -15,7 +16,9 @@ pub fn resident() -> Option<u64> {
 }
 
 fn from_meminfo(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
     kibibytes.checked_mul(1024)
 }

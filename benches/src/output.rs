@@ -30,7 +30,11 @@ impl Output {
         }
         if !self.began {
             self.began = true;
-            print(&format!("{}\n\n{}", table::heading(record), table::titles(&record.bench)))?;
+            print(&format!(
+                "{}\n\n{}",
+                table::heading(record),
+                table::titles(&record.bench)
+            ))?;
         }
         print(&table::row(record))
     }
@@ -54,8 +58,13 @@ impl Output {
 /// [`Error::NobodyReads`]; the disk is full.
 pub fn print(line: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => Error::NobodyReads,
-        _ => Error::Io { what: "printing".into(), error },
-    })
+    writeln!(out, "{line}")
+        .and_then(|()| out.flush())
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Error::NobodyReads,
+            _ => Error::Io {
+                what: "printing".into(),
+                error,
+            },
+        })
 }

@@ -8,8 +8,12 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// The cores this process may use, in order.
 #[must_use]
 pub fn cores() -> Vec<usize> {
-    let Ok(set) = sched_getaffinity(None) else { return vec![0] };
-    (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
+    let Ok(set) = sched_getaffinity(None) else {
+        return vec![0];
+    };
+    (0..CpuSet::MAX_CPU)
+        .filter(|core| set.is_set(*core))
+        .collect()
 }
 
 /// Keeps the calling thread, and those it starts later, on this core. True when the system agreed.
@@ -52,8 +56,8 @@ impl Pin {
         Self(cores())
     }
 
-    /// The core of the measuring side and that of the other side, for the lane of this number: the cores are dealt out
-    /// in turn, and with one core both are on it.
+    /// The core of the measuring side and that of the other side, for the lane of this number: the
+    /// cores are dealt out in turn, and with one core both are on it.
     #[must_use]
     pub fn lane(&self, lane: usize) -> (Option<usize>, Option<usize>) {
         let core = |at: usize| (!self.0.is_empty()).then(|| self.0[at % self.0.len()]);

@@ -5,12 +5,18 @@ use std::io::{IsTerminal, Write, stderr};
 /// Width of the bar.
 const WIDTH: usize = 24;
 
-/// Shows what is being done and which part of it is done, if somebody watches: nothing when stderr is no terminal.
+/// Shows what is being done and which part of it is done, if somebody watches: nothing when stderr
+/// is no terminal.
 pub fn show(what: &str, part: f64) {
     let mut err = stderr();
     if err.is_terminal() {
         let full = (part.clamp(0.0, 1.0) * WIDTH as f64) as usize;
-        let _ = write!(err, "\r{what:<34} {}{}", "█".repeat(full), "░".repeat(WIDTH - full));
+        let _ = write!(
+            err,
+            "\r{what:<34} {}{}",
+            "█".repeat(full),
+            "░".repeat(WIDTH - full)
+        );
         let _ = err.flush();
     }
 }

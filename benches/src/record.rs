@@ -8,8 +8,9 @@ use crate::{Error, Result};
 
 /// One result. The fields are the keys of the JSON stream, and stay as they are.
 ///
-/// Times are nanoseconds. For latency they are half round trips, of reads and atomics whole operations. For streams they are the time of one message, averaged
-/// over a round of many: percentiles are then those of rounds. What somebody did not measure or does not say is `None`,
+/// Times are nanoseconds. For latency they are half round trips, of reads and atomics whole
+/// operations. For streams they are the time of one message, averaged over a round of many:
+/// percentiles are then those of rounds. What somebody did not measure or does not say is `None`,
 /// and `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -29,7 +30,8 @@ pub struct Record {
     pub progress: String,
     /// On which runtime.
     pub runtime: String,
-    /// Messages under way: one in latencies; 0 in streams that have no window, or of those who do not say theirs.
+    /// Messages under way: one in latencies; 0 in streams that have no window, or of those who do
+    /// not say theirs.
     pub window: usize,
     /// Endpoints on the other side, per thread.
     pub peers: usize,
@@ -48,7 +50,8 @@ pub struct Record {
     pub max_ns: Option<f64>,
     /// The mean; of streams, the time of all messages by their number.
     pub mean_ns: Option<f64>,
-    /// Messages per second in one direction; of several threads together, within the longest of their times.
+    /// Messages per second in one direction; of several threads together, within the longest of
+    /// their times.
     pub msgs_per_s: Option<f64>,
     /// Bytes per second in one direction.
     pub bytes_per_s: Option<f64>,
@@ -56,18 +59,21 @@ pub struct Record {
     pub cpu_user_s: Option<f64>,
     /// Likewise in the kernel.
     pub cpu_sys_s: Option<f64>,
-    /// What this machine needs at least, measured in the same run on the same cores: for latency, a cache line from
-    /// core to core and one copy of the message; for streams the copy alone. No latency has one on a single core.
+    /// What this machine needs at least, measured in the same run on the same cores: for latency, a
+    /// cache line from core to core and one copy of the message; for streams the copy alone. No
+    /// latency has one on a single core.
     pub floor_ns: Option<f64>,
-    /// What one look at the clock costs, measured on the same core: each round trip contains one, each round of a stream
-    /// two. Programs of others do not say theirs.
+    /// What one look at the clock costs, measured on the same core: each round trip contains one,
+    /// each round of a stream two. Programs of others do not say theirs.
     #[serde(default)]
     pub timer_ns: Option<f64>,
-    /// Bytes of memory that the measuring process has for each connection that is silent, where there are some.
+    /// Bytes of memory that the measuring process has for each connection that is silent, where
+    /// there are some.
     #[serde(default)]
     pub idle_bytes: Option<f64>,
-    /// How many times the percentiles are of: round trips, or rounds of a stream, of which each time is a mean. Of
-    /// programs of others: the messages, or round trips, that they were asked for.
+    /// How many times the percentiles are of: round trips, or rounds of a stream, of which each
+    /// time is a mean. Of programs of others: the messages, or round trips, that they were asked
+    /// for.
     pub samples: u64,
 }
 
@@ -87,8 +93,10 @@ impl Record {
     /// # Errors
     /// None that are known: numbers and text always serialise.
     pub fn to_json(&self) -> Result<String> {
-        serde_json::to_string(self)
-            .map_err(|error| Error::NotUnderstood { who: "the JSON writer".into(), text: error.to_string() })
+        serde_json::to_string(self).map_err(|error| Error::NotUnderstood {
+            who: "the JSON writer".into(),
+            text: error.to_string(),
+        })
     }
 }
 
@@ -98,8 +106,8 @@ impl Record {
 /// The file cannot be read, or a line of it; the error names the line.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
     let at = path.display();
-    let text =
-        std::fs::read_to_string(path).map_err(|error| Error::Refused(format!("reading {at}: {error}")))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::Refused(format!("reading {at}: {error}")))?;
     parse(&text).map_err(|(line, why)| Error::Refused(format!("{at}:{line}: {why}")))
 }
 
@@ -108,12 +116,17 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
 /// # Errors
 /// As above.
 pub fn parse(text: &str) -> Result<Vec<Record>, (usize, String)> {
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let lines = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty());
     let record = |line: &str| match serde_json::from_str(line) {
         Err(why) if why.is_eof() || !line.trim_start().starts_with('{') => {
             Err("not one JSON object a line, as --json prints them".to_owned())
         }
         other => other.map_err(|why| why.to_string()),
     };
-    lines.map(|(at, line)| record(line).map_err(|why| (at + 1, why))).collect()
+    lines
+        .map(|(at, line)| record(line).map_err(|why| (at + 1, why)))
+        .collect()
 }

@@ -12,12 +12,14 @@ const PARTS: f64 = 10.0;
 
 /// Measured times, in nanoseconds.
 ///
-/// While something is measured, [`Stamps`] only writes numbers into memory that is there already; they are sorted into
-/// the histogram between rounds. Consecutive stamps are one measurement each, so a stall lies in one of them whatever
-/// its cause: nothing is left out because the measuring side was late.
+/// While something is measured, [`Stamps`] only writes numbers into memory that is there already;
+/// they are sorted into the histogram between rounds. Consecutive stamps are one measurement each,
+/// so a stall lies in one of them whatever its cause: nothing is left out because the measuring
+/// side was late.
 #[derive(Clone, Debug)]
 pub struct Samples {
-    /// In tenths of a nanosecond: what takes part in a round is measured more finely than the clock ticks.
+    /// In tenths of a nanosecond: what takes part in a round is measured more finely than the clock
+    /// ticks.
     histogram: Histogram<u64>,
     /// The mean is of exact numbers.
     sum: f64,
@@ -29,12 +31,16 @@ impl Samples {
     pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, 36_000_000_000_000, 3)
             .unwrap_or_else(|_| unreachable!("an hour in nanoseconds, to 3 digits, is allowed"));
-        Self { histogram, sum: 0.0 }
+        Self {
+            histogram,
+            sum: 0.0,
+        }
     }
 
     /// Adds one time.
     pub fn add(&mut self, ns: f64) {
-        self.histogram.saturating_record((ns * PARTS).round() as u64);
+        self.histogram
+            .saturating_record((ns * PARTS).round() as u64);
         self.sum += ns;
     }
 
@@ -96,12 +102,16 @@ impl Stamps {
     /// Room for so many.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        let mut stamps = Self { at: Vec::new(), began: Instant::now() };
+        let mut stamps = Self {
+            at: Vec::new(),
+            began: Instant::now(),
+        };
         stamps.reserve(count);
         stamps
     }
 
-    /// Makes room for a round of up to `count` stamps, and touches it: no page of it is missing later.
+    /// Makes room for a round of up to `count` stamps, and touches it: no page of it is missing
+    /// later.
     pub fn reserve(&mut self, count: usize) {
         if self.at.capacity() < count {
             self.at.resize(count, u64::MAX);
@@ -137,11 +147,15 @@ pub(crate) fn tenths(ns: f64) -> f64 {
 #[must_use]
 pub fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
-    let (below, above) = (values.get(values.len().saturating_sub(1) / 2)?, values.get(values.len() / 2)?);
+    let (below, above) = (
+        values.get(values.len().saturating_sub(1) / 2)?,
+        values.get(values.len() / 2)?,
+    );
     Some(f64::midpoint(*below, *above))
 }
 
-/// What one stamp costs, in nanoseconds: the median of several rounds. Every measured time contains it once.
+/// What one stamp costs, in nanoseconds: the median of several rounds. Every measured time contains
+/// it once.
 #[must_use]
 pub fn timer_cost() -> f64 {
     const STAMPS: usize = 10_000;
@@ -167,18 +181,28 @@ mod tests {
         let mut record = Record::default();
         samples.describe(&mut record);
         assert_eq!((record.samples, record.mean_ns), (1000, Some(50.1)));
-        assert_eq!((record.p50_ns, record.p90_ns, record.max_ns), (Some(50.0), Some(90.0), Some(100.0)));
+        assert_eq!(
+            (record.p50_ns, record.p90_ns, record.max_ns),
+            (Some(50.0), Some(90.0), Some(100.0))
+        );
     }
 
     #[test]
     fn a_stall_is_in_one_sample() {
-        let stamps = Stamps { at: vec![10, 20, 1_000_020, 1_000_030], began: Instant::now() };
+        let stamps = Stamps {
+            at: vec![10, 20, 1_000_020, 1_000_030],
+            began: Instant::now(),
+        };
         let mut samples = Samples::new();
         samples.add_stamps(&stamps, 2);
         let mut record = Record::default();
         samples.describe(&mut record);
         assert_eq!(record.p50_ns, Some(5.0));
-        assert!(record.max_ns.is_some_and(|max| (499_000.0..=501_000.0).contains(&max)));
+        assert!(
+            record
+                .max_ns
+                .is_some_and(|max| (499_000.0..=501_000.0).contains(&max))
+        );
         assert_eq!(stamps.elapsed(), Duration::from_nanos(1_000_030));
     }
 

@@ -36,7 +36,10 @@ impl FromStr for Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match UNITS.iter().find(|(_, unit)| self.0 >= *unit && self.0.is_multiple_of(*unit)) {
+        match UNITS
+            .iter()
+            .find(|(_, unit)| self.0 >= *unit && self.0.is_multiple_of(*unit))
+        {
             Some((name, unit)) => f.pad(&format!("{}{name}", self.0 / unit)),
             None => f.pad(&format!("{}B", self.0)),
         }

@@ -22,7 +22,9 @@ impl Stop {
     pub fn on_ctrl_c() -> Result<Self> {
         let stop = Self::default();
         let raised = stop.clone();
-        let runtime = Runtime::Current.build().map_err(Error::io("starting a runtime"))?;
+        let runtime = Runtime::Current
+            .build()
+            .map_err(Error::io("starting a runtime"))?;
         let listening = runtime.block_on(async { signal(SignalKind::interrupt()) });
         let mut interrupts = listening.map_err(Error::io("listening to Ctrl-C"))?;
         let wait = move || {
@@ -35,7 +37,10 @@ impl Stop {
                 }
             });
         };
-        thread::Builder::new().name("ctrl-c".into()).spawn(wait).map_err(Error::io("starting a thread"))?;
+        thread::Builder::new()
+            .name("ctrl-c".into())
+            .spawn(wait)
+            .map_err(Error::io("starting a thread"))?;
         Ok(stop)
     }
 
@@ -49,7 +54,11 @@ impl Stop {
     /// # Errors
     /// [`Error::Interrupted`].
     pub fn check(&self) -> Result<()> {
-        if self.raised() { Err(Error::Interrupted) } else { Ok(()) }
+        if self.raised() {
+            Err(Error::Interrupted)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether the end was asked for.

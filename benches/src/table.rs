@@ -26,7 +26,9 @@ const STREAM: &[Column] = &[
     ("GB/s", 9, |record| number(record.bytes_per_s, 1e9, 3)),
     ("p50 us", 9, |record| micros(record.p50_ns)),
     ("max us", 9, |record| micros(record.max_ns)),
-    ("x memcpy", 9, |record| ratio(record.floor_ns, record.p50_ns)),
+    ("x memcpy", 9, |record| {
+        ratio(record.floor_ns, record.p50_ns)
+    }),
     ("cpu s", 7, cpu),
     ("rounds", 7, |record| record.samples.to_string()),
 ];
@@ -52,13 +54,21 @@ fn columns(bench: &str) -> &'static [Column] {
 /// The titles of the table that results of this kind go into.
 #[must_use]
 pub fn titles(bench: &str) -> String {
-    line(columns(bench).iter().map(|(title, width, _)| (title.to_string(), *width)))
+    line(
+        columns(bench)
+            .iter()
+            .map(|(title, width, _)| (title.to_string(), *width)),
+    )
 }
 
 /// A result as a row of it.
 #[must_use]
 pub fn row(record: &Record) -> String {
-    line(columns(&record.bench).iter().map(|(_, width, cell)| (cell(record), *width)))
+    line(
+        columns(&record.bench)
+            .iter()
+            .map(|(_, width, cell)| (cell(record), *width)),
+    )
 }
 
 /// A title that says what the rows below have in common.
@@ -67,10 +77,25 @@ pub fn heading(record: &Record) -> String {
     let what = match &record.bench[..] {
         "lat" if matches!(&record.op[..], "read" | "atomic") => "whole operations",
         "lat" => "half round trips",
-        "bw" | "rate" => "a stream in one direction; times are of one message, averaged over a round",
-        _ => return "what this machine can do at all; times are half round trips, or of one copy".into(),
+        "bw" | "rate" => {
+            "a stream in one direction; times are of one message, averaged over a round"
+        }
+        _ => {
+            return "what this machine can do at all; times are half round trips, or of one copy"
+                .into();
+        }
     };
-    let Record { provider, op, api, wait, progress, runtime, peers, threads, .. } = record;
+    let Record {
+        provider,
+        op,
+        api,
+        wait,
+        progress,
+        runtime,
+        peers,
+        threads,
+        ..
+    } = record;
     format!(
         "{provider}, {op}: {what}\napi {api}, wait {wait}, progress {progress}, runtime {runtime}, peers {peers}, threads {threads}"
     )
@@ -78,7 +103,9 @@ pub fn heading(record: &Record) -> String {
 
 /// Cells on the right of their columns.
 pub(crate) fn line(cells: impl Iterator<Item = (String, usize)>) -> String {
-    let line: String = cells.map(|(cell, width)| format!("{cell:>width$}  ")).collect();
+    let line: String = cells
+        .map(|(cell, width)| format!("{cell:>width$}  "))
+        .collect();
     line.trim_end().to_owned()
 }
 
@@ -102,9 +129,20 @@ fn number(value: Option<f64>, unit: f64, digits: usize) -> String {
 }
 
 fn window(record: &Record) -> String {
-    if record.window == 0 { "-".into() } else { record.window.to_string() }
+    if record.window == 0 {
+        "-".into()
+    } else {
+        record.window.to_string()
+    }
 }
 
 fn cpu(record: &Record) -> String {
-    number(record.cpu_user_s.zip(record.cpu_sys_s).map(|(user, sys)| user + sys), 1.0, 2)
+    number(
+        record
+            .cpu_user_s
+            .zip(record.cpu_sys_s)
+            .map(|(user, sys)| user + sys),
+        1.0,
+        2,
+    )
 }

@@ -73,24 +73,47 @@ fn a_record_comes_back_as_it_was_under_the_promised_keys() {
             .find(&format!("\"{key}\":"))
             .unwrap_or_else(|| panic!("{key} is missing or misplaced"));
     }
-    assert_eq!(json.matches("\":").count(), KEYS.len(), "no other keys: {json}");
+    assert_eq!(
+        json.matches("\":").count(),
+        KEYS.len(),
+        "no other keys: {json}"
+    );
 }
 
 #[test]
 fn what_was_not_measured_is_null() {
-    let record = Record { p999_ns: None, ..latency() };
+    let record = Record {
+        p999_ns: None,
+        ..latency()
+    };
     let json = record.to_json().expect("serialises");
     assert!(json.contains("\"p999_ns\":null"));
-    assert_eq!(parse(&format!("\n{json}\n\n{json}\n")).map(|records| records.len()), Ok(2));
+    assert_eq!(
+        parse(&format!("\n{json}\n\n{json}\n")).map(|records| records.len()),
+        Ok(2)
+    );
 }
 
 #[test]
 fn results_from_before_a_key_was_there_are_read() {
     let json = latency().to_json().expect("serialises");
-    let old = ["\"timer_ns\":20.0,", "\"idle_bytes\":9000.0,", "\"threads\":1,"];
-    let old = old.into_iter().fold(json.clone(), |json, key| json.replace(key, ""));
+    let old = [
+        "\"timer_ns\":20.0,",
+        "\"idle_bytes\":9000.0,",
+        "\"threads\":1,",
+    ];
+    let old = old
+        .into_iter()
+        .fold(json.clone(), |json, key| json.replace(key, ""));
     assert!(old.len() < json.len());
-    assert_eq!(parse(&old), Ok(vec![Record { timer_ns: None, idle_bytes: None, ..latency() }]));
+    assert_eq!(
+        parse(&old),
+        Ok(vec![Record {
+            timer_ns: None,
+            idle_bytes: None,
+            ..latency()
+        }])
+    );
 }
 
 #[test]
@@ -100,7 +123,8 @@ fn a_line_that_is_no_record_is_named() {
     assert!(why.contains("missing field"), "{why}");
     for text in ["[]", "{\n}", "8"] {
         assert!(
-            parse(text).is_err_and(|(line, why)| line == 1 && why.contains("not one JSON object a line"))
+            parse(text)
+                .is_err_and(|(line, why)| line == 1 && why.contains("not one JSON object a line"))
         );
     }
 }
@@ -112,12 +136,22 @@ fn the_table_of_a_fixed_record() {
         "    4KiB      1.400      1.500      2.000     30.000    1000.000      1.450      7.00     1.50     500000"
     );
     assert_eq!(table::titles("lat").len(), table::row(&latency()).len());
-    let stream = Record { bench: "bw".into(), window: 16, p999_ns: None, ..latency() };
+    let stream = Record {
+        bench: "bw".into(),
+        window: 16,
+        p999_ns: None,
+        ..latency()
+    };
     assert_eq!(
         table::row(&stream),
         "    4KiB       16        345000      1.413      1.400   1000.000       0.14     1.50   500000"
     );
-    let floor = Record { bench: "floor".into(), bytes_per_s: None, p99_ns: None, ..latency() };
+    let floor = Record {
+        bench: "floor".into(),
+        bytes_per_s: None,
+        p99_ns: None,
+        ..latency()
+    };
     assert!(table::row(&floor).ends_with("1.400          -         -"));
 }
 
@@ -131,13 +165,32 @@ fn the_page_of_fixed_records() {
         size: 0,
         ..latency()
     };
-    let rate = Record { bench: "rate".into(), size: 8, window: 32, ..latency() };
-    let floor = Record { bench: "floor".into(), op: "line".into(), p50_ns: Some(100.0), ..latency() };
+    let rate = Record {
+        bench: "rate".into(),
+        size: 8,
+        window: 32,
+        ..latency()
+    };
+    let floor = Record {
+        bench: "floor".into(),
+        op: "line".into(),
+        p50_ns: Some(100.0),
+        ..latency()
+    };
     let page = report::page(&[latency(), stranger, rate, floor]).expect("something to draw");
-    for part in ["Latency by size", "Percentiles at 4KiB", "Bandwidth by size", "Message rate at 8B"] {
+    for part in [
+        "Latency by size",
+        "Percentiles at 4KiB",
+        "Bandwidth by size",
+        "Message rate at 8B",
+    ] {
         assert!(page.contains(part), "{part} is missing");
     }
-    for part in ["fabric shm, 4KiB: 1.4 µs", "7.00 times the floor", "&lt;other &amp; &quot;co&quot;&gt;"] {
+    for part in [
+        "fabric shm, 4KiB: 1.4 µs",
+        "7.00 times the floor",
+        "&lt;other &amp; &quot;co&quot;&gt;",
+    ] {
         assert!(page.contains(part), "{part} is missing");
     }
     assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
@@ -148,25 +201,52 @@ fn the_page_of_fixed_records() {
 
 #[test]
 fn several_runs_are_one_point_and_other_ways_are_other_lines() {
-    let run = |p50| Record { p50_ns: Some(p50), ..latency() };
-    let tagged = Record { op: "tagged".into(), ..latency() };
-    let page = report::page(&[run(1100.0), run(9900.0), run(1200.0), tagged]).expect("something to draw");
+    let run = |p50| Record {
+        p50_ns: Some(p50),
+        ..latency()
+    };
+    let tagged = Record {
+        op: "tagged".into(),
+        ..latency()
+    };
+    let page =
+        report::page(&[run(1100.0), run(9900.0), run(1200.0), tagged]).expect("something to draw");
     assert!(
-        page.contains("fabric shm, send, 4KiB: 1.2 µs") && page.contains("fabric shm, tagged, 4KiB: 1.4 µs")
+        page.contains("fabric shm, send, 4KiB: 1.2 µs")
+            && page.contains("fabric shm, tagged, 4KiB: 1.4 µs")
     );
     assert!(!page.contains("9.9 µs"));
 }
 
 #[test]
 fn names_tell_what_differs_of_two_that_are_not_the_first() {
-    let run = |op: &str, api: &str| Record { op: op.into(), api: api.into(), ..latency() };
-    let stream = Record { bench: "bw".into(), window: 16, ..latency() };
-    let page = report::page(&[run("send", "cq"), run("tagged", "cq"), run("tagged", "batch"), stream]);
+    let run = |op: &str, api: &str| Record {
+        op: op.into(),
+        api: api.into(),
+        ..latency()
+    };
+    let stream = Record {
+        bench: "bw".into(),
+        window: 16,
+        ..latency()
+    };
+    let page = report::page(&[
+        run("send", "cq"),
+        run("tagged", "cq"),
+        run("tagged", "batch"),
+        stream,
+    ]);
     let page = page.expect("something to draw");
     for name in ["send, cq", "tagged, cq", "tagged, batch", "send, await"] {
-        assert!(page.contains(&format!("fabric shm, {name}, 4KiB: ")), "{name}: {page}");
+        assert!(
+            page.contains(&format!("fabric shm, {name}, 4KiB: ")),
+            "{name}: {page}"
+        );
     }
-    assert!(!page.contains("window"), "a latency and a stream differ in it, and two streams do not");
+    assert!(
+        !page.contains("window"),
+        "a latency and a stream differ in it, and two streams do not"
+    );
 }
 
 #[test]
@@ -179,21 +259,40 @@ fn what_has_no_place_is_not_drawn() {
             bytes_per_s: Some(size as f64 * rate),
             ..latency()
         };
-        let floor = Record { bench: "floor".into(), op: "line".into(), p50_ns: Some(0.0), ..latency() };
+        let floor = Record {
+            bench: "floor".into(),
+            op: "line".into(),
+            p50_ns: Some(0.0),
+            ..latency()
+        };
         let sound = stream(64, 1e6);
         for odd in [0.0, -5.0, f64::NAN, f64::INFINITY, 1e6] {
-            let page = report::page(&[stream(0, odd), stream(8, odd), sound.clone(), floor.clone()]);
+            let page =
+                report::page(&[stream(0, odd), stream(8, odd), sound.clone(), floor.clone()]);
             let page = page.expect("something to draw");
             assert!(page.contains("fabric shm, 64B: 64 MB/s"), "{bench} {odd}");
-            assert!(!page.contains(", 0B: "), "{bench} {odd}: there are no bytes in these");
-            assert_eq!(page.contains("Message rate at 0B"), odd == 1e6, "{bench} {odd}");
+            assert!(
+                !page.contains(", 0B: "),
+                "{bench} {odd}: there are no bytes in these"
+            );
+            assert_eq!(
+                page.contains("Message rate at 0B"),
+                odd == 1e6,
+                "{bench} {odd}"
+            );
             for part in ["NaN", "inf", "-5"] {
                 assert!(!pictures(&page).contains(part), "{bench} {odd}: {part}");
             }
         }
     }
     for odd in [0.0, -5.0, f64::NAN, f64::INFINITY] {
-        let odd = Record { p50_ns: Some(odd), p90_ns: Some(odd), floor_ns: Some(odd), size: 0, ..latency() };
+        let odd = Record {
+            p50_ns: Some(odd),
+            p90_ns: Some(odd),
+            floor_ns: Some(odd),
+            size: 0,
+            ..latency()
+        };
         let page = report::page(&[odd, latency()]).expect("something to draw");
         for part in ["NaN", "inf", "-5"] {
             assert!(!pictures(&page).contains(part), "{part}");
@@ -203,13 +302,26 @@ fn what_has_no_place_is_not_drawn() {
 
 /// Places and sizes in the pictures of a page, without the text in them and the shapes of points.
 fn pictures(page: &str) -> String {
-    let starts = |tag: &str| [" d=\"M", " x=\"", " y=\"", " width=\""].iter().any(|part| tag.contains(part));
-    let tags = page.split('<').filter_map(|tag| tag.split_once('>')).map(|(tag, _)| tag);
-    tags.filter(|tag| starts(tag) && !tag.contains("mark")).collect()
+    let starts = |tag: &str| {
+        [" d=\"M", " x=\"", " y=\"", " width=\""]
+            .iter()
+            .any(|part| tag.contains(part))
+    };
+    let tags = page
+        .split('<')
+        .filter_map(|tag| tag.split_once('>'))
+        .map(|(tag, _)| tag);
+    tags.filter(|tag| starts(tag) && !tag.contains("mark"))
+        .collect()
 }
 
 #[test]
 fn a_page_of_nothing_is_refused() {
-    let floor = Record { bench: "floor".into(), ..latency() };
-    assert!(report::page(&[floor]).is_err_and(|error| error.to_string().contains("nothing to draw")));
+    let floor = Record {
+        bench: "floor".into(),
+        ..latency()
+    };
+    assert!(
+        report::page(&[floor]).is_err_and(|error| error.to_string().contains("nothing to draw"))
+    );
 }

@@ -6,9 +6,11 @@
 //! | is the server ready? | `q` and a zero; the server answers `a` and a zero |
 //! | how many messages there were | 10 bytes: decimal digits, then zeros; the server answers `cnt ok` and a zero |
 //!
-//! The length is in the order of the network, the format in that of the machine: 2 for IPv4, 3 for IPv6.
+//! The length is in the order of the network, the format in that of the machine: 2 for IPv4, 3 for
+//! IPv6.
 //!
-//! The other program reads each of these with one call and does not read on, so each is written with one.
+//! The other program reads each of these with one call and does not read on, so each is written
+//! with one.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -48,13 +50,19 @@ impl Control {
             socket.bind(anywhere(options, port))?;
         }
         let called = socket.connect(to).await;
-        Self::new(called.map_err(|error| format!("nobody serves at {to}: {error}"))?, true)
+        Self::new(
+            called.map_err(|error| format!("nobody serves at {to}: {error}"))?,
+            true,
+        )
     }
 
     /// Waits for a client.
     pub(crate) async fn answer(options: &Options) -> Result<Self> {
         let socket = socket(options)?;
-        socket.bind(anywhere(options, options.source_port.unwrap_or(options.destination_port)))?;
+        socket.bind(anywhere(
+            options,
+            options.source_port.unwrap_or(options.destination_port),
+        ))?;
         let (stream, _) = socket.listen(1)?.accept().await?;
         Self::new(stream, false)
     }
@@ -78,7 +86,10 @@ impl Control {
     }
 
     pub(crate) async fn hear_name(&mut self) -> Result<SocketAddr> {
-        let (len, _format) = (self.stream.read_u32().await?, self.stream.read_u32_le().await?);
+        let (len, _format) = (
+            self.stream.read_u32().await?,
+            self.stream.read_u32_le().await?,
+        );
         // Nothing but a length that is known makes for memory.
         let mut name = match len as usize {
             len if len == INET.1 || len == INET6.1 => vec![0; len],
@@ -112,7 +123,9 @@ impl Control {
         self.stream.read_exact(&mut digits).await?;
         self.stream.write_all(COUNT_ANSWER).await?;
         let text = std::str::from_utf8(&digits)?.trim_end_matches('\0');
-        Ok(text.parse().map_err(|_| format!("{text:?} is not a number of messages"))?)
+        Ok(text
+            .parse()
+            .map_err(|_| format!("{text:?} is not a number of messages"))?)
     }
 
     async fn expect<const LEN: usize>(&mut self, what: &[u8; LEN]) -> Result<()> {
@@ -121,7 +134,12 @@ impl Control {
         if got == *what {
             return Ok(());
         }
-        Err(format!("the peer says {:?}, where {:?} was expected", ascii(&got), ascii(what)).into())
+        Err(format!(
+            "the peer says {:?}, where {:?} was expected",
+            ascii(&got),
+            ascii(what)
+        )
+        .into())
     }
 }
 
@@ -130,20 +148,31 @@ fn ascii(bytes: &[u8]) -> String {
 }
 
 fn socket(options: &Options) -> io::Result<TcpSocket> {
-    let socket = if options.is_ipv6 { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
+    let socket = if options.is_ipv6 {
+        TcpSocket::new_v6()
+    } else {
+        TcpSocket::new_v4()
+    }?;
     socket.set_reuseaddr(true)?;
     Ok(socket)
 }
 
 fn anywhere(options: &Options, port: u16) -> SocketAddr {
-    let any = if options.is_ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let any = if options.is_ipv6 {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    };
     SocketAddr::new(any, port)
 }
 
 /// The address of this machine that the route to another has. Nothing is sent.
 pub(crate) fn address_towards(peer: SocketAddr) -> Result<IpAddr> {
-    let any: IpAddr =
-        if peer.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let any: IpAddr = if peer.is_ipv6() {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    };
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(peer)?;
     Ok(socket.local_addr()?.ip())

@@ -11,7 +11,8 @@ pub(crate) const USUAL: [usize; 6] = [64, 256, 1 << 10, 4 << 10, 64 << 10, 1 << 
 /// The longest message of `-S all`.
 const LONGEST: usize = 6 << 20;
 
-/// The bytes of all messages in one direction: the alphabet over and over, from another letter in each message.
+/// The bytes of all messages in one direction: the alphabet over and over, from another letter in
+/// each message.
 #[derive(Debug, Default)]
 pub(crate) struct Pattern {
     messages: usize,
@@ -28,7 +29,8 @@ impl Pattern {
 
     pub(crate) fn fill(&mut self, buf: &mut [u8]) {
         let turned = self.next();
-        buf.chunks_mut(turned.len()).for_each(|piece| piece.copy_from_slice(&turned[..piece.len()]));
+        buf.chunks_mut(turned.len())
+            .for_each(|piece| piece.copy_from_slice(&turned[..piece.len()]));
     }
 
     pub(crate) fn check(&mut self, message: &[u8]) -> Result<()> {
@@ -47,8 +49,12 @@ impl Pattern {
 /// The sizes of `-S all`: none, the powers of two, and what lies halfway between them.
 pub(crate) fn all_sizes() -> Vec<usize> {
     let powers = (0..).map(|power| 1usize << power);
-    let sizes = powers.flat_map(|size| [Some(size), (size > 1).then_some(size + size / 2)]).flatten();
-    std::iter::once(0).chain(sizes.take_while(|size| *size <= LONGEST)).collect()
+    let sizes = powers
+        .flat_map(|size| [Some(size), (size > 1).then_some(size + size / 2)])
+        .flatten();
+    std::iter::once(0)
+        .chain(sizes.take_while(|size| *size <= LONGEST))
+        .collect()
 }
 
 /// A number in few places, as `fi_pingpong` writes it.

@@ -1,4 +1,5 @@
-//! A peer for libfabric's own `fi_pingpong`, on either side, over the native wire of its tcp provider, or over RXM.
+//! A peer for libfabric's own `fi_pingpong`, on either side, over the native wire of its tcp
+//! provider, or over RXM.
 //!
 //! ```text
 //! cargo run --release --example fi_pingpong -- -c                    # serves; the client, on this or another machine:
@@ -13,17 +14,19 @@
 //! fi_pingpong -p tcp -e msg -c SERVER                                # any libfabric
 //! ```
 //!
-//! Options are those of `fi_pingpong`; `-h` lists them. Both sides have to be given the same `-e`, `-I`, `-S`, `-m` and `-c`.
+//! Options are those of `fi_pingpong`; `-h` lists them. Both sides have to be given the same `-e`,
+//! `-I`, `-S`, `-m` and `-c`.
 //!
 //! # What is said
 //!
-//! Two connections: an ordinary one, on which the two programs agree on what comes next (`control.rs`), and the fabric's.
-//! The server waits for the former on port 47592. First each tells the other the name of its endpoint, the server before
-//! the client; of connected endpoints only the server does, and the client connects. Then, for each size, the client asks
-//! whether the server is ready and is told so; a message goes to the server and one comes back, as often as was agreed; and
-//! the client says how many there were. At the end each sends the other the word `fin` over the fabric. libfabric's program
-//! asks for an acknowledgement of that, and stays until it
-//! has come; the provider sees to it. Messages carry the tag 1234 or none.
+//! Two connections: an ordinary one, on which the two programs agree on what comes next
+//! (`control.rs`), and the fabric's. The server waits for the former on port 47592. First each
+//! tells the other the name of its endpoint, the server before the client; of connected endpoints
+//! only the server does, and the client connects. Then, for each size, the client asks whether the
+//! server is ready and is told so; a message goes to the server and one comes back, as often as was
+//! agreed; and the client says how many there were. At the end each sends the other the word `fin`
+//! over the fabric. libfabric's program asks for an acknowledgement of that, and stays until it has
+//! come; the provider sees to it. Messages carry the tag 1234 or none.
 
 mod control;
 mod data;
@@ -59,8 +62,13 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    match runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&options))) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    match runtime
+        .map_err(Into::into)
+        .and_then(|runtime| runtime.block_on(run(&options)))
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("fi_pingpong: {error}");
@@ -74,9 +82,18 @@ async fn run(options: &Options) -> Result<()> {
         Some(server) => Control::call(server, options).await?,
         None => Control::answer(options).await?,
     };
-    let (ep, peer) =
-        if options.is_connected { connect(&mut control).await? } else { meet(&mut control, options).await? };
-    let room = options.sizes.iter().copied().max().unwrap_or(0).max(FIN.len());
+    let (ep, peer) = if options.is_connected {
+        connect(&mut control).await?
+    } else {
+        meet(&mut control, options).await?
+    };
+    let room = options
+        .sizes
+        .iter()
+        .copied()
+        .max()
+        .unwrap_or(0)
+        .max(FIN.len());
     let mut talk = Talk::begin(ep, peer, options, room)?;
     println!(
         "{:<8}{:<8}{:<9}{:<9}{:>7}{:>11}{:>13}{:>12}",
@@ -84,7 +101,9 @@ async fn run(options: &Options) -> Result<()> {
     );
     for &size in &options.sizes {
         control.sync().await?;
-        let time = talk.rally(control.is_client(), size, options.iterations).await?;
+        let time = talk
+            .rally(control.is_client(), size, options.iterations)
+            .await?;
         let acknowledged = control.count(options.iterations).await?;
         report(size, options.iterations, acknowledged, time);
     }
@@ -93,7 +112,8 @@ async fn run(options: &Options) -> Result<()> {
 
 /// Endpoints that know each other by name.
 async fn meet(control: &mut Control, options: &Options) -> Result<(Endpoint, FiAddr)> {
-    // A peer is known by the address it calls from, so it has to be the one that the route to the other has.
+    // A peer is known by the address it calls from, so it has to be the one that the route to the
+    // other has.
     let (ep, theirs) = if control.is_client() {
         let theirs = control.hear_name().await?;
         let ep = bind(control::address_towards(theirs)?, options).await?;
@@ -114,7 +134,8 @@ async fn connect(control: &mut Control) -> Result<(Endpoint, FiAddr)> {
         Endpoint::connect(format!("tcp://{}", control.hear_name().await?)).await?
     } else {
         let mut door =
-            PassiveEndpoint::bind(format!("tcp://{}", SocketAddr::new(control.local_ip()?, 0))).await?;
+            PassiveEndpoint::bind(format!("tcp://{}", SocketAddr::new(control.local_ip()?, 0)))
+                .await?;
         control.tell_name(address_of(door.name())?).await?;
         let request = door.next().await.ok_or("nobody calls any more")?;
         request.accept("").await?
@@ -125,11 +146,14 @@ async fn connect(control: &mut Control) -> Result<(Endpoint, FiAddr)> {
 
 async fn bind(ip: std::net::IpAddr, options: &Options) -> Result<Endpoint> {
     let endpoint = Endpoint::options().protocol(options.protocol);
-    Ok(endpoint.bind(format!("tcp://{}", SocketAddr::new(ip, 0))).await?)
+    Ok(endpoint
+        .bind(format!("tcp://{}", SocketAddr::new(ip, 0)))
+        .await?)
 }
 
 fn address_of(name: &Address) -> Result<SocketAddr> {
-    name.socket().ok_or_else(|| "an endpoint over tcp has the address of a socket".into())
+    name.socket()
+        .ok_or_else(|| "an endpoint over tcp has the address of a socket".into())
 }
 
 /// The messages of the two programs.
@@ -153,7 +177,15 @@ impl Talk {
         let from = (!options.is_connected).then_some(peer);
         let next = receive(&ep, from, options.is_tagged, vec![0; room])?;
         let patterns = options.is_checked.then(Default::default);
-        Ok(Self { ep, peer, from, is_tagged: options.is_tagged, patterns, out: vec![0; room], next })
+        Ok(Self {
+            ep,
+            peer,
+            from,
+            is_tagged: options.is_tagged,
+            patterns,
+            out: vec![0; room],
+            next,
+        })
     }
 
     /// So many messages there and back. Returns how long it took.
@@ -190,9 +222,11 @@ impl Talk {
     async fn receive(&mut self, size: usize) -> Result<()> {
         let got = (&mut self.next).await?;
         if got.len() != size {
-            return Err(
-                format!("a message of {} bytes has come, where {size} were expected", got.len()).into()
-            );
+            return Err(format!(
+                "a message of {} bytes has come, where {size} were expected",
+                got.len()
+            )
+            .into());
         }
         if let Some((_, received)) = &mut self.patterns {
             received.check(&got)?;
@@ -205,14 +239,27 @@ impl Talk {
     async fn end(self) -> Result<()> {
         self.send_bytes(FIN.to_vec()).await?;
         let got = self.next.await?;
-        if got[..] == *FIN { Ok(()) } else { Err("the peer has ended with something else than fin".into()) }
+        if got[..] == *FIN {
+            Ok(())
+        } else {
+            Err("the peer has ended with something else than fin".into())
+        }
     }
 }
 
 /// Posts the receive for the next message.
-fn receive(ep: &Endpoint, from: Option<FiAddr>, is_tagged: bool, buf: Vec<u8>) -> Result<Operation<Vec<u8>>> {
+fn receive(
+    ep: &Endpoint,
+    from: Option<FiAddr>,
+    is_tagged: bool,
+    buf: Vec<u8>,
+) -> Result<Operation<Vec<u8>>> {
     let receive = ep.recv_into(buf);
-    let receive = if let Some(peer) = from { receive.from(peer) } else { receive };
+    let receive = if let Some(peer) = from {
+        receive.from(peer)
+    } else {
+        receive
+    };
     let receive = if is_tagged { receive.tag(TAG) } else { receive };
     Ok(receive.start()?)
 }

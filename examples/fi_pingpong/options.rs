@@ -79,7 +79,8 @@ impl Options {
                 }
                 continue;
             };
-            // As getopt has it: letters may stand together, and what belongs to one may stand behind it.
+            // As getopt has it: letters may stand together, and what belongs to one may stand
+            // behind it.
             while let Some(letter) = letters.chars().next() {
                 letters = &letters[letter.len_utf8()..];
                 match letter {
@@ -88,7 +89,9 @@ impl Options {
                     '6' => options.is_ipv6 = true,
                     'B' | 'P' | 'p' | 'e' | 'm' | 'I' | 'S' => {
                         let value = match std::mem::take(&mut letters) {
-                            "" => arguments.next().ok_or_else(|| format!("-{letter} without a value"))?,
+                            "" => arguments
+                                .next()
+                                .ok_or_else(|| format!("-{letter} without a value"))?,
                             value => value.to_owned(),
                         };
                         options.set(letter, &value)?;
@@ -109,7 +112,11 @@ impl Options {
             ('P', _) => self.destination_port = number(letter, value)?,
             ('p', "tcp" | "net") => self.protocol = Protocol::Tcp,
             ('p', "tcp;ofi_rxm") => self.protocol = Protocol::Rxm,
-            ('p', _) => return Err(format!("provider {value}: here are tcp, net and tcp;ofi_rxm")),
+            ('p', _) => {
+                return Err(format!(
+                    "provider {value}: here are tcp, net and tcp;ofi_rxm"
+                ));
+            }
             ('e', "rdm") => self.is_connected = false,
             ('e', "msg") => self.is_connected = true,
             ('e', _) => return Err(format!("endpoint type {value}: here are rdm and msg")),
@@ -125,5 +132,7 @@ impl Options {
 }
 
 fn number<T: FromStr>(letter: char, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("-{letter} {value}: not a number that it takes"))
+    value
+        .parse()
+        .map_err(|_| format!("-{letter} {value}: not a number that it takes"))
 }

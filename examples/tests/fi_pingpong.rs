@@ -1,5 +1,5 @@
-//! libfabric's own `fi_pingpong` and the example of that name play with each other. Skips, and says so, where libfabric's is
-//! not installed.
+//! libfabric's own `fi_pingpong` and the example of that name play with each other. Skips, and says
+//! so, where libfabric's is not installed.
 
 use std::fmt::Write;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
@@ -30,9 +30,19 @@ impl Program {
                 path.pop();
                 path.pop();
                 path.push("examples/fi_pingpong");
-                assert!(path.exists(), "{path:?} is missing: cargo build -p fabric-examples --examples");
+                assert!(
+                    path.exists(),
+                    "{path:?} is missing: cargo build -p fabric-examples --examples"
+                );
                 let mut command = Command::new(path);
-                command.args(["-e", if matches!(self, Self::Ours) { "rdm" } else { "msg" }]);
+                command.args([
+                    "-e",
+                    if matches!(self, Self::Ours) {
+                        "rdm"
+                    } else {
+                        "msg"
+                    },
+                ]);
                 command
             }
             Self::TheirsConnected => {
@@ -52,7 +62,11 @@ impl Program {
 /// libfabric's program, or nothing, and why.
 fn theirs() -> Option<Program> {
     // The native wire is spoken by `net` in 1.16 and 1.17, and by `tcp` since.
-    let has = |provider| Command::new("fi_info").args(["-p", provider, "-t", "FI_EP_RDM"]).output();
+    let has = |provider| {
+        Command::new("fi_info")
+            .args(["-p", provider, "-t", "FI_EP_RDM"])
+            .output()
+    };
     let installed = Command::new("fi_pingpong").arg("-h").output().is_ok();
     match has("net") {
         Ok(output) if installed && output.status.success() => Some(Program::Theirs("net")),
@@ -64,26 +78,34 @@ fn theirs() -> Option<Program> {
     }
 }
 
-/// libfabric's program where RXM is spoken: over the tcp provider, whose long messages are read from where they lie, and
-/// over the other one, whose longer messages come in segments.
+/// libfabric's program where RXM is spoken: over the tcp provider, whose long messages are read
+/// from where they lie, and over the other one, whose longer messages come in segments.
 fn theirs_in_rxm() -> Vec<Program> {
     if theirs().is_none() {
         return Vec::new();
     }
     let is_there = |provider: &&str| {
-        let asked = Command::new("fi_info").args(["-p", provider, "-t", "FI_EP_RDM"]).output();
+        let asked = Command::new("fi_info")
+            .args(["-p", provider, "-t", "FI_EP_RDM"])
+            .output();
         let is_there = asked.is_ok_and(|output| output.status.success());
         if !is_there {
             eprintln!("skipped: this libfabric has no {provider}");
         }
         is_there
     };
-    ["tcp;ofi_rxm", "net;ofi_rxm"].into_iter().filter(is_there).map(Program::Theirs).collect()
+    ["tcp;ofi_rxm", "net;ofi_rxm"]
+        .into_iter()
+        .filter(is_there)
+        .map(Program::Theirs)
+        .collect()
 }
 
 /// Both programs with endpoints that are connected, or nothing, and why.
 fn connected() -> Option<(Program, Program)> {
-    let has = Command::new("fi_info").args(["-p", "tcp", "-t", "FI_EP_MSG"]).output();
+    let has = Command::new("fi_info")
+        .args(["-p", "tcp", "-t", "FI_EP_MSG"])
+        .output();
     if theirs().is_some() && has.is_ok_and(|output| output.status.success()) {
         return Some((Program::TheirsConnected, Program::OursConnected));
     }
@@ -97,16 +119,26 @@ struct Player(Option<Child>);
 impl Player {
     fn start(program: Program, options: &[&str]) -> Self {
         let mut command = program.command();
-        command.args(options).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         Self(Some(command.spawn().expect("a program that is installed")))
     }
 
     fn is_over(&mut self) -> bool {
-        self.0.as_mut().is_none_or(|child| child.try_wait().expect("a child").is_some())
+        self.0
+            .as_mut()
+            .is_none_or(|child| child.try_wait().expect("a child").is_some())
     }
 
     fn output(mut self) -> Output {
-        self.0.take().expect("it was started").wait_with_output().expect("a child")
+        self.0
+            .take()
+            .expect("it was started")
+            .wait_with_output()
+            .expect("a child")
     }
 }
 
@@ -119,7 +151,8 @@ impl Drop for Player {
     }
 }
 
-/// A port that nobody has, and no other test gets, from where the kernel gives none to those who ask for any.
+/// A port that nobody has, and no other test gets, from where the kernel gives none to those who
+/// ask for any.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + (std::process::id() % 1_000) as u16 * 20;
@@ -132,21 +165,31 @@ fn free_port() -> u16 {
 fn is_listening(port: u16) -> bool {
     let mut suffix = String::new();
     write!(suffix, ":{port:04X}").expect("room");
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().filter_map(|path| std::fs::read_to_string(path).ok()).any(
-        |table| {
+    ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|path| std::fs::read_to_string(path).ok())
+        .any(|table| {
             table.lines().skip(1).any(|line| {
                 let fields: Vec<&str> = line.split_whitespace().collect();
-                fields.get(1).is_some_and(|local| local.ends_with(&suffix)) && fields.get(3) == Some(&"0A")
+                fields.get(1).is_some_and(|local| local.ends_with(&suffix))
+                    && fields.get(3) == Some(&"0A")
             })
-        },
-    )
+        })
 }
 
 /// A whole game; what the server and the client ended with.
-fn play(server: Program, client: Program, (host, [theirs, ours]): (&str, [&[&str]; 2])) -> [Output; 2] {
+fn play(
+    server: Program,
+    client: Program,
+    (host, [theirs, ours]): (&str, [&[&str]; 2]),
+) -> [Output; 2] {
     let port = free_port().to_string();
     let options = |program: Program| {
-        if matches!(program, Program::Ours | Program::OursConnected) { ours } else { theirs }
+        if matches!(program, Program::Ours | Program::OursConnected) {
+            ours
+        } else {
+            theirs
+        }
     };
     let mut serving = Player::start(server, &[options(server), &["-B", &port]].concat());
     let deadline = Instant::now() + LIMIT;
@@ -171,8 +214,10 @@ fn goes_well(server: Program, client: Program, host: &str, options: &[&str], rou
 fn goes_well_each(server: Program, client: Program, at: (&str, [&[&str]; 2]), rounds: usize) {
     let (_, [options, _]) = at;
     for output in play(server, client, at) {
-        let (told, wrong) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let (told, wrong) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
         let title = format!("{server:?} serves {client:?} {options:?}: {told}{wrong}");
         assert!(output.status.success(), "{title}");
         assert_eq!(told.lines().count(), 1 + rounds, "{title}");
@@ -185,7 +230,13 @@ fn every_size_goes_there_and_back_whole_in_both_roles() {
     for mode in ["msg", "tagged"] {
         for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
             // None, the powers of two to 4 MiB, and what lies halfway between.
-            goes_well(server, client, "127.0.0.1", &["-c", "-S", "all", "-I", "3", "-m", mode], 46);
+            goes_well(
+                server,
+                client,
+                "127.0.0.1",
+                &["-c", "-S", "all", "-I", "3", "-m", mode],
+                46,
+            );
         }
     }
 }
@@ -195,7 +246,13 @@ fn many_messages_go_there_and_back_in_both_roles() {
     let Some(theirs) = theirs() else { return };
     for mode in ["msg", "tagged"] {
         for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
-            goes_well(server, client, "127.0.0.1", &["-c", "-S", "100", "-I", "2000", "-m", mode], 1);
+            goes_well(
+                server,
+                client,
+                "127.0.0.1",
+                &["-c", "-S", "100", "-I", "2000", "-m", mode],
+                1,
+            );
         }
     }
 }
@@ -220,7 +277,13 @@ fn many_messages_go_there_and_back_in_rxm() {
     for theirs in theirs_in_rxm() {
         for (mode, size) in [("msg", "100"), ("tagged", "100"), ("msg", "20000")] {
             for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
-                goes_well(server, client, "127.0.0.1", &["-c", "-S", size, "-I", "1000", "-m", mode], 1);
+                goes_well(
+                    server,
+                    client,
+                    "127.0.0.1",
+                    &["-c", "-S", size, "-I", "1000", "-m", mode],
+                    1,
+                );
             }
         }
     }
@@ -232,7 +295,12 @@ fn who_begins_in_rxm_finds_the_native_dialect() {
     let Some(theirs) = theirs() else { return };
     let told = ["-p", "tcp;ofi_rxm", "-c", "-m", "tagged"];
     for (server, client) in [(theirs, Program::Ours), (Program::Ours, theirs)] {
-        goes_well_each(server, client, ("127.0.0.1", [&["-c", "-m", "tagged"], &told]), 6);
+        goes_well_each(
+            server,
+            client,
+            ("127.0.0.1", [&["-c", "-m", "tagged"], &told]),
+            6,
+        );
     }
 }
 
@@ -254,10 +322,24 @@ fn over_ipv6_too() {
 
 #[test]
 fn connected_endpoints_play_in_both_roles() {
-    let Some((theirs, ours)) = connected() else { return };
+    let Some((theirs, ours)) = connected() else {
+        return;
+    };
     for (server, client) in [(theirs, ours), (ours, theirs)] {
-        goes_well(server, client, "127.0.0.1", &["-c", "-S", "all", "-I", "3"], 46);
-        goes_well(server, client, "127.0.0.1", &["-c", "-S", "100", "-I", "2000"], 1);
+        goes_well(
+            server,
+            client,
+            "127.0.0.1",
+            &["-c", "-S", "all", "-I", "3"],
+            46,
+        );
+        goes_well(
+            server,
+            client,
+            "127.0.0.1",
+            &["-c", "-S", "100", "-I", "2000"],
+            1,
+        );
         if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
             goes_well(server, client, "::1", &["-6", "-c"], 6);
         }
@@ -277,12 +359,19 @@ fn with_itself_too() {
 #[test]
 fn wrong_bytes_are_noticed_on_both_sides() {
     let Some(theirs) = theirs() else { return };
-    // One message each way: libfabric's server would wait for the next one whatever has become of its peer.
-    let (checked, unchecked): (&[&str], &[&str]) = (&["-S", "64", "-I", "1", "-c"], &["-S", "64", "-I", "1"]);
+    // One message each way: libfabric's server would wait for the next one whatever has become of
+    // its peer.
+    let (checked, unchecked): (&[&str], &[&str]) =
+        (&["-S", "64", "-I", "1", "-c"], &["-S", "64", "-I", "1"]);
     let [_, client] = play(theirs, Program::Ours, ("127.0.0.1", [unchecked, checked]));
-    assert!(!client.status.success() && String::from_utf8_lossy(&client.stderr).contains("message 0"));
+    assert!(
+        !client.status.success() && String::from_utf8_lossy(&client.stderr).contains("message 0")
+    );
     let [server, _] = play(theirs, Program::Ours, ("127.0.0.1", [checked, unchecked]));
-    assert!(!server.status.success(), "libfabric has not noticed what was wrong");
+    assert!(
+        !server.status.success(),
+        "libfabric has not noticed what was wrong"
+    );
 }
 
 #[test]
@@ -295,8 +384,15 @@ fn what_is_not_there_is_refused_by_name() {
         (&["-I", "0"], "-I 0"),
         (&["-S"], "-S without a value"),
     ] {
-        let output = Program::Ours.command().args(options).output().expect("the example");
+        let output = Program::Ours
+            .command()
+            .args(options)
+            .output()
+            .expect("the example");
         assert_eq!(output.status.code(), Some(2));
-        assert!(String::from_utf8_lossy(&output.stderr).contains(part), "{options:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains(part),
+            "{options:?}"
+        );
     }
 }

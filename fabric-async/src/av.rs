@@ -15,7 +15,8 @@ use crate::model::{Shared, ThreadModel};
 
 /// An address vector (`fid_av`): peers by number (`FI_AV_TABLE`).
 ///
-/// Cheap to clone. Endpoints that are bound to it send to its numbers, and report its numbers as sources.
+/// Cheap to clone. Endpoints that are bound to it send to its numbers, and report its numbers as
+/// sources.
 #[doc(alias = "fid_av")]
 pub struct AddressVector<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<AvInner>,
@@ -30,9 +31,10 @@ pub(crate) struct AvInner {
     is_fixed: bool,
 }
 
-/// What names an endpoint: an [`Address`], or text like `shm://echo`. [`Endpoint::bind`](crate::Endpoint::bind) and
-/// [`Endpoint::lookup`](crate::Endpoint::lookup) also take the name of a host, as `tcp://localhost:7000`; for all other
-/// calls [`resolve`](crate::resolve()) looks it up first.
+/// What names an endpoint: an [`Address`], or text like `shm://echo`.
+/// [`Endpoint::bind`](crate::Endpoint::bind) and [`Endpoint::lookup`](crate::Endpoint::lookup) also
+/// take the name of a host, as `tcp://localhost:7000`; for all other calls
+/// [`resolve`](crate::resolve()) looks it up first.
 pub trait ToAddress {
     /// The address.
     ///
@@ -49,7 +51,8 @@ pub trait ToAddress {
         self.to_address()
     }
 
-    /// The name of a host that is to be [looked up](crate::resolve) before there is an address; nothing where this is one.
+    /// The name of a host that is to be [looked up](crate::resolve) before there is an address;
+    /// nothing where this is one.
     #[doc(hidden)]
     fn to_host_for(&self, expected: Scheme) -> Option<HostName> {
         let _ = expected;
@@ -106,25 +109,41 @@ impl<T: ToAddress + ?Sized> ToAddress for &T {
 }
 
 impl AvInner {
-    /// One with this peer in it, for an endpoint that is connected with it. It is part of the endpoint, and not counted.
+    /// One with this peer in it, for an endpoint that is connected with it. It is part of the
+    /// endpoint, and not counted.
     pub(crate) fn of(domain: &Arc<DomainInner>, peer: &Address) -> (Arc<Self>, FiAddr) {
         let node = Node::new(Class::AddressVector, Some(domain.node.clone()));
         let (id, number) = domain.core.open_av_of(peer);
-        (Arc::new(Self { node, id, domain: domain.clone(), is_fixed: true }), number)
+        (
+            Arc::new(Self {
+                node,
+                id,
+                domain: domain.clone(),
+                is_fixed: true,
+            }),
+            number,
+        )
     }
 
-    /// One with nobody in it, for a receive context of endpoints that are connected, each with a peer of its own. It is part of
-    /// the context, and not counted.
+    /// One with nobody in it, for a receive context of endpoints that are connected, each with a
+    /// peer of its own. It is part of the context, and not counted.
     pub(crate) fn of_nobody(domain: &Arc<DomainInner>) -> Arc<Self> {
         let node = Node::new(Class::AddressVector, Some(domain.node.clone()));
         let id = domain.core.open_av(false);
-        Arc::new(Self { node, id, domain: domain.clone(), is_fixed: true })
+        Arc::new(Self {
+            node,
+            id,
+            domain: domain.clone(),
+            is_fixed: true,
+        })
     }
 
     fn check_changeable(&self) -> Result<()> {
         self.node.check_open()?;
         if self.is_fixed {
-            return Err(Error::NotSupported("addresses of connected endpoints, which have one peer each"));
+            return Err(Error::NotSupported(
+                "addresses of connected endpoints, which have one peer each",
+            ));
         }
         Ok(())
     }
@@ -135,21 +154,33 @@ impl<M: ThreadModel> AddressVector<M> {
         domain.inner.node.check_open()?;
         let node = Node::new(Class::AddressVector, Some(domain.inner.node.clone()));
         let id = domain.inner.core.open_av(welcoming);
-        let inner = AvInner { node, id, domain: domain.inner.clone(), is_fixed: false };
+        let inner = AvInner {
+            node,
+            id,
+            domain: domain.inner.clone(),
+            is_fixed: false,
+        };
         inner.node.publish()?;
-        Ok(Self { inner: Arc::new(inner), model: PhantomData })
+        Ok(Self {
+            inner: Arc::new(inner),
+            model: PhantomData,
+        })
     }
 
     pub(crate) fn from_inner(inner: Arc<AvInner>) -> Self {
-        Self { inner, model: PhantomData }
+        Self {
+            inner,
+            model: PhantomData,
+        }
     }
 
-    /// Gives a peer a number (`fi_av_insert`). A peer that has one keeps it; that of a guest becomes permanent. Nothing
-    /// is sent: whether the peer exists shows with the first operation.
+    /// Gives a peer a number (`fi_av_insert`). A peer that has one keeps it; that of a guest
+    /// becomes permanent. Nothing is sent: whether the peer exists shows with the first operation.
     ///
     /// # Errors
-    /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider; [`Error::Invalid`] for
-    /// an address without a name, or with port 0; [`Error::NotSupported`] where it is that of a connected endpoint; [`Error::Closed`].
+    /// [`Error::BadAddress`]; [`Error::WrongScheme`] when the address is of another provider;
+    /// [`Error::Invalid`] for an address without a name, or with port 0; [`Error::NotSupported`]
+    /// where it is that of a connected endpoint; [`Error::Closed`].
     #[doc(alias = "fi_av_insert")]
     pub fn insert(&self, peer: impl ToAddress) -> Result<FiAddr> {
         self.inner.check_changeable()?;
@@ -159,12 +190,15 @@ impl<M: ThreadModel> AddressVector<M> {
             return Err(Error::WrongScheme { provider, address });
         }
         address.check_peer()?;
-        self.inner.domain.core.insert_address(self.inner.id, &address)
+        self.inner
+            .domain
+            .core
+            .insert_address(self.inner.id, &address)
     }
 
-    /// Takes a number out of use (`fi_av_remove`): it becomes an error, also when the position is used again.
-    /// Operations to it that wait, and receives directed at it, end with [`Error::StaleAddress`]. Messages from the
-    /// peer still arrive, from a stranger.
+    /// Takes a number out of use (`fi_av_remove`): it becomes an error, also when the position is
+    /// used again. Operations to it that wait, and receives directed at it, end with
+    /// [`Error::StaleAddress`]. Messages from the peer still arrive, from a stranger.
     ///
     /// # Errors
     /// [`Error::StaleAddress`], [`Error::Closed`].
@@ -185,8 +219,8 @@ impl<M: ThreadModel> AddressVector<M> {
         self.inner.domain.core.address_of(self.inner.id, peer)
     }
 
-    /// Every peer with its number: those that were inserted or looked up, there or not, and the guests. Where to begin
-    /// again after [`EventKind::Overrun`](crate::EventKind::Overrun).
+    /// Every peer with its number: those that were inserted or looked up, there or not, and the
+    /// guests. Where to begin again after [`EventKind::Overrun`](crate::EventKind::Overrun).
     #[must_use]
     pub fn peers(&self) -> Vec<(FiAddr, Address)> {
         self.inner.domain.core.addresses(self.inner.id)
@@ -203,7 +237,10 @@ impl<M: ThreadModel> AddressVector<M> {
             false => self.inner.node.close(),
         };
         if let Err(error) = closed {
-            return Err(CloseError { error, handle: self });
+            return Err(CloseError {
+                error,
+                handle: self,
+            });
         }
         self.inner.domain.core.close_av(self.inner.id);
         Ok(())
@@ -212,7 +249,10 @@ impl<M: ThreadModel> AddressVector<M> {
 
 impl<M: ThreadModel> Clone for AddressVector<M> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), model: PhantomData }
+        Self {
+            inner: self.inner.clone(),
+            model: PhantomData,
+        }
     }
 }
 

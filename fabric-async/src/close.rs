@@ -14,7 +14,9 @@ pub struct CloseError<H> {
 
 impl<H> fmt::Debug for CloseError<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CloseError").field("error", &self.error).finish_non_exhaustive()
+        f.debug_struct("CloseError")
+            .field("error", &self.error)
+            .finish_non_exhaustive()
     }
 }
 

@@ -18,9 +18,9 @@ use crate::model::{Shared, ThreadModel};
 
 /// A counter (`fid_cntr`): how many operations of an endpoint ended well, and how many badly.
 ///
-/// Bind it with [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter), or to a region with
-/// [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter). Counting comes in addition to
-/// the completion's future or queue. Cheap to clone.
+/// Bind it with [`EndpointBuilder::bind_counter`](crate::EndpointBuilder::bind_counter), or to a
+/// region with [`MemoryRegion::bind_counter`](crate::MemoryRegion::bind_counter). Counting comes in
+/// addition to the completion's future or queue. Cheap to clone.
 #[doc(alias = "fid_cntr")]
 pub struct Counter<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<CounterInner>,
@@ -37,9 +37,16 @@ impl<M: ThreadModel> Counter<M> {
     pub(crate) fn open(domain: &Domain<M>) -> Result<Self> {
         domain.inner.node.check_open()?;
         let node = Node::new(Class::Counter, Some(domain.inner.node.clone()));
-        let inner = CounterInner { node, id: domain.inner.core.open_counter(), domain: domain.inner.clone() };
+        let inner = CounterInner {
+            node,
+            id: domain.inner.core.open_counter(),
+            domain: domain.inner.clone(),
+        };
         inner.node.publish()?;
-        Ok(Self { inner: Arc::new(inner), model: PhantomData })
+        Ok(Self {
+            inner: Arc::new(inner),
+            model: PhantomData,
+        })
     }
 
     /// How many operations ended well (`fi_cntr_read`).
@@ -71,19 +78,23 @@ impl<M: ThreadModel> Counter<M> {
     /// Waits until the value is at least `threshold`, and returns it (`fi_cntr_wait`).
     ///
     /// # Errors
-    /// [`Error::CountedError`] as soon as an operation fails meanwhile, with both counts; [`Error::Closed`] when
-    /// the counter is closed, before or meanwhile.
+    /// [`Error::CountedError`] as soon as an operation fails meanwhile, with both counts;
+    /// [`Error::Closed`] when the counter is closed, before or meanwhile.
     ///
     /// # Cancel safety
     /// Safe.
     #[doc(alias = "fi_cntr_wait")]
     pub async fn wait(&self, threshold: u64) -> Result<u64> {
         let errors_before = self.errors();
-        let mut waiter = Waiter { counter: &self.inner, id: None };
+        let mut waiter = Waiter {
+            counter: &self.inner,
+            id: None,
+        };
         let reached = poll_fn(|cx| {
             let budget = ready!(coop::poll_proceed(cx));
             let (core, id) = (&self.inner.domain.core, self.inner.id);
-            let reached = ready!(core.poll_counter(id, &mut waiter.id, threshold, errors_before, cx));
+            let reached =
+                ready!(core.poll_counter(id, &mut waiter.id, threshold, errors_before, cx));
             budget.made_progress();
             std::task::Poll::Ready(reached)
         })
@@ -91,18 +102,26 @@ impl<M: ThreadModel> Counter<M> {
         match reached {
             None => Err(Error::Closed(Class::Counter)),
             Some((value, _)) if value >= threshold => Ok(value),
-            Some((value, errors)) => Err(Error::CountedError { value, threshold, errors }),
+            Some((value, errors)) => Err(Error::CountedError {
+                value,
+                threshold,
+                errors,
+            }),
         }
     }
 
-    /// Closes the counter, for all its clones: whoever waits for it is woken with [`Error::Closed`].
+    /// Closes the counter, for all its clones: whoever waits for it is woken with
+    /// [`Error::Closed`].
     ///
     /// # Errors
     /// [`Error::Busy`] while it is bound to endpoints or regions.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
         if let Err(error) = self.inner.node.close() {
-            return Err(CloseError { error, handle: self });
+            return Err(CloseError {
+                error,
+                handle: self,
+            });
         }
         self.inner.domain.core.close_counter(self.inner.id);
         Ok(())
@@ -132,16 +151,34 @@ impl RegionCounters {
             });
         }
         if !domain.info.caps.contains(Caps::RMA_EVENT) {
-            return Err(Error::NotSupported("counting what peers do (the domain has no FI_RMA_EVENT)"));
+            return Err(Error::NotSupported(
+                "counting what peers do (the domain has no FI_RMA_EVENT)",
+            ));
         }
-        if !counter.node.parent().is_some_and(|parent| Arc::ptr_eq(parent, &domain.node)) {
+        if !counter
+            .node
+            .parent()
+            .is_some_and(|parent| Arc::ptr_eq(parent, &domain.node))
+        {
             return Err(Error::Foreign(Class::Counter, Class::Domain));
         }
         let hold = Hold::new(&counter.node, Class::MemoryRegion)?;
         let of = |kind| what.contains(kind).then_some(counter.id);
-        let (remote_read, remote_write) = (of(CounterBind::REMOTE_READ), of(CounterBind::REMOTE_WRITE));
-        domain.core.count_region(key, Counters { remote_read, remote_write, ..Counters::default() })?;
-        let free = self.0.get_or_insert_default().iter_mut().find(|bound| bound.is_none());
+        let (remote_read, remote_write) =
+            (of(CounterBind::REMOTE_READ), of(CounterBind::REMOTE_WRITE));
+        domain.core.count_region(
+            key,
+            Counters {
+                remote_read,
+                remote_write,
+                ..Counters::default()
+            },
+        )?;
+        let free = self
+            .0
+            .get_or_insert_default()
+            .iter_mut()
+            .find(|bound| bound.is_none());
         if let Some(free) = free {
             *free = Some((counter.clone(), hold));
         }
@@ -158,14 +195,20 @@ struct Waiter<'a> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.counter.domain.core.forget_counter_waiter(self.counter.id, id);
+            self.counter
+                .domain
+                .core
+                .forget_counter_waiter(self.counter.id, id);
         }
     }
 }
 
 impl<M: ThreadModel> Clone for Counter<M> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), model: PhantomData }
+        Self {
+            inner: self.inner.clone(),
+            model: PhantomData,
+        }
     }
 }
 

@@ -23,13 +23,15 @@ const MAX_CAPACITY: usize = 1 << 20;
 /// Completions that the stream takes out of the queue at once.
 const BATCH: usize = 32;
 
-/// A completion queue (`fid_cq`): the completions of operations that were posted with `.post()`, as a stream.
+/// A completion queue (`fid_cq`): the completions of operations that were posted with `.post()`, as
+/// a stream.
 ///
 /// It cannot overrun: an operation reserves its entry when it is posted, and is refused with
-/// [`Error::Again`] when all are taken. A failed operation is an entry like any other. One consumer: the handle cannot
-/// be cloned. When the handle is dropped while endpoints are bound to it, nobody could take completions out any more:
-/// what is in the queue is lost, receives posted to it are withdrawn, so that messages go to others, sends go on, and
-/// posts are refused with [`Error::Closed`].
+/// [`Error::Again`] when all are taken. A failed operation is an entry like any other. One
+/// consumer: the handle cannot be cloned. When the handle is dropped while endpoints are bound to
+/// it, nobody could take completions out any more: what is in the queue is lost, receives posted to
+/// it are withdrawn, so that messages go to others, sends go on, and posts are refused with
+/// [`Error::Closed`].
 ///
 /// `next` and its like come from `futures_util::StreamExt`.
 ///
@@ -55,18 +57,31 @@ impl<M: ThreadModel> CompletionQueue<M> {
         domain.inner.node.check_open()?;
         if !(1..=MAX_CAPACITY).contains(&capacity) {
             let why = format!("{capacity} is not within 1 to {MAX_CAPACITY}");
-            return Err(Error::Invalid { what: "completion queue capacity", why });
+            return Err(Error::Invalid {
+                what: "completion queue capacity",
+                why,
+            });
         }
         let node = Node::new(Class::CompletionQueue, Some(domain.inner.node.clone()));
         let id = domain.inner.core.open_cq(capacity);
-        let inner = CqInner { node, id, domain: domain.inner.clone() };
+        let inner = CqInner {
+            node,
+            id,
+            domain: domain.inner.clone(),
+        };
         inner.node.publish()?;
         let (batch, spare) = (VecDeque::with_capacity(BATCH), Vec::with_capacity(BATCH));
-        Ok(Self { inner: Arc::new(inner), batch, spare, model: PhantomData })
+        Ok(Self {
+            inner: Arc::new(inner),
+            batch,
+            spare,
+            model: PhantomData,
+        })
     }
 
-    /// Waits until there are completions and moves up to `max` of them to `out`; returns how many (`fi_cq_sread`).
-    /// That may be for ever, where nothing is under way: who stops posting because of a refusal counts what has not ended.
+    /// Waits until there are completions and moves up to `max` of them to `out`; returns how many
+    /// (`fi_cq_sread`). That may be for ever, where nothing is under way: who stops posting because
+    /// of a refusal counts what has not ended.
     ///
     /// # Cancel safety
     /// Safe: no completion is lost.
@@ -76,7 +91,12 @@ impl<M: ThreadModel> CompletionQueue<M> {
     }
 
     /// The same as a poll function. 0 only when `max` is 0.
-    pub fn poll_batch(&mut self, cx: &mut Context<'_>, out: &mut Vec<Completion>, max: usize) -> Poll<usize> {
+    pub fn poll_batch(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut Vec<Completion>,
+        max: usize,
+    ) -> Poll<usize> {
         if max == 0 {
             return Poll::Ready(0);
         }
@@ -91,12 +111,18 @@ impl<M: ThreadModel> CompletionQueue<M> {
         Poll::Ready(count)
     }
 
-    /// Makes progress once and moves what is there to `out`, up to `max`; returns how many (`fi_cq_read`).
+    /// Makes progress once and moves what is there to `out`, up to `max`; returns how many
+    /// (`fi_cq_read`).
     #[doc(alias = "fi_cq_read")]
     pub fn try_batch(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let count = self.batch.len().min(max);
         out.extend(self.batch.drain(..count));
-        count + self.inner.domain.core.try_cq(self.inner.id, out, max - count)
+        count
+            + self
+                .inner
+                .domain
+                .core
+                .try_cq(self.inner.id, out, max - count)
     }
 
     /// Closes the queue; completions in it are lost.
@@ -105,7 +131,10 @@ impl<M: ThreadModel> CompletionQueue<M> {
     /// [`Error::Busy`] while endpoints report to it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+        self.inner.node.close().map_err(|error| CloseError {
+            error,
+            handle: self,
+        })
     }
 }
 
@@ -117,7 +146,12 @@ impl<M: ThreadModel> Stream for CompletionQueue<M> {
         let this = &mut *self;
         let budget = ready!(coop::poll_proceed(cx));
         if this.batch.is_empty() {
-            ready!(this.inner.domain.core.poll_cq(this.inner.id, &mut this.spare, BATCH, cx));
+            ready!(
+                this.inner
+                    .domain
+                    .core
+                    .poll_cq(this.inner.id, &mut this.spare, BATCH, cx)
+            );
             this.batch.extend(this.spare.drain(..));
         }
         budget.made_progress();
@@ -136,6 +170,8 @@ impl Drop for CqInner {
 
 impl<M: ThreadModel> fmt::Debug for CompletionQueue<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionQueue").field("id", &self.inner.node.id()).finish_non_exhaustive()
+        f.debug_struct("CompletionQueue")
+            .field("id", &self.inner.node.id())
+            .finish_non_exhaustive()
     }
 }

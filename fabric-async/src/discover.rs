@@ -6,19 +6,21 @@ use fabric_reactor::provider;
 
 /// Asks every provider for what the hints describe (`fi_getinfo`); best first.
 ///
-/// There is one info for each offer that satisfies the hints, adjusted to them. A provider makes several: each
-/// offers the same under manual and under automatic progress. "Best first" is a fixed order, nothing is
-/// measured: `shm`, `tcp`, `udp`, `sim`, and manual before automatic progress, which is what no wish means. So the first is
-/// the one to take, and the others are there to choose from. Whoever asks for manual progress gets two infos that are
-/// alike, because an offer of automatic progress satisfies that wish as well.
+/// There is one info for each offer that satisfies the hints, adjusted to them. A provider makes
+/// several: each offers the same under manual and under automatic progress. "Best first" is a fixed
+/// order, nothing is measured: `shm`, `tcp`, `udp`, `sim`, and manual before automatic progress,
+/// which is what no wish means. So the first is the one to take, and the others are there to choose
+/// from. Whoever asks for manual progress gets two infos that are alike, because an offer of
+/// automatic progress satisfies that wish as well.
 ///
-/// `tcp` offers any network first, as the fabric and the domain `tcp`; an endpoint without an address of its own is then
-/// inside this machine. Behind that comes each network this machine is in at the moment, as `fi_info` shows them: the
-/// fabric is the network (`192.0.2.0/24`), the domain the interface (`eth0`), and `src_addr` the address of this machine
-/// there, which endpoints without an address of their own get. [`Hints::fabric_name`], [`Hints::domain_name`] and
-/// [`Hints::source`] choose one; [`Hints::dest`] leaves out those of the other family of addresses, and looks at no routes.
-/// All of it comes once more behind that, for [connected endpoints](crate::manual::connections), which [`Hints::ep_type`]
-/// chooses.
+/// `tcp` offers any network first, as the fabric and the domain `tcp`; an endpoint without an
+/// address of its own is then inside this machine. Behind that comes each network this machine is
+/// in at the moment, as `fi_info` shows them: the fabric is the network (`192.0.2.0/24`), the
+/// domain the interface (`eth0`), and `src_addr` the address of this machine there, which endpoints
+/// without an address of their own get. [`Hints::fabric_name`], [`Hints::domain_name`] and
+/// [`Hints::source`] choose one; [`Hints::dest`] leaves out those of the other family of addresses,
+/// and looks at no routes. All of it comes once more behind that, for [connected
+/// endpoints](crate::manual::connections), which [`Hints::ep_type`] chooses.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -37,8 +39,9 @@ use fabric_reactor::provider;
 /// ```
 ///
 /// # Errors
-/// [`Error::NoMatch`] when no provider can: it names, for every offer of every provider (of those that the hints name,
-/// if they do), the attribute, what was asked and what is offered. [`Error::UnknownProvider`] when the hints name a provider that does not exist.
+/// [`Error::NoMatch`] when no provider can: it names, for every offer of every provider (of those
+/// that the hints name, if they do), the attribute, what was asked and what is offered.
+/// [`Error::UnknownProvider`] when the hints name a provider that does not exist.
 ///
 /// # Cancel safety
 /// Nothing is held across an await.
@@ -50,12 +53,19 @@ pub async fn discover(hints: &Hints) -> Result<Vec<Info>> {
 pub(crate) fn search(hints: &Hints) -> Result<Vec<Info>> {
     let all = provider::all();
     if let Some(asked) = &hints.provider
-        && !all.iter().any(|provider| hints.admits_provider(provider.name()))
+        && !all
+            .iter()
+            .any(|provider| hints.admits_provider(provider.name()))
     {
         let known = all.iter().map(|provider| provider.name()).collect();
-        return Err(Error::UnknownProvider { asked: asked.clone(), known });
+        return Err(Error::UnknownProvider {
+            asked: asked.clone(),
+            known,
+        });
     }
-    let asked = all.iter().filter(|provider| hints.admits_provider(provider.name()));
+    let asked = all
+        .iter()
+        .filter(|provider| hints.admits_provider(provider.name()));
     let offers: Vec<Info> = asked.flat_map(|provider| provider.offers()).collect();
     Ok(select(hints, &offers)?)
 }

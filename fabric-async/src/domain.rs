@@ -27,11 +27,11 @@ use crate::model::{Shared, ThreadModel};
 use crate::mr::{Allocated, MemoryRegion};
 use crate::registered::RegisteredBuffer;
 
-/// A domain (`fid_domain`): the boundary within which endpoints, queues, address vectors, memory regions and counters
-/// work together, and within which progress is made.
+/// A domain (`fid_domain`): the boundary within which endpoints, queues, address vectors, memory
+/// regions and counters work together, and within which progress is made.
 ///
-/// Cheap to clone. Its children keep it open; [`Domain::close`] tells whether any are left. `Debug` prints the whole
-/// object: class, id, parent, provider, capabilities, limits, children by class.
+/// Cheap to clone. Its children keep it open; [`Domain::close`] tells whether any are left. `Debug`
+/// prints the whole object: class, id, parent, provider, capabilities, limits, children by class.
 #[doc(alias = "fid_domain")]
 pub struct Domain<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<DomainInner>,
@@ -78,7 +78,12 @@ impl DomainInner {
 
 impl<'a> DomainBuilder<'a> {
     pub(crate) fn new(fabric: &'a Fabric, info: &'a Info) -> Self {
-        Self { fabric, info, options: DomainOptions::default(), context: 0 }
+        Self {
+            fabric,
+            info,
+            options: DomainOptions::default(),
+            context: 0,
+        }
     }
 
     pub(crate) fn options(self, options: DomainOptions) -> Self {
@@ -91,18 +96,20 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// From which length on, in bytes, messages are copied once, straight from the memory of one process to that of the
-    /// other, instead of through the ring, unless the peer's domain has turned that off. 0 for all that do not fit into one
-    /// record of the ring; `usize::MAX` turns it off in both directions: then this domain reads no peer's memory, and
-    /// lets none read its own.
+    /// From which length on, in bytes, messages are copied once, straight from the memory of one
+    /// process to that of the other, instead of through the ring, unless the peer's domain has
+    /// turned that off. 0 for all that do not fit into one record of the ring; `usize::MAX` turns
+    /// it off in both directions: then this domain reads no peer's memory, and lets none read its
+    /// own.
     ///
-    /// Unless said otherwise, messages of 64 KiB and more are copied once where nothing else is on its way to the same peer,
-    /// if the kernel of this machine copies quickly enough, which is tried once in each process. Messages that follow each
-    /// other go through the ring, where both sides work at once.
+    /// Unless said otherwise, messages of 64 KiB and more are copied once where nothing else is on
+    /// its way to the same peer, if the kernel of this machine copies quickly enough, which is
+    /// tried once in each process. Messages that follow each other go through the ring, where both
+    /// sides work at once.
     ///
-    /// Where the kernel forbids it, messages go through the ring all the same, and always where the provider has no such
-    /// way. [`EndpointStats`](crate::EndpointStats) tells which way they went. See
-    /// [`manual::memory`](crate::manual::memory#one-copy).
+    /// Where the kernel forbids it, messages go through the ring all the same, and always where the
+    /// provider has no such way. [`EndpointStats`](crate::EndpointStats) tells which way they went.
+    /// See [`manual::memory`](crate::manual::memory#one-copy).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -117,8 +124,8 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// How sockets are waited for, where the provider has some; [`SocketIo::Auto`] unless said otherwise. See
-    /// [`manual::tcp`](crate::manual::tcp#epoll-and-io_uring).
+    /// How sockets are waited for, where the provider has some; [`SocketIo::Auto`] unless said
+    /// otherwise. See [`manual::tcp`](crate::manual::tcp#epoll-and-io_uring).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -134,8 +141,9 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// What is set on the sockets of the domain, where the provider has some. Traffic classes are not among these: they are
-    /// said with the [hints](crate::Hints::tclass). See [`manual::tcp`](crate::manual::tcp#sockets).
+    /// What is set on the sockets of the domain, where the provider has some. Traffic classes are
+    /// not among these: they are said with the [hints](crate::Hints::tclass). See
+    /// [`manual::tcp`](crate::manual::tcp#sockets).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -157,22 +165,27 @@ impl<'a> DomainBuilder<'a> {
         self
     }
 
-    /// Opens the domain, in four phases: `info` is held against this fabric and against what its provider offers, in
-    /// the same way as [`discover`](crate::discover()) does; the provider allocates; the driver is started; and only
-    /// then is the domain counted and published. A failure in any of them leaves nothing behind.
+    /// Opens the domain, in four phases: `info` is held against this fabric and against what its
+    /// provider offers, in the same way as [`discover`](crate::discover()) does; the provider
+    /// allocates; the driver is started; and only then is the domain counted and published. A
+    /// failure in any of them leaves nothing behind.
     ///
-    /// Under manual progress this starts a task on the current Tokio runtime, under automatic progress a thread; both
-    /// sleep unless there is something to do, and end with the domain.
+    /// Under manual progress this starts a task on the current Tokio runtime, under automatic
+    /// progress a thread; both sleep unless there is something to do, and end with the domain.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `info` describes another provider or fabric, or socket options are said that this machine does
-    /// not have; [`Error::TooLong`] for buffers of sockets that are; [`Error::NoMatch`] when it asks for more than the
-    /// provider offers; [`Error::Closed`] when the fabric is closed; [`Error::Runtime`] when progress is
-    /// manual and no Tokio runtime with I/O is running here (with `panic = "abort"`, a runtime without I/O ends the
-    /// process instead); [`Error::Os`], with the call `io_uring_setup` where [`SocketIo::IoUring`] was asked for and the kernel
-    /// refuses it.
+    /// [`Error::Invalid`] when `info` describes another provider or fabric, or socket options are
+    /// said that this machine does not have; [`Error::TooLong`] for buffers of sockets that are;
+    /// [`Error::NoMatch`] when it asks for more than the provider offers; [`Error::Closed`] when
+    /// the fabric is closed; [`Error::Runtime`] when progress is manual and no Tokio runtime with
+    /// I/O is running here (with `panic = "abort"`, a runtime without I/O ends the process
+    /// instead); [`Error::Os`], with the call `io_uring_setup` where [`SocketIo::IoUring`] was
+    /// asked for and the kernel refuses it.
     pub fn open(self) -> Result<Domain> {
-        Ok(Domain { inner: self.open_as(Class::Domain)?, model: PhantomData })
+        Ok(Domain {
+            inner: self.open_as(Class::Domain)?,
+            model: PhantomData,
+        })
     }
 
     /// The same as an object of this class: passive endpoints make progress as domains do.
@@ -181,7 +194,12 @@ impl<'a> DomainBuilder<'a> {
         let provider = self.fabric.inner.provider;
         let node = Node::new(class, Some(self.fabric.inner.node.clone()));
         let name = format!("{}-{}", provider.name(), node.id());
-        let DomainOptions { policy, single_copy_from, socket_io, socket_options } = self.options;
+        let DomainOptions {
+            policy,
+            single_copy_from,
+            socket_io,
+            socket_options,
+        } = self.options;
         let core = reactor::Domain::open(provider, self.info, policy, &name)?;
         if let Some(len) = single_copy_from {
             core.single_copy_from(len);
@@ -206,14 +224,17 @@ impl<'a> DomainBuilder<'a> {
 
 impl<M: ThreadModel> Domain<M> {
     pub(crate) fn from_inner(inner: Arc<DomainInner>) -> Self {
-        Self { inner, model: PhantomData }
+        Self {
+            inner,
+            model: PhantomData,
+        }
     }
 
     /// An endpoint to be bound and enabled (`fi_endpoint`).
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Invalid`] when `info` describes another provider or fabric; [`Error::NoMatch`] when
-    /// it asks for more than the provider offers.
+    /// [`Error::Closed`]; [`Error::Invalid`] when `info` describes another provider or fabric;
+    /// [`Error::NoMatch`] when it asks for more than the provider offers.
     #[doc(alias = "fi_endpoint")]
     pub fn endpoint(&self, info: &Info) -> Result<EndpointBuilder<M>> {
         self.inner.node.check_open()?;
@@ -221,7 +242,8 @@ impl<M: ThreadModel> Domain<M> {
         Ok(EndpointBuilder::new(self.clone(), info.clone()))
     }
 
-    /// A receive context for several endpoints of this domain to share, to be bound and opened (`fi_srx_context`).
+    /// A receive context for several endpoints of this domain to share, to be bound and opened
+    /// (`fi_srx_context`).
     ///
     /// # Errors
     /// As [`endpoint`](Self::endpoint).
@@ -250,12 +272,12 @@ impl<M: ThreadModel> Domain<M> {
         AddressVector::open(self, false)
     }
 
-    /// Opens an address vector that takes in peers which connect, so that they can be answered, and forgets them when
-    /// they have gone and the last message they sent was received and looked at.
+    /// Opens an address vector that takes in peers which connect, so that they can be answered, and
+    /// forgets them when they have gone and the last message they sent was received and looked at.
     ///
-    /// From then on the number of such a guest is [`Error::StaleAddress`]. A peer that is inserted by hand, or with
-    /// [`Endpoint::lookup`](crate::Endpoint::lookup), before it connects or while it is a guest, is not forgotten. See
-    /// [`manual::serving`](crate::manual::serving).
+    /// From then on the number of such a guest is [`Error::StaleAddress`]. A peer that is inserted
+    /// by hand, or with [`Endpoint::lookup`](crate::Endpoint::lookup), before it connects or while
+    /// it is a guest, is not forgotten. See [`manual::serving`](crate::manual::serving).
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -278,13 +300,13 @@ impl<M: ThreadModel> Domain<M> {
         self.inner.core.stats()
     }
 
-    /// Memory that peers reach (`fi_mr_reg` with `FI_MR_ALLOCATED` turned around): this many bytes, zeroed, under a fresh
-    /// key.
+    /// Memory that peers reach (`fi_mr_reg` with `FI_MR_ALLOCATED` turned around): this many bytes,
+    /// zeroed, under a fresh key.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] when no access is granted; [`Error::TooLong`]; [`Error::Os`] without descriptors or memory: all of
-    /// it is taken at once, and more than the machine has available is refused; [`Error::NotSupported`] by the provider;
-    /// [`Error::Closed`].
+    /// [`Error::BadFlags`] when no access is granted; [`Error::TooLong`]; [`Error::Os`] without
+    /// descriptors or memory: all of it is taken at once, and more than the machine has available
+    /// is refused; [`Error::NotSupported`] by the provider; [`Error::Closed`].
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion<Allocated, M>> {
         MemoryRegion::alloc(self, len, access, None)
     }
@@ -293,13 +315,19 @@ impl<M: ThreadModel> Domain<M> {
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); [`Error::Key`] when the key is taken.
-    pub fn alloc_with_key(&self, len: usize, access: Access, key: u64) -> Result<MemoryRegion<Allocated, M>> {
+    pub fn alloc_with_key(
+        &self,
+        len: usize,
+        access: Access,
+        key: u64,
+    ) -> Result<MemoryRegion<Allocated, M>> {
         MemoryRegion::alloc(self, len, access, Some(key))
     }
 
-    /// Registers a buffer of yours (`fi_mr_reg`), under the requested key or a fresh one: its bytes (those of
-    /// [`FlatBuf::bytes`](crate::FlatBuf::bytes), not a vector's spare capacity) are copied to where peers reach them, and
-    /// come back with [`MemoryRegion::close`]. [`alloc`](Self::alloc) saves the copies.
+    /// Registers a buffer of yours (`fi_mr_reg`), under the requested key or a fresh one: its bytes
+    /// (those of [`FlatBuf::bytes`](crate::FlatBuf::bytes), not a vector's spare capacity) are
+    /// copied to where peers reach them, and come back with [`MemoryRegion::close`].
+    /// [`alloc`](Self::alloc) saves the copies.
     ///
     /// # Errors
     /// [`Error::Key`] when the key is taken; and as [`alloc`](Self::alloc).
@@ -318,13 +346,14 @@ impl<M: ThreadModel> Domain<M> {
         self.inner.info.domain.mr_mode.contains(MrMode::VIRT_ADDR)
     }
 
-    /// Registers a buffer of yours where it lies (`fi_mr_reg`), under the requested key or a fresh one: nothing is copied,
-    /// and this process does what peers ask for. [`register`](Self::register) copies the bytes to memory that peers reach
-    /// by themselves.
+    /// Registers a buffer of yours where it lies (`fi_mr_reg`), under the requested key or a fresh
+    /// one: nothing is copied, and this process does what peers ask for.
+    /// [`register`](Self::register) copies the bytes to memory that peers reach by themselves.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Invalid`] when its bytes cannot be written where they lie; [`Error::Key`] when the key is
-    /// taken; [`Error::BadFlags`] when no access is granted; [`Error::Closed`].
+    /// With the buffer: [`Error::Invalid`] when its bytes cannot be written where they lie;
+    /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] when no access is granted;
+    /// [`Error::Closed`].
     #[doc(alias = "fi_mr_reg")]
     pub fn register_buffer<B: IoBufMut + FlatBuf>(
         &self,
@@ -335,17 +364,21 @@ impl<M: ThreadModel> Domain<M> {
         RegisteredBuffer::register(self, buf, access, key)
     }
 
-    /// Makes this queue the default for events of the domain and its endpoints (`fi_domain_bind`). Once.
+    /// Makes this queue the default for events of the domain and its endpoints (`fi_domain_bind`).
+    /// Once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when a queue is bound already; [`Error::Foreign`] when it is of another fabric;
-    /// [`Error::Closed`].
+    /// [`Error::Invalid`] when a queue is bound already; [`Error::Foreign`] when it is of another
+    /// fabric; [`Error::Closed`].
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &EventQueue) -> Result<()> {
         self.inner.node.check_open()?;
         let hold = eq.inner.hold(&self.inner.fabric, Class::Domain)?;
         let bound = self.inner.eq.set((eq.inner.clone(), hold));
-        bound.map_err(|_| Error::Invalid { what: "event queue", why: "one is bound already".into() })?;
+        bound.map_err(|_| Error::Invalid {
+            what: "event queue",
+            why: "one is bound already".into(),
+        })?;
         self.inner.core.set_eq(Some(eq.inner.ring.clone()));
         eq.inner.attach(&self.inner);
         Ok(())
@@ -353,8 +386,8 @@ impl<M: ThreadModel> Domain<M> {
 
     /// Moves what can be moved, once, without waiting; true when something moved.
     ///
-    /// Under manual progress everything that is polled drives the domain anyway, so this is for those who poll nothing
-    /// or want to drive by hand.
+    /// Under manual progress everything that is polled drives the domain anyway, so this is for
+    /// those who poll nothing or want to drive by hand.
     #[allow(clippy::must_use_candidate)] // mostly called for what it does
     pub fn progress(&self) -> bool {
         self.inner.core.progress()
@@ -387,17 +420,23 @@ impl<M: ThreadModel> Domain<M> {
     /// Closes the domain (`fi_close`).
     ///
     /// # Errors
-    /// [`Error::Busy`] while children are open, which names them by class; nothing has changed and the handle comes
-    /// back.
+    /// [`Error::Busy`] while children are open, which names them by class; nothing has changed and
+    /// the handle comes back.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+        self.inner.node.close().map_err(|error| CloseError {
+            error,
+            handle: self,
+        })
     }
 }
 
 impl<M: ThreadModel> Clone for Domain<M> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), model: PhantomData }
+        Self {
+            inner: self.inner.clone(),
+            model: PhantomData,
+        }
     }
 }
 

@@ -28,15 +28,19 @@ pub(crate) fn spawn(domain: &Domain) -> Result<()> {
     let doorbell = Descriptor(driver.doorbell());
     // Tokio panics instead of returning an error when the runtime was built without I/O.
     let watched = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the descriptor is that of the set which the doorbell owns a share of, so it stays open, and the same,
-        // for as long as the doorbell exists; `AsyncFd` deregisters it before dropping the doorbell.
+        // SAFETY: the descriptor is that of the set which the doorbell owns a share of, so it stays
+        // open, and the same, for as long as the doorbell exists; `AsyncFd` deregisters it before
+        // dropping the doorbell.
         unsafe { AsyncFd::register_with_interest(doorbell, Interest::READABLE) }
     }));
     let fd = match watched {
         Ok(Ok(fd)) => fd,
         Ok(Err(failed)) => {
             let (_, error) = failed.into_parts();
-            return Err(Error::os("epoll_ctl", error.raw_os_error().unwrap_or_default()));
+            return Err(Error::os(
+                "epoll_ctl",
+                error.raw_os_error().unwrap_or_default(),
+            ));
         }
         Err(_) => {
             return Err(Error::Runtime(
@@ -45,7 +49,10 @@ pub(crate) fn spawn(domain: &Domain) -> Result<()> {
         }
     };
     runtime.spawn(poll_fn(move |cx| {
-        driver.poll(cx, |cx| fd.poll_read_ready(cx).map_ok(|mut guard| guard.clear_ready()))
+        driver.poll(cx, |cx| {
+            fd.poll_read_ready(cx)
+                .map_ok(|mut guard| guard.clear_ready())
+        })
     }));
     Ok(())
 }

@@ -16,12 +16,14 @@ use crate::close::CloseError;
 use crate::domain::DomainInner;
 use crate::fabric::Fabric;
 
-/// An event queue (`fid_eq`): what happens on domains and endpoints without being asked for, as a stream.
+/// An event queue (`fid_eq`): what happens on domains and endpoints without being asked for, as a
+/// stream.
 ///
 /// Bind it to a domain with [`Domain::bind_eq`](crate::Domain::bind_eq), or to one endpoint with
-/// [`EndpointBuilder::bind_eq`](crate::EndpointBuilder::bind_eq). Events beyond its capacity are counted and reported
-/// as [`EventKind::Overrun`](crate::EventKind::Overrun); [`manual::backpressure`](crate::manual::backpressure) says
-/// how to go on then. The stream ends never.
+/// [`EndpointBuilder::bind_eq`](crate::EndpointBuilder::bind_eq). Events beyond its capacity are
+/// counted and reported as [`EventKind::Overrun`](crate::EventKind::Overrun);
+/// [`manual::backpressure`](crate::manual::backpressure) says how to go on then. The stream ends
+/// never.
 ///
 /// # Cancel safety
 /// Dropping a pending `next` loses no event.
@@ -41,13 +43,23 @@ pub(crate) struct EventQueueInner {
 impl EventQueue {
     pub(crate) fn open(fabric: &Fabric, capacity: usize) -> Result<Self> {
         if capacity == 0 {
-            return Err(Error::Invalid { what: "event queue capacity", why: "it is 0".into() });
+            return Err(Error::Invalid {
+                what: "event queue capacity",
+                why: "it is 0".into(),
+            });
         }
         let node = Node::new(Class::EventQueue, Some(fabric.inner.node.clone()));
         let ring = Arc::new(EventRing::new(capacity));
         node.publish()?;
         let domains = Mutex::new(Vec::new());
-        Ok(Self { inner: Arc::new(EventQueueInner { node, ring, domains, _fabric: fabric.clone() }) })
+        Ok(Self {
+            inner: Arc::new(EventQueueInner {
+                node,
+                ring,
+                domains,
+                _fabric: fabric.clone(),
+            }),
+        })
     }
 
     /// The next event if there is one (`fi_eq_read`).
@@ -79,7 +91,10 @@ impl EventQueue {
     /// [`Error::Busy`] while domains or endpoints report to it.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+        self.inner.node.close().map_err(|error| CloseError {
+            error,
+            handle: self,
+        })
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
@@ -108,7 +123,11 @@ impl EventQueue {
 impl EventQueueInner {
     /// Holds it on behalf of an object of this fabric, which is one of class `by`.
     pub(crate) fn hold(&self, fabric: &Fabric, by: Class) -> Result<Hold> {
-        if !self.node.parent().is_some_and(|parent| Arc::ptr_eq(parent, &fabric.inner.node)) {
+        if !self
+            .node
+            .parent()
+            .is_some_and(|parent| Arc::ptr_eq(parent, &fabric.inner.node))
+        {
             return Err(Error::Foreign(Class::EventQueue, Class::Fabric));
         }
         Hold::new(&self.node, by)
@@ -144,6 +163,8 @@ impl Drop for EventQueueInner {
 
 impl fmt::Debug for EventQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventQueue").field("id", &self.inner.node.id()).finish_non_exhaustive()
+        f.debug_struct("EventQueue")
+            .field("id", &self.inner.node.id())
+            .finish_non_exhaustive()
     }
 }

@@ -37,7 +37,13 @@ impl Fabric {
     pub fn open(info: &Info) -> Result<Self> {
         let provider = provider::by_name(&info.fabric.provider)?;
         let node = Node::new(Class::Fabric, None);
-        Ok(Self { inner: Arc::new(FabricInner { node, provider, attr: info.fabric.clone() }) })
+        Ok(Self {
+            inner: Arc::new(FabricInner {
+                node,
+                provider,
+                attr: info.fabric.clone(),
+            }),
+        })
     }
 
     /// Opens a domain with the usual options: [`Fabric::domain_builder`] has the others.
@@ -58,7 +64,8 @@ impl Fabric {
     /// Opens an event queue that keeps up to `capacity` events (`fi_eq_open`).
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) when the capacity is 0; [`Error::Closed`](crate::Error::Closed).
+    /// [`Error::Invalid`](crate::Error::Invalid) when the capacity is 0;
+    /// [`Error::Closed`](crate::Error::Closed).
     #[doc(alias = "fi_eq_open")]
     pub fn event_queue(&self, capacity: usize) -> Result<EventQueue> {
         EventQueue::open(self, capacity)
@@ -79,14 +86,18 @@ impl Fabric {
     /// Closes the fabric (`fi_close`).
     ///
     /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy) while domains or event queues are open; the handle comes back.
+    /// [`Error::Busy`](crate::Error::Busy) while domains or event queues are open; the handle comes
+    /// back.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        self.inner.node.close().map_err(|error| CloseError { error, handle: self })
+        self.inner.node.close().map_err(|error| CloseError {
+            error,
+            handle: self,
+        })
     }
 
-    /// Phase one of creating a domain or an endpoint: is this fabric open, is the info its own, and is all of it
-    /// something the provider offers?
+    /// Phase one of creating a domain or an endpoint: is this fabric open, is the info its own, and
+    /// is all of it something the provider offers?
     pub(crate) fn check(&self, info: &Info) -> Result<()> {
         self.inner.node.check_open()?;
         info::check_domain((self.inner.provider.name(), &self.inner.attr.name), info)?;

@@ -10,10 +10,11 @@ use crate::av::ToAddress;
 use crate::endpoint::{Endpoint, EndpointInner};
 use crate::model::ThreadModel;
 
-/// A multicast group that an endpoint has joined (`fid_mc`): what is sent to the group arrives there.
+/// A multicast group that an endpoint has joined (`fid_mc`): what is sent to the group arrives
+/// there.
 ///
-/// Made by [`Endpoint::join`]. The endpoint leaves the group when this is dropped; one that has joined it several times,
-/// with the last of them.
+/// Made by [`Endpoint::join`]. The endpoint leaves the group when this is dropped; one that has
+/// joined it several times, with the last of them.
 #[doc(alias = "fid_mc")]
 #[must_use = "the endpoint leaves the group when this is dropped"]
 pub struct Group {
@@ -24,13 +25,15 @@ pub struct Group {
 }
 
 impl<M: ThreadModel> Endpoint<M> {
-    /// Joins a multicast group (`fi_join`), given by its address, as `udp://239.1.2.3:5000`. Messages to the group arrive at
-    /// this endpoint as any other, and name their sender as source. Needs `FI_MULTICAST`, which of the providers `udp`
-    /// has, for groups of IPv4.
+    /// Joins a multicast group (`fi_join`), given by its address, as `udp://239.1.2.3:5000`.
+    /// Messages to the group arrive at this endpoint as any other, and name their sender as source.
+    /// Needs `FI_MULTICAST`, which of the providers `udp` has, for groups of IPv4.
     ///
-    /// The group is joined on the network of the endpoint's own address, and left when the [`Group`] is dropped. The group
-    /// gets a number in the address vector, [`Group::peer`], which stays there. To send to a group it need not be joined:
-    /// [insert](crate::AddressVector::insert) its address. Whoever has joined and sends hears itself.
+    /// The group is joined on the network of the endpoint's own address, and left when the
+    /// [`Group`] is dropped. The group gets a number in the address vector, [`Group::peer`], which
+    /// stays there. To send to a group it need not be joined:
+    /// [insert](crate::AddressVector::insert) its address. Whoever has joined and sends hears
+    /// itself.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -50,16 +53,19 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotSupported`] without `FI_MULTICAST`, and for groups of IPv6; [`Error::Invalid`] when it is not the address
-    /// of a group; [`Error::AddressInUse`] when a program that shares with nobody listens there; [`Error::BadAddress`],
-    /// [`Error::WrongScheme`], [`Error::Closed`], [`Error::Os`].
+    /// [`Error::NotSupported`] without `FI_MULTICAST`, and for groups of IPv6; [`Error::Invalid`]
+    /// when it is not the address of a group; [`Error::AddressInUse`] when a program that shares
+    /// with nobody listens there; [`Error::BadAddress`], [`Error::WrongScheme`], [`Error::Closed`],
+    /// [`Error::Os`].
     #[doc(alias = "fi_join")]
     #[doc(alias = "FI_MULTICAST")]
     pub fn join(&self, group: impl ToAddress) -> Result<Group> {
         self.inner.node.check_open()?;
         let caps = self.info().caps;
         if !caps.contains(Caps::MULTICAST) {
-            return Err(Error::NotSupported("multicast groups (the endpoint has no FI_MULTICAST)"));
+            return Err(Error::NotSupported(
+                "multicast groups (the endpoint has no FI_MULTICAST)",
+            ));
         }
         if !caps.contains(Caps::RECV) {
             return Err(Error::NotSupported("this direction (FI_RECV was left out)"));
@@ -68,7 +74,12 @@ impl<M: ThreadModel> Endpoint<M> {
         let ep = self.inner.clone();
         let number = ep.domain.core.join(ep.id, &address)?;
         match self.address_vector().insert(&address) {
-            Ok(peer) => Ok(Group { ep, address, peer, number }),
+            Ok(peer) => Ok(Group {
+                ep,
+                address,
+                peer,
+                number,
+            }),
             Err(error) => {
                 ep.domain.core.leave(ep.id, number);
                 Err(error)
@@ -100,6 +111,9 @@ impl Drop for Group {
 
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Group").field("address", &self.address).field("peer", &self.peer).finish()
+        f.debug_struct("Group")
+            .field("address", &self.address)
+            .field("peer", &self.peer)
+            .finish()
     }
 }

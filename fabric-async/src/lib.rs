@@ -1,6 +1,6 @@
-//! A Tokio-native fabric: libfabric's object model (fabric, domain, endpoint, completion queue, event queue, address
-//! vector, memory region, counter, shared receive context) as async objects, over shared memory, tcp
-//! and udp, with nothing to install.
+//! A Tokio-native fabric: libfabric's object model (fabric, domain, endpoint, completion queue,
+//! event queue, address vector, memory region, counter, shared receive context) as async objects,
+//! over shared memory, tcp and udp, with nothing to install.
 //!
 //! ```
 //! use fabric_async::{Endpoint, Result};
@@ -24,7 +24,8 @@
 //!
 //! # One verb, three endings
 //!
-//! [`Endpoint::send`] and [`Endpoint::recv`] make a request. It is posted by its ending, in program order:
+//! [`Endpoint::send`] and [`Endpoint::recv`] make a request. It is posted by its ending, in program
+//! order:
 //!
 //! | ending | who hears of the completion | without credit |
 //! |---|---|---|
@@ -32,16 +33,18 @@
 //! | [`.start()?`](SendRequest::start) | the returned [`Operation`], awaited later | [`Error::Again`] |
 //! | [`.post()?`](SendRequest::post) | the [`CompletionQueue`], with the [`context`](SendRequest::context) | [`Error::Again`] |
 //!
-//! A request is no future yet: `.await`, `select!` and `timeout` make one of it. Where a future is asked for, as by
-//! `FuturesUnordered` or `tokio::spawn`, `.start()?` gives an [`Operation`], which borrows nothing; `.into_future()` makes
-//! one that may wait for credit.
+//! A request is no future yet: `.await`, `select!` and `timeout` make one of it. Where a future is
+//! asked for, as by `FuturesUnordered` or `tokio::spawn`, `.start()?` gives an [`Operation`], which
+//! borrows nothing; `.into_future()` makes one that may wait for credit.
 //!
-//! Dropping a future never loses a message and never frees memory that is in use: see [`manual::cancellation`].
+//! Dropping a future never loses a message and never frees memory that is in use: see
+//! [`manual::cancellation`].
 //!
 //! # Where to read on
 //!
-//! [`manual`] has the chapters: progress, waiting, sending, cancellation, memory, one-sided operations, ordering,
-//! backpressure, serving, connections, tcp, udp, errors, coming from libfabric, defaults.
+//! [`manual`] has the chapters: progress, waiting, sending, cancellation, memory, one-sided
+//! operations, ordering, backpressure, serving, connections, tcp, udp, errors, coming from
+//! libfabric, defaults.
 
 mod av;
 mod close;
@@ -69,16 +72,19 @@ pub use counter::Counter;
 pub use cq::CompletionQueue;
 pub use discover::discover;
 pub use domain::{Domain, DomainBuilder};
-pub use endpoint::{BindOptions, Connect, Endpoint, EndpointBuilder, SharedReceive, SharedReceiveBuilder};
+pub use endpoint::{
+    BindOptions, Connect, Endpoint, EndpointBuilder, SharedReceive, SharedReceiveBuilder,
+};
 pub use eq::EventQueue;
 pub use fabric::Fabric;
 pub use group::Group;
 pub use model::{Shared, ThreadModel};
 pub use mr::{Allocated, MemoryRegion, RegionBuf, RemoteAddr, RemoteRegion, RemoteSlice};
 pub use op::{
-    Answer, AtomicOperation, AtomicRequest, BatchStopped, Batchable, Canceled, Claim, Claimed, ClaimedRecv,
-    Fetch, LendOperation, LendRequest, Message, MessageSlice, MultiRecv, MultiRecvRequest, Operation, Permit,
-    PostedMultiRecv, Probe, Quiet, ReadRequest, RecvRequest, Reserve, SendRequest, WriteRequest,
+    Answer, AtomicOperation, AtomicRequest, BatchStopped, Batchable, Canceled, Claim, Claimed,
+    ClaimedRecv, Fetch, LendOperation, LendRequest, Message, MessageSlice, MultiRecv,
+    MultiRecvRequest, Operation, Permit, PostedMultiRecv, Probe, Quiet, ReadRequest, RecvRequest,
+    Reserve, SendRequest, WriteRequest,
 };
 pub use passive::{ConnectionRequest, PassiveEndpoint, PassiveEndpointBuilder};
 pub use registered::{Look, RegisteredBuffer};
@@ -93,8 +99,9 @@ pub use fabric_core::completion::{Completion, Done, Failed, OpKind, Transfer};
 pub use fabric_core::event::{DownReason, Event, EventKind};
 pub use fabric_core::flags::{Access, Caps, CounterBind, CqBind, Mode, MrMode, MsgOrder, OpFlags};
 pub use fabric_core::info::{
-    AddrFormat, AvType, DomainAttr, EpAttr, EpType, FabricAttr, Hints, Info, Mismatch, NoMatch, Progress,
-    Protocol, ResourceMgmt, RxAttr, SHARED_CONTEXT, Threading, TrafficClass, TxAttr, Version,
+    AddrFormat, AvType, DomainAttr, EpAttr, EpType, FabricAttr, Hints, Info, Mismatch, NoMatch,
+    Progress, Protocol, ResourceMgmt, RxAttr, SHARED_CONTEXT, Threading, TrafficClass, TxAttr,
+    Version,
 };
 pub use fabric_core::provider::{MAX_PRIVATE_DATA, SocketIo};
 pub use fabric_core::stats::{DomainStats, EndpointStats, Moved};

@@ -4,7 +4,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// How the objects of a domain are used by threads (`enum fi_threading`). Every handle carries one as a marker.
+/// How the objects of a domain are used by threads (`enum fi_threading`). Every handle carries one
+/// as a marker.
 ///
 /// [`Shared`] is the only one yet: every handle is `Send + Sync` and can be used from anywhere.
 #[doc(alias = "fi_threading")]

@@ -17,15 +17,17 @@ use crate::counter::{Counter, RegionCounters};
 use crate::domain::{Domain, DomainInner};
 use crate::model::{Shared, ThreadModel};
 
-/// A memory region (`fid_mr`): memory under a key, that peers read, write and change atomically by themselves.
+/// A memory region (`fid_mr`): memory under a key, that peers read, write and change atomically by
+/// themselves.
 ///
-/// Made by [`Domain::alloc`], or from a buffer of yours by [`Domain::register`]. Both lie in memory that peers map: a
-/// registered buffer is copied there, and its bytes come back with [`close`](Self::close). So over shared memory nobody
-/// here has to help a peer, or be awake. A buffer that is to stay where it is becomes a
-/// [`RegisteredBuffer`](crate::RegisteredBuffer).
+/// Made by [`Domain::alloc`], or from a buffer of yours by [`Domain::register`]. Both lie in memory
+/// that peers map: a registered buffer is copied there, and its bytes come back with
+/// [`close`](Self::close). So over shared memory nobody here has to help a peer, or be awake. A
+/// buffer that is to stay where it is becomes a [`RegisteredBuffer`](crate::RegisteredBuffer).
 ///
-/// The bytes can change at any time. They are copied in and out, never borrowed; what several processes change at the
-/// same time they change with [`atomic`](Self::atomic) here and [`Endpoint::atomic`](crate::Endpoint::atomic) there.
+/// The bytes can change at any time. They are copied in and out, never borrowed; what several
+/// processes change at the same time they change with [`atomic`](Self::atomic) here and
+/// [`Endpoint::atomic`](crate::Endpoint::atomic) there.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -90,7 +92,8 @@ pub struct RemoteRegion {
     /// What is granted.
     pub access: Access,
     /// What its first byte is called: 0, or its address where the domain of its owner has agreed to
-    /// [`MrMode::VIRT_ADDR`](crate::MrMode::VIRT_ADDR). [`at`](Self::at) and [`slice`](Self::slice) count from there.
+    /// [`MrMode::VIRT_ADDR`](crate::MrMode::VIRT_ADDR). [`at`](Self::at) and [`slice`](Self::slice)
+    /// count from there.
     pub base: u64,
 }
 
@@ -122,10 +125,16 @@ impl RemoteRegion {
     /// A description from its parts, however they came here.
     #[must_use]
     pub fn new(key: u64, len: u64, access: Access) -> Self {
-        Self { key, len, access, base: 0 }
+        Self {
+            key,
+            len,
+            access,
+            base: 0,
+        }
     }
 
-    /// The same of a region whose places are called by their addresses (`FI_MR_VIRT_ADDR`), from this one on.
+    /// The same of a region whose places are called by their addresses (`FI_MR_VIRT_ADDR`), from
+    /// this one on.
     #[doc(alias = "FI_MR_VIRT_ADDR")]
     #[must_use]
     pub fn with_base(self, base: u64) -> Self {
@@ -135,11 +144,14 @@ impl RemoteRegion {
     /// The place this many bytes behind the start. Checked when it is accessed.
     #[must_use]
     pub fn at(&self, offset: u64) -> RemoteAddr {
-        RemoteAddr { key: self.key, offset: self.called(offset) }
+        RemoteAddr {
+            key: self.key,
+            offset: self.called(offset),
+        }
     }
 
-    /// Part of the region: `remote.slice(..)` is all of it. Checked when it is accessed; a range that ends before it
-    /// begins is empty.
+    /// Part of the region: `remote.slice(..)` is all of it. Checked when it is accessed; a range
+    /// that ends before it begins is empty.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<u64>) -> RemoteSlice {
         let start = match range.start_bound() {
@@ -153,12 +165,18 @@ impl RemoteRegion {
             Bound::Unbounded => self.len,
         };
         let len = usize::try_from(end.saturating_sub(start)).unwrap_or(usize::MAX);
-        RemoteSlice { key: self.key, offset: self.called(start), len }
+        RemoteSlice {
+            key: self.key,
+            offset: self.called(start),
+            len,
+        }
     }
 
     /// What this place is called. One behind the last address is no place, and stays none.
     fn called(&self, offset: u64) -> u64 {
-        self.base.checked_add(offset).unwrap_or(self.base.wrapping_sub(1))
+        self.base
+            .checked_add(offset)
+            .unwrap_or(self.base.wrapping_sub(1))
     }
 
     /// As bytes, to be sent to the peer.
@@ -177,25 +195,52 @@ impl RemoteRegion {
     /// # Errors
     /// [`Error::Invalid`] when they describe no region.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let invalid = |why: &str| Error::Invalid { what: "description of a region", why: why.into() };
-        let bytes: [u8; Self::ENCODED] = bytes
-            .try_into()
-            .map_err(|_| invalid(&format!("it has {} bytes instead of {}", bytes.len(), Self::ENCODED)))?;
-        let word =
-            |at: usize| bytes[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let access = Access::from_bits(u32::from(bytes[16])).ok_or_else(|| invalid("unknown rights"))?;
-        Ok(Self { key: word(0), len: word(8), access, base: word(17) })
+        let invalid = |why: &str| Error::Invalid {
+            what: "description of a region",
+            why: why.into(),
+        };
+        let bytes: [u8; Self::ENCODED] = bytes.try_into().map_err(|_| {
+            invalid(&format!(
+                "it has {} bytes instead of {}",
+                bytes.len(),
+                Self::ENCODED
+            ))
+        })?;
+        let word = |at: usize| {
+            bytes[at..at + 8]
+                .iter()
+                .rev()
+                .fold(0, |word, byte| word << 8 | u64::from(*byte))
+        };
+        let access =
+            Access::from_bits(u32::from(bytes[16])).ok_or_else(|| invalid("unknown rights"))?;
+        Ok(Self {
+            key: word(0),
+            len: word(8),
+            access,
+            base: word(17),
+        })
     }
 }
 
 impl<M: ThreadModel> MemoryRegion<Allocated, M> {
-    pub(crate) fn alloc(domain: &Domain<M>, len: usize, access: Access, key: Option<u64>) -> Result<Self> {
+    pub(crate) fn alloc(
+        domain: &Domain<M>,
+        len: usize,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<Self> {
         Self::open(domain, len, access, key, Allocated)
     }
 }
 
 impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
-    pub(crate) fn register(domain: &Domain<M>, buf: B, access: Access, key: Option<u64>) -> Result<Self> {
+    pub(crate) fn register(
+        domain: &Domain<M>,
+        buf: B,
+        access: Access,
+        key: Option<u64>,
+    ) -> Result<Self> {
         let mut region = Self::open(domain, buf.bytes().len(), access, key, buf)?;
         if let Some(buf) = region.buf.as_mut() {
             region.memory.write(0, buf.bytes());
@@ -205,18 +250,32 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> MemoryRegion<B, M> {
 }
 
 impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
-    fn open(domain: &Domain<M>, len: usize, access: Access, key: Option<u64>, buf: B) -> Result<Self> {
+    fn open(
+        domain: &Domain<M>,
+        len: usize,
+        access: Access,
+        key: Option<u64>,
+        buf: B,
+    ) -> Result<Self> {
         domain.inner.node.check_open()?;
         let node = Node::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
         let memory = domain.inner.fabric.inner.provider.alloc(len, access)?;
         let by_address = domain.by_address();
-        let key = domain.inner.core.open_region(memory.clone(), access, key, by_address)?;
+        let key = domain
+            .inner
+            .core
+            .open_region(memory.clone(), access, key, by_address)?;
         if let Err(error) = node.publish() {
             domain.inner.core.close_region(key);
             return Err(error);
         }
         let base = if by_address { memory.address() } else { 0 };
-        let remote = Box::new(RemoteRegion { key, len: len as u64, access, base });
+        let remote = Box::new(RemoteRegion {
+            key,
+            len: len as u64,
+            access,
+            base,
+        });
         let domain = domain.inner.clone();
         Ok(Self {
             node,
@@ -229,20 +288,27 @@ impl<B: RegionBuf, M: ThreadModel> MemoryRegion<B, M> {
         })
     }
 
-    /// Closes the region: the key is free again, and peers that use it get [`Error::Key`]. An access that a peer has
-    /// under way may still take effect. Returns the buffer it was made of, with the bytes of the region.
+    /// Closes the region: the key is free again, and peers that use it get [`Error::Key`]. An
+    /// access that a peer has under way may still take effect. Returns the buffer it was made of,
+    /// with the bytes of the region.
     ///
     /// # Errors
     /// [`Error::Closed`], when it was closed before.
     #[doc(alias = "fi_close")]
     pub fn close(mut self) -> Result<B, CloseError<Self>> {
         if let Err(error) = self.node.close() {
-            return Err(CloseError { error, handle: self });
+            return Err(CloseError {
+                error,
+                handle: self,
+            });
         }
         self.domain.core.close_region(self.remote.key);
         match self.buf.take() {
             Some(buf) => Ok(buf.restored(&*self.memory)),
-            None => Err(CloseError { error: Error::Closed(Class::MemoryRegion), handle: self }),
+            None => Err(CloseError {
+                error: Error::Closed(Class::MemoryRegion),
+                handle: self,
+            }),
         }
     }
 }
@@ -261,16 +327,18 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         *self.remote
     }
 
-    /// Counts what peers do here (`fi_mr_bind` with a counter): reads and atomics that fetch (`REMOTE_READ`), writes and
-    /// other atomics (`REMOTE_WRITE`). Bind it before you give the key away: who has used it before does not tell.
+    /// Counts what peers do here (`fi_mr_bind` with a counter): reads and atomics that fetch
+    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind it before you give the key
+    /// away: who has used it before does not tell.
     ///
-    /// It costs the peers a record for each operation, takes progress here to be counted, and there are no
-    /// [windows](crate::Endpoint::window) on such a region. The counter stays open as long as the region.
+    /// It costs the peers a record for each operation, takes progress here to be counted, and there
+    /// are no [windows](crate::Endpoint::window) on such a region. The counter stays open as long
+    /// as the region.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the domain was opened without
-    /// [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a kind has a counter; [`Error::Foreign`];
-    /// [`Error::Closed`].
+    /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the
+    /// domain was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`]
+    /// when a kind has a counter; [`Error::Foreign`]; [`Error::Closed`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -287,7 +355,8 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
         self.node.check_open()?;
-        self.counters.bind(&self.domain, self.remote.key, &counter.inner, what)
+        self.counters
+            .bind(&self.domain, self.remote.key, &counter.inner, what)
     }
 
     /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word.
@@ -313,22 +382,37 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
     /// The value at this offset, read atomically: for whoever waits for a peer to change it.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when it leaves the region, [`Error::Invalid`] when the offset is no multiple of its size.
+    /// [`Error::TooLong`] when it leaves the region, [`Error::Invalid`] when the offset is no
+    /// multiple of its size.
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
         let zero = T::from_bits(0);
-        execute(&*self.memory, offset, AtomicCall::Fetch, AtomicOp::Read, (zero, zero))
+        execute(
+            &*self.memory,
+            offset,
+            AtomicCall::Fetch,
+            AtomicOp::Read,
+            (zero, zero),
+        )
     }
 
-    /// Changes the value at this offset atomically, and returns what was there before. Peers that change it with
-    /// atomic operations at the same time do so before or after, never in between.
+    /// Changes the value at this offset atomically, and returns what was there before. Peers that
+    /// change it with atomic operations at the same time do so before or after, never in between.
     ///
     /// # Errors
-    /// As [`load`](Self::load); [`Error::NotSupported`] when there is no such operation on this type.
+    /// As [`load`](Self::load); [`Error::NotSupported`] when there is no such operation on this
+    /// type.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
-        execute(&*self.memory, offset, AtomicCall::Fetch, op, (operand, T::from_bits(0)))
+        execute(
+            &*self.memory,
+            offset,
+            AtomicCall::Fetch,
+            op,
+            (operand, T::from_bits(0)),
+        )
     }
 
-    /// As [`atomic`](Self::atomic), for operations with a comparand: `AtomicOp::Cswap` and its like.
+    /// As [`atomic`](Self::atomic), for operations with a comparand: `AtomicOp::Cswap` and its
+    /// like.
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic).
@@ -339,7 +423,13 @@ impl<B, M: ThreadModel> MemoryRegion<B, M> {
         operand: T,
         comparand: T,
     ) -> Result<T> {
-        execute(&*self.memory, offset, AtomicCall::Compare, op, (operand, comparand))
+        execute(
+            &*self.memory,
+            offset,
+            AtomicCall::Compare,
+            op,
+            (operand, comparand),
+        )
     }
 }
 
@@ -351,10 +441,21 @@ pub(crate) fn execute<T: AtomicType>(
     op: AtomicOp,
     (operand, comparand): (T, T),
 ) -> Result<T> {
-    AtomicSpec { op, datatype: T::DATATYPE, call }.check()?;
+    AtomicSpec {
+        op,
+        datatype: T::DATATYPE,
+        call,
+    }
+    .check()?;
     let size = T::DATATYPE.size();
     let at = check_range(memory.len(), offset as u64, size, size)?;
-    Ok(T::from_bits(memory.execute(at, op, T::DATATYPE, operand.bits(), comparand.bits())))
+    Ok(T::from_bits(memory.execute(
+        at,
+        op,
+        T::DATATYPE,
+        operand.bits(),
+        comparand.bits(),
+    )))
 }
 
 impl<B, M: ThreadModel> Drop for MemoryRegion<B, M> {
@@ -368,7 +469,10 @@ impl<B, M: ThreadModel> Drop for MemoryRegion<B, M> {
 
 impl<B, M: ThreadModel> fmt::Debug for MemoryRegion<B, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryRegion").field("id", &self.node.id()).field("remote", &self.remote).finish()
+        f.debug_struct("MemoryRegion")
+            .field("id", &self.node.id())
+            .field("remote", &self.remote)
+            .finish()
     }
 }
 
@@ -382,8 +486,15 @@ mod tests {
         assert_eq!(RemoteRegion::from_bytes(&remote.to_bytes()), Ok(remote));
         let called = remote.with_base(1 << 63);
         assert_eq!(RemoteRegion::from_bytes(&called.to_bytes()), Ok(called));
-        assert_eq!((called.at(5).offset, called.slice(5..).offset), ((1 << 63) + 5, (1 << 63) + 5));
-        assert_eq!(called.at(1 << 63).offset, (1 << 63) - 1, "in front of it, not within");
+        assert_eq!(
+            (called.at(5).offset, called.slice(5..).offset),
+            ((1 << 63) + 5, (1 << 63) + 5)
+        );
+        assert_eq!(
+            called.at(1 << 63).offset,
+            (1 << 63) - 1,
+            "in front of it, not within"
+        );
         assert!(RemoteRegion::from_bytes(&remote.to_bytes()[1..]).is_err());
         let mut strange = remote.to_bytes();
         strange[16] = 0xff;

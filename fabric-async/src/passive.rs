@@ -22,14 +22,16 @@ use crate::resolve;
 
 /// A passive endpoint (`fid_pep`): listens, and yields those who want to be connected, as a stream.
 ///
-/// Made by [`PassiveEndpoint::bind`], with everything around it, or by [`Fabric::passive_endpoint`]. It makes progress by itself
-/// as a domain does, so that a request may be accepted in any domain. Up to 128 requests wait here, those of programs that have
-/// hung up meanwhile among them; who calls beyond that waits with the kernel until some were taken. Somebody who has
-/// connected has ten seconds to say what it wants, and of those who have not at most 256 are waited for: the one that has waited
-/// longest makes room. What is wrong with one who is turned away is an event, [`Rejected`](crate::EventKind::Rejected).
+/// Made by [`PassiveEndpoint::bind`], with everything around it, or by
+/// [`Fabric::passive_endpoint`]. It makes progress by itself as a domain does, so that a request
+/// may be accepted in any domain. Up to 128 requests wait here, those of programs that have hung up
+/// meanwhile among them; who calls beyond that waits with the kernel until some were taken.
+/// Somebody who has connected has ten seconds to say what it wants, and of those who have not at
+/// most 256 are waited for: the one that has waited longest makes room. What is wrong with one who
+/// is turned away is an event, [`Rejected`](crate::EventKind::Rejected).
 ///
-/// When it is dropped, or closed, nobody can call any more, and requests that wait are refused. Endpoints that were accepted
-/// go on.
+/// When it is dropped, or closed, nobody can call any more, and requests that wait are refused.
+/// Endpoints that were accepted go on.
 ///
 /// # Cancel safety
 /// Dropping a pending `next` loses no request.
@@ -61,24 +63,37 @@ impl Fabric {
     /// A passive endpoint to be bound, from an info of type [`EpType::Msg`] (`fi_passive_ep`).
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the info is of another type, provider or fabric; [`Error::NoMatch`] when it asks for more than the
-    /// provider offers; [`Error::Closed`].
+    /// [`Error::Invalid`] when the info is of another type, provider or fabric; [`Error::NoMatch`]
+    /// when it asks for more than the provider offers; [`Error::Closed`].
     #[doc(alias = "fi_passive_ep")]
     pub fn passive_endpoint(&self, info: &Info) -> Result<PassiveEndpointBuilder> {
         self.check(info)?;
         if info.ep.ep_type != EpType::Msg {
-            let why = format!("the info is of type {:?}, and connections are of type Msg", info.ep.ep_type);
-            return Err(Error::Invalid { what: "passive endpoint", why });
+            let why = format!(
+                "the info is of type {:?}, and connections are of type Msg",
+                info.ep.ep_type
+            );
+            return Err(Error::Invalid {
+                what: "passive endpoint",
+                why,
+            });
         }
         let (fabric, info, at) = (self.clone(), info.clone(), info.src_addr.clone());
         let engine = DomainOptions::default();
-        Ok(PassiveEndpointBuilder { fabric, info, at, context: 0, engine, eq: None })
+        Ok(PassiveEndpointBuilder {
+            fabric,
+            info,
+            at,
+            context: 0,
+            engine,
+            eq: None,
+        })
     }
 }
 
 impl PassiveEndpointBuilder {
-    /// The address to be called at (`fi_setname`); a fresh one unless said. Names of hosts are not looked up here: see
-    /// [`resolve`](crate::resolve()).
+    /// The address to be called at (`fi_setname`); a fresh one unless said. Names of hosts are not
+    /// looked up here: see [`resolve`](crate::resolve()).
     ///
     /// # Errors
     /// [`Error::BadAddress`].
@@ -102,9 +117,10 @@ impl PassiveEndpointBuilder {
     }
 
     /// What is set on the socket that listens, and on the connections that it takes: as
-    /// [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options). The domain where a request is accepted has a say
-    /// of its own: what its options and the [traffic class](crate::TrafficClass) of the endpoint's info say goes before what is said
-    /// here, and what they do not say stays.
+    /// [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options). The domain where a
+    /// request is accepted has a say of its own: what its options and the [traffic
+    /// class](crate::TrafficClass) of the endpoint's info say goes before what is said here, and
+    /// what they do not say stays.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -121,11 +137,12 @@ impl PassiveEndpointBuilder {
     }
 
     /// Tells this queue of requests as well (`fi_pep_bind`), as
-    /// [`ConnectionRequest`](crate::EventKind::ConnectionRequest): whoever waits there is to take the request with
-    /// [`PassiveEndpoint::try_next`], in the same order.
+    /// [`ConnectionRequest`](crate::EventKind::ConnectionRequest): whoever waits there is to take
+    /// the request with [`PassiveEndpoint::try_next`], in the same order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric; [`Error::Closed`].
+    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric;
+    /// [`Error::Closed`].
     #[doc(alias = "fi_pep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
         let hold = eq.inner.hold(&self.fabric, Class::PassiveEndpoint)?;
@@ -136,9 +153,10 @@ impl PassiveEndpointBuilder {
     /// Listens (`fi_listen`): from now on peers reach it.
     ///
     /// # Errors
-    /// [`Error::AddressInUse`], [`Error::WrongScheme`], [`Error::NotSupported`] by the provider, [`Error::Runtime`] when progress is
-    /// manual and no Tokio runtime with I/O is running here, [`Error::Invalid`] and [`Error::TooLong`] for options that cannot be,
-    /// [`Error::Closed`], [`Error::Os`].
+    /// [`Error::AddressInUse`], [`Error::WrongScheme`], [`Error::NotSupported`] by the provider,
+    /// [`Error::Runtime`] when progress is manual and no Tokio runtime with I/O is running here,
+    /// [`Error::Invalid`] and [`Error::TooLong`] for options that cannot be, [`Error::Closed`],
+    /// [`Error::Os`].
     #[doc(alias = "fi_listen")]
     pub fn listen(self) -> Result<PassiveEndpoint> {
         let engine = self.fabric.domain_builder(&self.info).options(self.engine);
@@ -162,20 +180,28 @@ impl PassiveEndpointBuilder {
             inject_size: 0,
         };
         let (id, name) = engine.core.listen(&self.info, self.at.as_ref(), bound)?;
-        Ok(PassiveEndpoint { id, name, info: self.info.into(), engine, home: None, _hold: hold })
+        Ok(PassiveEndpoint {
+            id,
+            name,
+            info: self.info.into(),
+            engine,
+            home: None,
+            _hold: hold,
+        })
     }
 }
 
 impl PassiveEndpoint {
-    /// Listens at this address, or at a fresh one if it has no port, with a fabric and a domain of its own: accepted endpoints
-    /// live in that domain, each with a completion queue and an event queue of its own. [`Endpoint::connect`] has an example.
+    /// Listens at this address, or at a fresh one if it has no port, with a fabric and a domain of
+    /// its own: accepted endpoints live in that domain, each with a completion queue and an event
+    /// queue of its own. [`Endpoint::connect`] has an example.
     ///
-    /// With the name of a host, as in `tcp://localhost:0`, this is its first address where it can listen; see
-    /// [`resolve`](crate::resolve()).
+    /// With the name of a host, as in `tcp://localhost:0`, this is its first address where it can
+    /// listen; see [`resolve`](crate::resolve()).
     ///
     /// # Errors
-    /// [`Error::NoMatch`] of providers without connected endpoints; [`Error::BadAddress`], [`Error::NoSuchHost`]; and those of
-    /// [`listen`](PassiveEndpointBuilder::listen).
+    /// [`Error::NoMatch`] of providers without connected endpoints; [`Error::BadAddress`],
+    /// [`Error::NoSuchHost`]; and those of [`listen`](PassiveEndpointBuilder::listen).
     ///
     /// # Cancel safety
     /// Nothing is held across an await.
@@ -183,7 +209,8 @@ impl PassiveEndpoint {
         Endpoint::options().listen(at).await
     }
 
-    /// The next request, once there is one; `None` never, as long as it is open. The same as the stream.
+    /// The next request, once there is one; `None` never, as long as it is open. The same as the
+    /// stream.
     ///
     /// # Cancel safety
     /// Safe: no request is lost.
@@ -216,13 +243,19 @@ impl PassiveEndpoint {
         self.engine.node.id()
     }
 
-    /// Closes it (`fi_close`), as dropping it does: requests that wait are refused. Nothing holds it open.
+    /// Closes it (`fi_close`), as dropping it does: requests that wait are refused. Nothing holds
+    /// it open.
     #[doc(alias = "fi_close")]
     pub fn close(self) {}
 
     fn request(&self, request: Request) -> ConnectionRequest {
         let (info, home) = (self.info.clone(), self.home.clone());
-        ConnectionRequest { request, takes_tags: false, info, home }
+        ConnectionRequest {
+            request,
+            takes_tags: false,
+            info,
+            home,
+        }
     }
 
     fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConnectionRequest>> {
@@ -242,13 +275,24 @@ impl BindOptions {
     pub async fn listen(self, at: impl ToAddress) -> Result<PassiveEndpoint> {
         let found = resolve::found(&at, Scheme::Tcp, |_| true).await?;
         let (last, others) = found.split_last().expect("there is one at least");
-        others.iter().find_map(|at| self.listen_at(at).ok()).map_or_else(|| self.listen_at(last), Ok)
+        others
+            .iter()
+            .find_map(|at| self.listen_at(at).ok())
+            .map_or_else(|| self.listen_at(last), Ok)
     }
 
     fn listen_at(&self, at: &Address) -> Result<PassiveEndpoint> {
         let domain = self.connected_domain(at.scheme())?;
-        let DomainOptions { policy, socket_options, .. } = self.options.clone();
-        let door = domain.fabric().passive_endpoint(domain.info())?.wait_policy(policy).name(at)?;
+        let DomainOptions {
+            policy,
+            socket_options,
+            ..
+        } = self.options.clone();
+        let door = domain
+            .fabric()
+            .passive_endpoint(domain.info())?
+            .wait_policy(policy)
+            .name(at)?;
         let mut door = door.socket_options(socket_options).listen()?;
         door.home = Some(domain);
         Ok(door)
@@ -258,7 +302,10 @@ impl BindOptions {
 impl Stream for PassiveEndpoint {
     type Item = ConnectionRequest;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ConnectionRequest>> {
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<ConnectionRequest>> {
         self.poll_request(cx)
     }
 }
@@ -279,9 +326,11 @@ impl fmt::Debug for PassiveEndpoint {
     }
 }
 
-/// Somebody who wants to be connected (`FI_CONNREQ`): accepted, rejected, or dropped, which rejects it without data.
+/// Somebody who wants to be connected (`FI_CONNREQ`): accepted, rejected, or dropped, which rejects
+/// it without data.
 ///
-/// It belongs to no domain, and is not watched: whether its program still waits shows when it is accepted.
+/// It belongs to no domain, and is not watched: whether its program still waits shows when it is
+/// accepted.
 #[doc(alias = "FI_CONNREQ")]
 #[must_use = "a request that is dropped is rejected"]
 pub struct ConnectionRequest {
@@ -304,7 +353,8 @@ impl ConnectionRequest {
         &self.request.data
     }
 
-    /// Who asks takes tagged messages, although it does not say so: as [`Connect::peer_takes_tags`](crate::Connect::peer_takes_tags).
+    /// Who asks takes tagged messages, although it does not say so: as
+    /// [`Connect::peer_takes_tags`](crate::Connect::peer_takes_tags).
     pub fn peer_takes_tags(mut self) -> Self {
         self.takes_tags = true;
         self
@@ -316,13 +366,15 @@ impl ConnectionRequest {
         &self.info
     }
 
-    /// Accepts it (`fi_accept`), in the domain of a passive endpoint from [`PassiveEndpoint::bind`], with a completion queue and
-    /// an event queue of its own. The peer is told this, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    /// Accepts it (`fi_accept`), in the domain of a passive endpoint from
+    /// [`PassiveEndpoint::bind`], with a completion queue and an event queue of its own. The peer
+    /// is told this, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] when it has not waited; [`Error::TooLong`]; [`Error::Unbound`] when the passive endpoint is from
-    /// [`Fabric::passive_endpoint`], and has no domain: there it is
-    /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept); [`Error::Closed`], [`Error::Os`]. It has been refused then.
+    /// [`Error::PeerGone`] when it has not waited; [`Error::TooLong`]; [`Error::Unbound`] when the
+    /// passive endpoint is from [`Fabric::passive_endpoint`], and has no domain: there it is
+    /// [`EndpointBuilder::accept`](crate::EndpointBuilder::accept); [`Error::Closed`],
+    /// [`Error::Os`]. It has been refused then.
     ///
     /// # Cancel safety
     /// Nothing is held across an await.
@@ -335,12 +387,17 @@ impl ConnectionRequest {
     /// Rejects it (`fi_reject`): who has called gets [`Error::Rejected`] with these bytes.
     ///
     /// # Errors
-    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes; it is rejected without data then.
+    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes; it is rejected
+    /// without data then.
     #[doc(alias = "fi_reject")]
     pub fn reject(self, data: impl AsRef<[u8]>) -> Result<()> {
         let data = data.as_ref();
         if data.len() > MAX_PRIVATE_DATA {
-            return Err(Error::TooLong { what: "private data", len: data.len(), limit: MAX_PRIVATE_DATA });
+            return Err(Error::TooLong {
+                what: "private data",
+                len: data.len(),
+                limit: MAX_PRIVATE_DATA,
+            });
         }
         self.request.handle.refuse(data);
         Ok(())

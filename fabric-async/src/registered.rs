@@ -18,16 +18,20 @@ use crate::domain::{Domain, DomainInner};
 use crate::model::{Shared, ThreadModel};
 use crate::mr::RemoteRegion;
 
-/// A buffer of yours under a key (`fi_mr_reg`): peers read, write and change it atomically where it lies.
+/// A buffer of yours under a key (`fi_mr_reg`): peers read, write and change it atomically where it
+/// lies.
 ///
-/// Made by [`Domain::register_buffer`]. Nothing is copied, neither now nor at [`close`](Self::close). In return peers do
-/// not reach it by themselves: this process does for them what they ask for, whenever it makes progress. Under manual
-/// progress a task has to be waiting for something of this domain (a receive, a queue), or peers wait; under
-/// [automatic](crate::Progress::Auto) progress none has to. [`MemoryRegion`](crate::MemoryRegion)s have the opposite of both.
+/// Made by [`Domain::register_buffer`]. Nothing is copied, neither now nor at
+/// [`close`](Self::close). In return peers do not reach it by themselves: this process does for
+/// them what they ask for, whenever it makes progress. Under manual progress a task has to be
+/// waiting for something of this domain (a receive, a queue), or peers wait; under
+/// [automatic](crate::Progress::Auto) progress none has to. [`MemoryRegion`](crate::MemoryRegion)s
+/// have the opposite of both.
 ///
-/// Their rights, the range and the key are checked here, with every access. The accesses of all peers, atomic or not, come
-/// one after the other, each (or each 64 KiB of a longer one) as a whole. The owner has the bytes between them, by
-/// [`look`](Self::look). Peers need no [window](crate::Endpoint::window) for it, and can have none.
+/// Their rights, the range and the key are checked here, with every access. The accesses of all
+/// peers, atomic or not, come one after the other, each (or each 64 KiB of a longer one) as a
+/// whole. The owner has the bytes between them, by [`look`](Self::look). Peers need no
+/// [window](crate::Endpoint::window) for it, and can have none.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -59,8 +63,8 @@ pub struct RegisteredBuffer<B, M: ThreadModel = Shared> {
     kind: PhantomData<(fn() -> B, M)>,
 }
 
-/// The bytes of a registered buffer in the hands of their owner: peers wait until it is dropped, and everything behind
-/// that they have sent on the same connection with them. Keep it short.
+/// The bytes of a registered buffer in the hands of their owner: peers wait until it is dropped,
+/// and everything behind that they have sent on the same connection with them. Keep it short.
 pub struct Look<'a> {
     memory: &'a Registered,
     domain: &'a DomainInner,
@@ -84,14 +88,17 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         };
         let node = Node::new(Class::MemoryRegion, Some(domain.inner.node.clone()));
         let (core, by_address) = (&domain.inner.core, domain.by_address());
-        let opened = core.open_region(memory.clone(), access, key, by_address).and_then(|key| {
-            node.publish().inspect_err(|_| core.close_region(key))?;
-            Ok(key)
-        });
+        let opened = core
+            .open_region(memory.clone(), access, key, by_address)
+            .and_then(|key| {
+                node.publish().inspect_err(|_| core.close_region(key))?;
+                Ok(key)
+            });
         match opened {
             Ok(key) => {
                 let base = if by_address { memory.address() } else { 0 };
-                let remote = Box::new(RemoteRegion::new(key, memory.len() as u64, access).with_base(base));
+                let remote =
+                    Box::new(RemoteRegion::new(key, memory.len() as u64, access).with_base(base));
                 let domain = domain.inner.clone();
                 Ok(Self {
                     node,
@@ -110,27 +117,38 @@ impl<B: IoBufMut + FlatBuf, M: ThreadModel> RegisteredBuffer<B, M> {
         }
     }
 
-    /// The bytes, to be read and written by their owner. Waits for an access by a peer that is under way, at most
-    /// 64 KiB of it.
+    /// The bytes, to be read and written by their owner. Waits for an access by a peer that is
+    /// under way, at most 64 KiB of it.
     pub fn look(&mut self) -> Look<'_> {
         let buf = self.memory.take().unwrap_or_default();
-        Look { memory: &self.memory, domain: &self.domain, key: self.remote.key, buf }
+        Look {
+            memory: &self.memory,
+            domain: &self.domain,
+            key: self.remote.key,
+            buf,
+        }
     }
 
-    /// Closes the registration and returns the buffer: the key is free again, peers that use it get [`Error::Key`], and
-    /// nothing they have under way takes effect any more.
+    /// Closes the registration and returns the buffer: the key is free again, peers that use it get
+    /// [`Error::Key`], and nothing they have under way takes effect any more.
     ///
     /// # Errors
     /// [`Error::Closed`], when the domain has gone before.
     #[doc(alias = "fi_close")]
     pub fn close(mut self) -> Result<B, CloseError<Self>> {
         if let Err(error) = self.node.close() {
-            return Err(CloseError { error, handle: self });
+            return Err(CloseError {
+                error,
+                handle: self,
+            });
         }
         self.withdraw();
         match self.memory.take() {
             Some(any) => Ok(back(any)),
-            None => Err(CloseError { error: Error::Closed(Class::MemoryRegion), handle: self }),
+            None => Err(CloseError {
+                error: Error::Closed(Class::MemoryRegion),
+                handle: self,
+            }),
         }
     }
 }
@@ -140,19 +158,22 @@ fn back<B: IoBufMut>(any: AnyBuf) -> B {
 }
 
 impl<B, M: ThreadModel> RegisteredBuffer<B, M> {
-    /// Counts what peers do here (`fi_mr_bind` with a counter): reads and atomics that fetch (`REMOTE_READ`), writes and
-    /// other atomics (`REMOTE_WRITE`). Bind it before you give the key away: who has used it before does not tell.
+    /// Counts what peers do here (`fi_mr_bind` with a counter): reads and atomics that fetch
+    /// (`REMOTE_READ`), writes and other atomics (`REMOTE_WRITE`). Bind it before you give the key
+    /// away: who has used it before does not tell.
     ///
-    /// It costs the peers a record more for each operation. The counter stays open as long as the registration.
+    /// It costs the peers a record more for each operation. The counter stays open as long as the
+    /// registration.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the domain was opened without
-    /// [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`] when a kind has a counter; [`Error::Foreign`];
-    /// [`Error::Closed`].
+    /// [`Error::BadFlags`] for no kind, or others than these; [`Error::NotSupported`] when the
+    /// domain was opened without [`Caps::RMA_EVENT`](crate::Caps::RMA_EVENT); [`Error::Invalid`]
+    /// when a kind has a counter; [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_mr_bind")]
     pub fn bind_counter(&mut self, counter: &Counter<M>, what: CounterBind) -> Result<()> {
         self.node.check_open()?;
-        self.counters.bind(&self.domain, self.remote.key, &counter.inner, what)
+        self.counters
+            .bind(&self.domain, self.remote.key, &counter.inner, what)
     }
 
     /// Takes the key back; those who wait for the buffer hear of it.
@@ -187,7 +208,10 @@ impl<B, M: ThreadModel> Drop for RegisteredBuffer<B, M> {
 
 impl<B, M: ThreadModel> fmt::Debug for RegisteredBuffer<B, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegisteredBuffer").field("id", &self.node.id()).field("remote", &self.remote).finish()
+        f.debug_struct("RegisteredBuffer")
+            .field("id", &self.node.id())
+            .field("remote", &self.remote)
+            .finish()
     }
 }
 

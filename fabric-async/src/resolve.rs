@@ -8,16 +8,17 @@ use tokio::runtime::Handle;
 
 use crate::av::ToAddress;
 
-/// Looks up the name of a host, as in `tcp://localhost:7000`, and gives the addresses that it has, in the order in which
-/// the system wants them tried. What is an address already is the only one.
+/// Looks up the name of a host, as in `tcp://localhost:7000`, and gives the addresses that it has,
+/// in the order in which the system wants them tried. What is an address already is the only one.
 ///
 /// [`Endpoint::bind`](crate::Endpoint::bind), [`Endpoint::lookup`](crate::Endpoint::lookup),
-/// [`Endpoint::connect`](crate::Endpoint::connect) and [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) do this by
-/// themselves, and try one after the other. Calls that do not wait, as [`AddressVector::insert`](crate::AddressVector::insert), take
-/// addresses only: look up first, and choose.
+/// [`Endpoint::connect`](crate::Endpoint::connect) and
+/// [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) do this by themselves, and try one after
+/// the other. Calls that do not wait, as [`AddressVector::insert`](crate::AddressVector::insert),
+/// take addresses only: look up first, and choose.
 ///
-/// The system is asked (`getaddrinfo`) on a thread of Tokio's for blocking calls, so the runtime goes on meanwhile. Nothing is
-/// remembered: a later call asks again.
+/// The system is asked (`getaddrinfo`) on a thread of Tokio's for blocking calls, so the runtime
+/// goes on meanwhile. Nothing is remembered: a later call asks again.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -27,8 +28,8 @@ use crate::av::ToAddress;
 /// ```
 ///
 /// # Errors
-/// [`Error::NoSuchHost`], with the name, when it has no address; [`Error::BadAddress`] for what is neither;
-/// [`Error::Runtime`] outside of a Tokio runtime.
+/// [`Error::NoSuchHost`], with the name, when it has no address; [`Error::BadAddress`] for what is
+/// neither; [`Error::Runtime`] outside of a Tokio runtime.
 ///
 /// # Cancel safety
 /// Dropping the future drops the answer; the thread goes on until the system has given it.
@@ -38,7 +39,8 @@ pub async fn resolve(of: impl ToAddress) -> Result<Vec<Address>> {
     found(&of, Scheme::Tcp, |_| true).await
 }
 
-/// The same where addresses of this kind are expected, and only those of hosts that can be used here.
+/// The same where addresses of this kind are expected, and only those of hosts that can be used
+/// here.
 pub(crate) async fn found(
     of: &impl ToAddress,
     expected: Scheme,
@@ -70,7 +72,10 @@ impl Place {
     }
 
     /// Its addresses, one at least, but of a host only those that can be used here.
-    pub(crate) async fn found(self, is_useful: impl Fn(SocketAddr) -> bool) -> Result<Vec<Address>> {
+    pub(crate) async fn found(
+        self,
+        is_useful: impl Fn(SocketAddr) -> bool,
+    ) -> Result<Vec<Address>> {
         match self {
             Self::At(address) => Ok(vec![address]),
             Self::Host(name) => look_up(&name, is_useful).await,
@@ -79,9 +84,14 @@ impl Place {
 }
 
 async fn look_up(name: &HostName, is_useful: impl Fn(SocketAddr) -> bool) -> Result<Vec<Address>> {
-    let none = |why: String| Error::NoSuchHost { host: name.host().into(), why };
+    let none = |why: String| Error::NoSuchHost {
+        host: name.host().into(),
+        why,
+    };
     if Handle::try_current().is_err() {
-        return Err(Error::Runtime("names of hosts are looked up within a Tokio runtime"));
+        return Err(Error::Runtime(
+            "names of hosts are looked up within a Tokio runtime",
+        ));
     }
     let found = tokio::net::lookup_host((name.host(), name.port())).await;
     let found = found.map_err(|error| none(error.to_string()))?;

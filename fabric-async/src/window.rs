@@ -10,18 +10,20 @@ use fabric_core::{Error, Result};
 
 use crate::mr::execute;
 
-/// A region of a peer's that is mapped here (`ucp_rkey_ptr`, `shmem_ptr`), from [`Endpoint::window`](crate::Endpoint::window):
-/// each access is a call that has ended when it returns. Nothing is posted, nothing completes, nothing is counted.
+/// A region of a peer's that is mapped here (`ucp_rkey_ptr`, `shmem_ptr`), from
+/// [`Endpoint::window`](crate::Endpoint::window): each access is a call that has ended when it
+/// returns. Nothing is posted, nothing completes, nothing is counted.
 ///
-/// Rights and range are checked with every access, and whether the owner still lends the region. It is as an
-/// operation is: the owner's [`load`](crate::MemoryRegion::load) and [`atomic`](crate::MemoryRegion::atomic), a peer's operations
-/// and other windows all see the same memory. What is written here is seen by whoever receives a message that is sent
-/// afterwards.
+/// Rights and range are checked with every access, and whether the owner still lends the region. It
+/// is as an operation is: the owner's [`load`](crate::MemoryRegion::load) and
+/// [`atomic`](crate::MemoryRegion::atomic), a peer's operations and other windows all see the same
+/// memory. What is written here is seen by whoever receives a message that is sent afterwards.
 ///
-/// The window outlives its endpoint's interest in it: it can be cloned, sent to other threads and used there, and none of that
-/// takes a lock. Its region is closed to it when the owner closes it, and when the connection to the peer has ended, which
-/// is noticed as soon as somebody makes progress here: a thread that only looks at a window, and never polls anything
-/// else, does not learn that its peer has died.
+/// The window outlives its endpoint's interest in it: it can be cloned, sent to other threads and
+/// used there, and none of that takes a lock. Its region is closed to it when the owner closes it,
+/// and when the connection to the peer has ended, which is noticed as soon as somebody makes
+/// progress here: a thread that only looks at a window, and never polls anything else, does not
+/// learn that its peer has died.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -51,7 +53,12 @@ pub struct RemoteWindow {
 
 impl RemoteWindow {
     pub(crate) fn new(key: u64, reached: Reached) -> Self {
-        Self { key, len: reached.memory.len(), memory: reached.memory, access: reached.access }
+        Self {
+            key,
+            len: reached.memory.len(),
+            memory: reached.memory,
+            access: reached.access,
+        }
     }
 
     /// The key of the region.
@@ -87,8 +94,8 @@ impl RemoteWindow {
     /// Copies bytes into the region. Eight bytes at a multiple of eight are written as one word.
     ///
     /// # Errors
-    /// [`Error::Key`] without [`Access::REMOTE_WRITE`], or when the region is closed; [`Error::TooLong`] when the range
-    /// leaves it.
+    /// [`Error::Key`] without [`Access::REMOTE_WRITE`], or when the region is closed;
+    /// [`Error::TooLong`] when the range leaves it.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.check(Access::REMOTE_WRITE)?;
@@ -100,8 +107,8 @@ impl RemoteWindow {
     /// Copies bytes out of the region. Eight bytes at a multiple of eight are read as one word.
     ///
     /// # Errors
-    /// [`Error::Key`] without [`Access::REMOTE_READ`], or when the region is closed; [`Error::TooLong`] when the range
-    /// leaves it.
+    /// [`Error::Key`] without [`Access::REMOTE_READ`], or when the region is closed;
+    /// [`Error::TooLong`] when the range leaves it.
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         self.check(Access::REMOTE_READ)?;
@@ -117,20 +124,33 @@ impl RemoteWindow {
     pub fn load<T: AtomicType>(&self, offset: usize) -> Result<T> {
         self.check(Access::REMOTE_READ)?;
         let zero = T::from_bits(0);
-        execute(&*self.memory, offset, AtomicCall::Fetch, AtomicOp::Read, (zero, zero))
+        execute(
+            &*self.memory,
+            offset,
+            AtomicCall::Fetch,
+            AtomicOp::Read,
+            (zero, zero),
+        )
     }
 
     /// Changes the value at this offset atomically, and returns what was there before.
     ///
     /// # Errors
-    /// As [`load`](Self::load), with both rights needed; [`Error::NotSupported`] when there is no such operation on this
-    /// type.
+    /// As [`load`](Self::load), with both rights needed; [`Error::NotSupported`] when there is no
+    /// such operation on this type.
     pub fn atomic<T: AtomicType>(&self, offset: usize, op: AtomicOp, operand: T) -> Result<T> {
         self.check(Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-        execute(&*self.memory, offset, AtomicCall::Fetch, op, (operand, T::from_bits(0)))
+        execute(
+            &*self.memory,
+            offset,
+            AtomicCall::Fetch,
+            op,
+            (operand, T::from_bits(0)),
+        )
     }
 
-    /// As [`atomic`](Self::atomic), for operations with a comparand: `AtomicOp::Cswap` and its like.
+    /// As [`atomic`](Self::atomic), for operations with a comparand: `AtomicOp::Cswap` and its
+    /// like.
     ///
     /// # Errors
     /// As [`atomic`](Self::atomic).
@@ -142,7 +162,13 @@ impl RemoteWindow {
         comparand: T,
     ) -> Result<T> {
         self.check(Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-        execute(&*self.memory, offset, AtomicCall::Compare, op, (operand, comparand))
+        execute(
+            &*self.memory,
+            offset,
+            AtomicCall::Compare,
+            op,
+            (operand, comparand),
+        )
     }
 
     #[inline]
@@ -151,7 +177,10 @@ impl RemoteWindow {
         if self.memory.is_open() {
             return Ok(());
         }
-        Err(Error::Key { key: self.key, why: "was closed, or its owner is gone" })
+        Err(Error::Key {
+            key: self.key,
+            why: "was closed, or its owner is gone",
+        })
     }
 }
 

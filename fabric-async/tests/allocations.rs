@@ -15,8 +15,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: everything is passed on to the system's allocator; the counter is a constant-initialised thread local without
-// a destructor, so that counting allocates nothing itself.
+// SAFETY: everything is passed on to the system's allocator; the counter is a constant-initialised
+// thread local without a destructor, so that counting allocates nothing itself.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
@@ -52,14 +52,24 @@ async fn trips(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
 #[test]
 fn a_small_message_allocates_nothing() {
     for policy in [WaitPolicy::Spin, WaitPolicy::Adaptive] {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let allocations = runtime.block_on(async {
             let options = Endpoint::options().wait_policy(policy);
-            let (a, b) = (options.clone().bind("shm://").await?, options.bind("shm://").await?);
+            let (a, b) = (
+                options.clone().bind("shm://").await?,
+                options.bind("shm://").await?,
+            );
             trips(&a, &b, 100).await?;
             trips(&a, &b, 10_000).await
         });
-        assert_eq!(allocations.unwrap(), 0, "{policy:?}: allocations in 10,000 round trips");
+        assert_eq!(
+            allocations.unwrap(),
+            0,
+            "{policy:?}: allocations in 10,000 round trips"
+        );
     }
 }
 
@@ -67,7 +77,10 @@ fn a_small_message_allocates_nothing() {
 async fn shared(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
     let to_b = a.lookup(b.name()).await?;
     let (mut out, mut kept) = (vec![1u8; 50], Vec::with_capacity(count));
-    let mut messages = b.recv_multi(BytesMut::with_capacity(count * 50)).min_free(0).start()?;
+    let mut messages = b
+        .recv_multi(BytesMut::with_capacity(count * 50))
+        .min_free(0)
+        .start()?;
     let mut before = 0;
     for number in 0..count {
         out = a.send(to_b, out).await?.into_buf();
@@ -84,9 +97,15 @@ async fn shared(a: &Endpoint, b: &Endpoint, count: usize) -> Result<u64> {
 
 #[test]
 fn a_message_in_a_shared_buffer_allocates_nothing() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let allocations = runtime.block_on(async {
-        let (a, b) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
+        let (a, b) = (
+            Endpoint::bind("shm://").await?,
+            Endpoint::bind("shm://").await?,
+        );
         trips(&a, &b, 100).await?;
         shared(&a, &b, 10_000).await
     });

@@ -36,14 +36,22 @@ impl Subscriber for Meddler {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut text = Text(format!("{} {}", event.metadata().level(), event.metadata().target()));
+        let mut text = Text(format!(
+            "{} {}",
+            event.metadata().level(),
+            event.metadata().target()
+        ));
         event.record(&mut text);
         HEARD.lock().unwrap().push(text.0);
         if let Some(ep) = USED.get()
             && !USES.replace(true)
         {
             // Every one of these takes the lock of the domain.
-            let _ = (ep.stats(), ep.domain().progress(), format!("{:?}", ep.domain()));
+            let _ = (
+                ep.stats(),
+                ep.domain().progress(),
+                format!("{:?}", ep.domain()),
+            );
             drop(ep.recv().tag(77).start());
             USES.set(false);
         }
@@ -62,8 +70,12 @@ impl Subscriber for Meddler {
 /// Waits until something was heard with all of these words in it, and returns how often.
 async fn hears(words: &[&str]) -> usize {
     loop {
-        let heard =
-            HEARD.lock().unwrap().iter().filter(|line| words.iter().all(|word| line.contains(word))).count();
+        let heard = HEARD
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|line| words.iter().all(|word| line.contains(word)))
+            .count();
         if heard > 0 {
             return heard;
         }
@@ -76,9 +88,21 @@ async fn everything(progress: Progress) {
     let host = options.clone().bind("shm://").await.unwrap();
     let number = format!("endpoint={} ", host.id());
     let name = host.name().to_string();
-    hears(&["DEBUG fabric::endpoint message=endpoint opened", &format!("name={name}")]).await;
-    let driver = if progress == Progress::Auto { "thread" } else { "task" };
-    hears(&["DEBUG fabric::progress message=driver started", &format!("driver={driver:?}")]).await;
+    hears(&[
+        "DEBUG fabric::endpoint message=endpoint opened",
+        &format!("name={name}"),
+    ])
+    .await;
+    let driver = if progress == Progress::Auto {
+        "thread"
+    } else {
+        "task"
+    };
+    hears(&[
+        "DEBUG fabric::progress message=driver started",
+        &format!("driver={driver:?}"),
+    ])
+    .await;
     let _ = USED.set(host.clone());
 
     // A peer that comes, gets loans, and goes with them.
@@ -87,28 +111,49 @@ async fn everything(progress: Progress) {
     let before = HEARD.lock().unwrap().len();
     guest.send(to_host, "hello").await.unwrap();
     let peer = host.recv().await.unwrap().source().unwrap();
-    hears(&["message=peer connected", &number, &format!("peer={}", guest.name())]).await;
+    hears(&[
+        "message=peer connected",
+        &number,
+        &format!("peer={}", guest.name()),
+    ])
+    .await;
     for _ in 0..100 {
         guest.send(to_host, "more").await.unwrap();
         host.recv().await.unwrap();
     }
     let of_messages = HEARD.lock().unwrap().len() - before;
-    assert!(of_messages <= 2, "one connection, a hundred messages, {of_messages} lines");
+    assert!(
+        of_messages <= 2,
+        "one connection, a hundred messages, {of_messages} lines"
+    );
     host.lend(peer, host.loan(5000).unwrap()).await.unwrap();
     drop(guest);
     hears(&["message=peer closed", &number]).await;
-    hears(&["INFO fabric::connection message=loans given up", &number, "loans=1"]).await;
+    hears(&[
+        "INFO fabric::connection message=loans given up",
+        &number,
+        "loans=1",
+    ])
+    .await;
 
     // A caller that says nothing of meaning.
     let (socket, address) = {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, socket};
         let name = format!("fabric-async/shm/{}", host.name().name());
         let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-        (socket, SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap())
+        (
+            socket,
+            SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap(),
+        )
     };
     rustix::net::connect(&socket, &address).unwrap();
     rustix::net::send(&socket, b"hi", rustix::net::SendFlags::empty()).unwrap();
-    hears(&["WARN fabric::connection message=caller refused", &number, "short hello"]).await;
+    hears(&[
+        "WARN fabric::connection message=caller refused",
+        &number,
+        "short hello",
+    ])
+    .await;
 
     // Connected endpoints have a name when they are connected, on both sides.
     let mut door = PassiveEndpoint::bind("tcp://127.0.0.1:0").await.unwrap();
@@ -140,13 +185,20 @@ fn a_subscriber_may_use_the_endpoint_it_hears_of() {
     tracing::subscriber::set_global_default(Meddler).unwrap();
     let (done, is_done) = channel();
     let scenario = std::thread::spawn(move || {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(everything(Progress::Manual));
         runtime.block_on(everything(Progress::Auto));
         done.send(()).unwrap();
     });
     let ended = is_done.recv_timeout(Duration::from_secs(60));
-    assert!(ended.is_ok() || scenario.is_finished(), "stuck; heard: {:#?}", HEARD.lock().unwrap());
+    assert!(
+        ended.is_ok() || scenario.is_finished(),
+        "stuck; heard: {:#?}",
+        HEARD.lock().unwrap()
+    );
     scenario.join().unwrap();
 }

@@ -10,10 +10,12 @@ use crate::error::{Error, Result};
 /// The longest name inside an address, in bytes.
 pub const MAX_NAME: usize = 80;
 
-/// Where an endpoint can be reached: `fi_shm://NAME`, `fi_tcp://IP:PORT`, `fi_udp://IP:PORT`, `fi_sim://NAME`.
+/// Where an endpoint can be reached: `fi_shm://NAME`, `fi_tcp://IP:PORT`, `fi_udp://IP:PORT`,
+/// `fi_sim://NAME`.
 ///
-/// Parses from and prints as text (`FI_ADDR_STR`); the `fi_` prefix may be left out when parsing. An address with an
-/// empty name asks for a fresh one where it is bound, and names nobody as a peer.
+/// Parses from and prints as text (`FI_ADDR_STR`); the `fi_` prefix may be left out when parsing.
+/// An address with an empty name asks for a fresh one where it is bound, and names nobody as a
+/// peer.
 ///
 /// ```
 /// # use fabric_core as fabric_async;
@@ -61,7 +63,9 @@ impl Scheme {
     /// The kind of address that this provider serves.
     #[must_use]
     pub fn of_provider(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|scheme| scheme.provider() == name)
+        Self::ALL
+            .into_iter()
+            .find(|scheme| scheme.provider() == name)
     }
 
     /// The kind that text means before the `://`, where this one is expected.
@@ -83,12 +87,17 @@ impl Address {
     /// An address of this kind and name.
     ///
     /// # Errors
-    /// [`Error::BadAddress`] when the name is longer than 80 bytes, or holds anything but ASCII letters,
-    /// digits and `._-:@+`. With [`Scheme::Tcp`] and [`Scheme::Udp`], when it is not the IP address and port of one
-    /// machine, as in `127.0.0.1:5000` or `[::1]:5000`; with `Udp` it may also be that of a group of them, as in
-    /// `239.1.2.3:5000`.
+    /// [`Error::BadAddress`] when the name is longer than 80 bytes, or holds anything but ASCII
+    /// letters, digits and `._-:@+`. With [`Scheme::Tcp`] and [`Scheme::Udp`], when it is not the
+    /// IP address and port of one machine, as in `127.0.0.1:5000` or `[::1]:5000`; with `Udp` it
+    /// may also be that of a group of them, as in `239.1.2.3:5000`.
     pub fn new(scheme: Scheme, name: &str) -> Result<Self> {
-        let bad = |why| Err(Error::BadAddress { text: format!("fi_{}://{name}", scheme.provider()), why });
+        let bad = |why| {
+            Err(Error::BadAddress {
+                text: format!("fi_{}://{name}", scheme.provider()),
+                why,
+            })
+        };
         if name.len() > MAX_NAME {
             return bad("the name is longer than 80 bytes");
         }
@@ -105,10 +114,16 @@ impl Address {
             }
             return Self::of_socket(scheme, at);
         }
-        if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-:@+".contains(&b)) {
+        if !name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._-:@+".contains(&b))
+        {
             return bad("a name holds ASCII letters, digits and any of . _ - : @ +");
         }
-        Ok(Self { scheme, name: name.into() })
+        Ok(Self {
+            scheme,
+            name: name.into(),
+        })
     }
 
     /// The address of a socket.
@@ -123,15 +138,24 @@ impl Address {
             SocketAddr::V6(at) => format!("[{}]:{}", at.ip(), at.port()),
         };
         if scheme.names_sockets() {
-            return Ok(Self { scheme, name: text.into() });
+            return Ok(Self {
+                scheme,
+                name: text.into(),
+            });
         }
-        Err(Error::BadAddress { text, why: "addresses of this kind are names" })
+        Err(Error::BadAddress {
+            text,
+            why: "addresses of this kind are names",
+        })
     }
 
     /// The address of the socket behind this, if it names one.
     #[must_use]
     pub fn socket(&self) -> Option<SocketAddr> {
-        self.scheme.names_sockets().then(|| self.name.parse().ok()).flatten()
+        self.scheme
+            .names_sockets()
+            .then(|| self.name.parse().ok())
+            .flatten()
     }
 
     /// Whether it names somebody, as the address of a peer does.
@@ -143,11 +167,16 @@ impl Address {
         let why = if self.name.is_empty() {
             format!("{self} has no name")
         } else if self.socket().is_some_and(|at| at.port() == 0) {
-            format!("{self} has port 0, which asks for one where it is bound; `name` tells which it got")
+            format!(
+                "{self} has port 0, which asks for one where it is bound; `name` tells which it got"
+            )
         } else {
             return Ok(());
         };
-        Err(Error::Invalid { what: "peer address", why })
+        Err(Error::Invalid {
+            what: "peer address",
+            why,
+        })
     }
 
     /// The kind of this address.
@@ -164,9 +193,9 @@ impl Address {
 }
 
 impl Address {
-    /// Parses text where addresses of this kind are expected: `fi_sockaddr_in://…` and `fi_sockaddr_in6://…`, which name a
-    /// socket and no provider, are of that kind then, if its addresses are sockets. In general they are taken for
-    /// [`Scheme::Tcp`].
+    /// Parses text where addresses of this kind are expected: `fi_sockaddr_in://…` and
+    /// `fi_sockaddr_in6://…`, which name a socket and no provider, are of that kind then, if its
+    /// addresses are sockets. In general they are taken for [`Scheme::Tcp`].
     ///
     /// ```
     /// # use fabric_core as fabric_async;
@@ -180,7 +209,12 @@ impl Address {
     /// # Errors
     /// [`Error::BadAddress`].
     pub fn parse_for(text: &str, expected: Scheme) -> Result<Self> {
-        let bad = |why| Err(Error::BadAddress { text: text.chars().take(200).collect(), why });
+        let bad = |why| {
+            Err(Error::BadAddress {
+                text: text.chars().take(200).collect(),
+                why,
+            })
+        };
         let Some((scheme, name)) = text.split_once("://") else {
             return bad("an address reads SCHEME://NAME, as in shm://echo");
         };
@@ -216,8 +250,8 @@ impl fmt::Display for Address {
 
 /// A peer's number in an address vector (`fi_addr_t`).
 ///
-/// Valid only with endpoints bound to the vector that gave it out. A generation beside the index makes the number of
-/// a removed peer an error instead of somebody else's address.
+/// Valid only with endpoints bound to the vector that gave it out. A generation beside the index
+/// makes the number of a removed peer an error instead of somebody else's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[doc(alias = "fi_addr_t")]
 pub struct FiAddr {
@@ -262,7 +296,10 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        assert_eq!("shm://x".parse::<Address>().unwrap().to_string(), "fi_shm://x");
+        assert_eq!(
+            "shm://x".parse::<Address>().unwrap().to_string(),
+            "fi_shm://x"
+        );
     }
 
     #[test]
@@ -278,10 +315,21 @@ mod tests {
             ("", "SCHEME://NAME"),
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
-            assert!(error.contains(part) && error.contains(&format!("{text:?}")), "{error}");
+            assert!(
+                error.contains(part) && error.contains(&format!("{text:?}")),
+                "{error}"
+            );
         }
         assert!("x".repeat(81).parse::<Address>().is_err());
-        assert!(format!("shm://{}", "x".repeat(81)).parse::<Address>().is_err());
-        assert!(format!("shm://{}", "x".repeat(80)).parse::<Address>().is_ok());
+        assert!(
+            format!("shm://{}", "x".repeat(81))
+                .parse::<Address>()
+                .is_err()
+        );
+        assert!(
+            format!("shm://{}", "x".repeat(80))
+                .parse::<Address>()
+                .is_ok()
+        );
     }
 }

@@ -81,7 +81,8 @@ impl Datatype {
     }
 }
 
-/// What is computed from the value in memory and the operand (`fi_op`). What it computes becomes the value in memory.
+/// What is computed from the value in memory and the operand (`fi_op`). What it computes becomes
+/// the value in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[doc(alias = "fi_op")]
@@ -166,8 +167,8 @@ impl AtomicOp {
         Self::Mswap,
     ];
 
-    /// Whether this operation exists for the type in this call (`fi_atomicvalid`, `fi_fetch_atomicvalid`,
-    /// `fi_compare_atomicvalid`).
+    /// Whether this operation exists for the type in this call (`fi_atomicvalid`,
+    /// `fi_fetch_atomicvalid`, `fi_compare_atomicvalid`).
     #[doc(alias = "fi_atomicvalid")]
     #[must_use]
     pub fn is_valid(self, datatype: Datatype, call: AtomicCall) -> bool {
@@ -186,7 +187,10 @@ impl AtomicOp {
     #[must_use]
     pub fn compares(self) -> bool {
         use AtomicOp::{Cswap, CswapGe, CswapGt, CswapLe, CswapLt, CswapNe, Mswap};
-        matches!(self, Cswap | CswapNe | CswapLe | CswapLt | CswapGe | CswapGt | Mswap)
+        matches!(
+            self,
+            Cswap | CswapNe | CswapLe | CswapLt | CswapGe | CswapGt | Mswap
+        )
     }
 }
 
@@ -212,7 +216,9 @@ impl AtomicSpec {
         }
         Err(Error::NotSupported(match self.call {
             AtomicCall::Base => "this atomic operation on this type (fi_atomicvalid says no)",
-            AtomicCall::Fetch => "this fetching atomic operation on this type (fi_fetch_atomicvalid says no)",
+            AtomicCall::Fetch => {
+                "this fetching atomic operation on this type (fi_fetch_atomicvalid says no)"
+            }
             AtomicCall::Compare => {
                 "this comparing atomic operation on this type (fi_compare_atomicvalid says no)"
             }
@@ -234,7 +240,13 @@ mod tests {
         assert!(!AtomicOp::Read.is_valid(Datatype::U8, AtomicCall::Base));
         assert!(!AtomicOp::Bor.is_valid(Datatype::F32, AtomicCall::Fetch));
         assert!(!AtomicOp::Mswap.is_valid(Datatype::F64, AtomicCall::Compare));
-        let spec = AtomicSpec { op: AtomicOp::Bxor, datatype: Datatype::F64, call: AtomicCall::Base };
-        assert!(matches!(spec.check(), Err(Error::NotSupported(what)) if what.contains("fi_atomicvalid")));
+        let spec = AtomicSpec {
+            op: AtomicOp::Bxor,
+            datatype: Datatype::F64,
+            call: AtomicCall::Base,
+        };
+        assert!(
+            matches!(spec.check(), Err(Error::NotSupported(what)) if what.contains("fi_atomicvalid"))
+        );
     }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use crate::address::{Address, FiAddr};
 use crate::error::{Error, Result};
 
-/// Peers by number (`FI_AV_TABLE`): inserting returns the lowest free position, removing frees it, and a generation
-/// beside the position makes a removed peer's number an error.
+/// Peers by number (`FI_AV_TABLE`): inserting returns the lowest free position, removing frees it,
+/// and a generation beside the position makes a removed peer's number an error.
 #[derive(Debug)]
 #[doc(alias = "fi_av_open")]
 pub struct AddressTable {
@@ -30,7 +30,12 @@ impl AddressTable {
     #[must_use]
     pub fn new() -> Self {
         let vector = NEXT_VECTOR.fetch_add(1, Ordering::Relaxed);
-        Self { vector, rows: Vec::new(), free: Vec::new(), by_address: HashMap::new() }
+        Self {
+            vector,
+            rows: Vec::new(),
+            free: Vec::new(),
+            by_address: HashMap::new(),
+        }
     }
 
     /// Gives the address a number; an address that is in the table keeps the one it has.
@@ -39,11 +44,19 @@ impl AddressTable {
             return self.handle(index);
         }
         // The lowest free position is used first, so numbers stay small.
-        let lowest = self.free.iter().enumerate().min_by_key(|(_, index)| **index).map(|(at, _)| at);
+        let lowest = self
+            .free
+            .iter()
+            .enumerate()
+            .min_by_key(|(_, index)| **index)
+            .map(|(at, _)| at);
         let index = match lowest {
             Some(at) => self.free.swap_remove(at),
             None => {
-                self.rows.push(Row { generation: 0, address: None });
+                self.rows.push(Row {
+                    generation: 0,
+                    address: None,
+                });
                 (self.rows.len() - 1) as u32
             }
         };
@@ -61,13 +74,16 @@ impl AddressTable {
             .rows
             .get(addr.index as usize)
             .filter(|row| addr.vector == self.vector && row.generation == addr.generation);
-        row.and_then(|row| row.address.as_ref()).ok_or_else(|| Error::StaleAddress(addr))
+        row.and_then(|row| row.address.as_ref())
+            .ok_or_else(|| Error::StaleAddress(addr))
     }
 
     /// The number of an address, if it is in the table.
     #[must_use]
     pub fn find(&self, address: &Address) -> Option<FiAddr> {
-        self.by_address.get(address).map(|&index| self.handle(index))
+        self.by_address
+            .get(address)
+            .map(|&index| self.handle(index))
     }
 
     /// Takes an address out; its number becomes stale. Messages on their way are not affected.
@@ -80,7 +96,10 @@ impl AddressTable {
         // A position whose generations are used up is not used again.
         let next = row.generation.checked_add(1);
         row.generation = next.unwrap_or(row.generation);
-        let address = row.address.take().ok_or_else(|| Error::StaleAddress(addr))?;
+        let address = row
+            .address
+            .take()
+            .ok_or_else(|| Error::StaleAddress(addr))?;
         self.by_address.remove(&address);
         if next.is_some() {
             self.free.push(addr.index);
@@ -91,7 +110,9 @@ impl AddressTable {
     /// Every number in use with its address.
     pub fn iter(&self) -> impl Iterator<Item = (FiAddr, &Address)> {
         self.rows.iter().enumerate().filter_map(|(index, row)| {
-            row.address.as_ref().map(|address| (self.handle(index as u32), address))
+            row.address
+                .as_ref()
+                .map(|address| (self.handle(index as u32), address))
         })
     }
 
@@ -108,7 +129,11 @@ impl AddressTable {
     }
 
     fn handle(&self, index: u32) -> FiAddr {
-        FiAddr { index, generation: self.rows[index as usize].generation, vector: self.vector }
+        FiAddr {
+            index,
+            generation: self.rows[index as usize].generation,
+            vector: self.vector,
+        }
     }
 }
 
@@ -137,10 +162,17 @@ mod tests {
         assert_eq!(table.remove(a), Err(Error::StaleAddress(a)));
         let c = table.insert(address("c"));
         assert_eq!(c.index(), 0, "the lowest free position is used again");
-        assert_eq!(table.get(a), Err(Error::StaleAddress(a)), "the old number does not name the new peer");
+        assert_eq!(
+            table.get(a),
+            Err(Error::StaleAddress(a)),
+            "the old number does not name the new peer"
+        );
         assert_eq!(table.get(c).unwrap(), &address("c"));
         assert_eq!(table.find(&address("b")), Some(b));
-        assert_eq!(table.iter().map(|(addr, _)| addr).collect::<Vec<_>>(), [c, b]);
+        assert_eq!(
+            table.iter().map(|(addr, _)| addr).collect::<Vec<_>>(),
+            [c, b]
+        );
     }
 
     #[test]

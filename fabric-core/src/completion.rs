@@ -1,4 +1,5 @@
-//! What an operation reports when it ends: to its future as [`Done`] or [`Failed`], to a queue as [`Completion`].
+//! What an operation reports when it ends: to its future as [`Done`] or [`Failed`], to a queue as
+//! [`Completion`].
 
 use std::fmt;
 use std::ops::Deref;
@@ -30,10 +31,11 @@ pub enum OpKind {
     Atomic,
     /// Likewise, and the value that was there came back (`FI_ATOMIC | FI_READ`).
     FetchAtomic,
-    /// A buffer that took several messages comes back: it takes no more of them (an entry of its own with
-    /// `FI_MULTI_RECV`).
+    /// A buffer that took several messages comes back: it takes no more of them (an entry of its
+    /// own with `FI_MULTI_RECV`).
     Release,
-    /// A peer wrote memory here, and data for a completion with it (`FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA`).
+    /// A peer wrote memory here, and data for a completion with it (`FI_RMA | FI_REMOTE_WRITE |
+    /// FI_REMOTE_CQ_DATA`).
     RemoteWrite,
 }
 
@@ -52,19 +54,21 @@ impl OpKind {
     }
 }
 
-/// What has come true when an operation ends well (the completion levels of `fi_cq(3)`). Each includes those before it.
+/// What has come true when an operation ends well (the completion levels of `fi_cq(3)`). Each
+/// includes those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CompletionLevel {
-    /// The provider calls it sent: at best the peer's endpoint has it, and nothing on this side is needed any more
-    /// (`FI_TRANSMIT_COMPLETE`).
+    /// The provider calls it sent: at best the peer's endpoint has it, and nothing on this side is
+    /// needed any more (`FI_TRANSMIT_COMPLETE`).
     #[default]
     #[doc(alias = "FI_TRANSMIT_COMPLETE")]
     Transmitted,
     /// A receive has taken the message, or the peer has discarded it (`FI_MATCH_COMPLETE`).
     #[doc(alias = "FI_MATCH_COMPLETE")]
     Matched,
-    /// All of the message that the receive has room for is in its buffer, and the receive has ended; or the peer has
-    /// discarded the message (`FI_DELIVERY_COMPLETE`). The wire of `tcp` says less: all of it is at the peer's endpoint.
+    /// All of the message that the receive has room for is in its buffer, and the receive has
+    /// ended; or the peer has discarded the message (`FI_DELIVERY_COMPLETE`). The wire of `tcp`
+    /// says less: all of it is at the peer's endpoint.
     #[doc(alias = "FI_DELIVERY_COMPLETE")]
     Delivered,
 }
@@ -111,14 +115,23 @@ impl Transfer {
     #[doc(hidden)]
     #[must_use]
     pub fn sent(len: usize, tag: Option<u64>) -> Self {
-        Self { len, tag, ..Self::default() }
+        Self {
+            len,
+            tag,
+            ..Self::default()
+        }
     }
 
     /// What a peer did to memory of this side.
     #[doc(hidden)]
     #[must_use]
     pub fn written(len: usize, data: Option<u64>, source: Option<FiAddr>) -> Self {
-        Self { len, data, source, ..Self::default() }
+        Self {
+            len,
+            data,
+            source,
+            ..Self::default()
+        }
     }
 
     /// A received message, of which `placed` bytes are in the buffer.
@@ -142,7 +155,8 @@ impl Transfer {
         self.peer
     }
 
-    /// The message this was, `lost` bytes of it missing, so that a matching engine can take it back.
+    /// The message this was, `lost` bytes of it missing, so that a matching engine can take it
+    /// back.
     #[doc(hidden)]
     #[must_use]
     pub fn envelope(&self, lost: usize) -> Envelope {
@@ -172,19 +186,28 @@ impl Outcome {
     /// Success.
     #[must_use]
     pub fn ok(transfer: Transfer) -> Self {
-        Self { transfer, error: None }
+        Self {
+            transfer,
+            error: None,
+        }
     }
 
     /// Failure before anything was moved.
     #[must_use]
     pub fn failed(error: Error) -> Self {
-        Self { transfer: Transfer::default(), error: Some(Box::new(error)) }
+        Self {
+            transfer: Transfer::default(),
+            error: Some(Box::new(error)),
+        }
     }
 
     /// Failure after part of it was moved.
     #[must_use]
     pub fn cut(transfer: Transfer, error: Error) -> Self {
-        Self { transfer, error: Some(Box::new(error)) }
+        Self {
+            transfer,
+            error: Some(Box::new(error)),
+        }
     }
 
     /// A received message; truncated when fewer bytes were placed than it had.
@@ -193,13 +216,17 @@ impl Outcome {
     pub fn received(envelope: &Envelope, placed: usize) -> Self {
         let lost = envelope.len - placed;
         let error = (lost > 0).then(|| Box::new(Error::Truncated { len: placed, lost }));
-        Self { transfer: Transfer::received(envelope, placed), error }
+        Self {
+            transfer: Transfer::received(envelope, placed),
+            error,
+        }
     }
 }
 
 /// A successful operation, with its buffer.
 ///
-/// Dereferences to the valid bytes, those sent or the message received, unless the buffer is a vector of buffers.
+/// Dereferences to the valid bytes, those sent or the message received, unless the buffer is a
+/// vector of buffers.
 #[derive(Debug)]
 pub struct Done<B> {
     /// The buffer, back from the operation.
@@ -276,7 +303,11 @@ impl<B> Failed<B> {
     /// A failure before anything was moved.
     #[must_use]
     pub fn new(error: Error, buf: B) -> Self {
-        Self { error, buf, transfer: Transfer::default() }
+        Self {
+            error,
+            buf,
+            transfer: Transfer::default(),
+        }
     }
 }
 
@@ -300,7 +331,8 @@ impl<B> From<Failed<B>> for Error {
     }
 }
 
-/// An entry of a completion queue (`fi_cq_tagged_entry`, and `fi_cq_err_entry` when [`Completion::error`] is set).
+/// An entry of a completion queue (`fi_cq_tagged_entry`, and `fi_cq_err_entry` when
+/// [`Completion::error`] is set).
 #[derive(Debug)]
 #[non_exhaustive]
 #[doc(alias = "fi_cq_tagged_entry")]
@@ -312,8 +344,8 @@ pub struct Completion {
     pub kind: OpKind,
     /// What was transferred.
     pub transfer: Transfer,
-    /// Why it failed, if it did. A failed operation is an entry like any other and does not end the stream. Boxed,
-    /// because an entry is moved about often and fails seldom.
+    /// Why it failed, if it did. A failed operation is an entry like any other and does not end the
+    /// stream. Boxed, because an entry is moved about often and fails seldom.
     pub error: Option<Box<Error>>,
     buf: AnyBuf,
 }
@@ -324,7 +356,13 @@ impl Completion {
     #[inline(always)] // it is large
     #[must_use]
     pub fn new(context: u64, kind: OpKind, outcome: Outcome, buf: AnyBuf) -> Self {
-        Self { context, kind, transfer: outcome.transfer, error: outcome.error, buf }
+        Self {
+            context,
+            kind,
+            transfer: outcome.transfer,
+            error: outcome.error,
+            buf,
+        }
     }
 
     /// The valid bytes of the operation's buffer; nothing of a vector of buffers, which is to be
@@ -338,7 +376,9 @@ impl Completion {
     /// The values that a fetching atomic operation brought back; as many as its bytes hold.
     pub fn values<T: AtomicType>(&self) -> impl Iterator<Item = T> {
         let size = T::DATATYPE.size();
-        self.bytes().chunks_exact(size).map(move |bytes| T::from_bits(bits_at(bytes, 0, size)))
+        self.bytes()
+            .chunks_exact(size)
+            .map(move |bytes| T::from_bits(bits_at(bytes, 0, size)))
     }
 
     /// The operation as its future would have returned it, buffer included.
@@ -350,10 +390,15 @@ impl Completion {
     /// When the buffer that was posted is not of type `B`.
     pub fn into_result<B: IoBuf>(self) -> Result<Done<B>, Failed<B>> {
         let (transfer, error) = (self.transfer, self.error);
-        let buf = B::from_any(self.buf).unwrap_or_else(|other| panic!("the posted buffer is {other:?}"));
+        let buf =
+            B::from_any(self.buf).unwrap_or_else(|other| panic!("the posted buffer is {other:?}"));
         match error {
             None => Ok(Done { buf, transfer }),
-            Some(error) => Err(Failed { error: *error, buf, transfer }),
+            Some(error) => Err(Failed {
+                error: *error,
+                buf,
+                transfer,
+            }),
         }
     }
 

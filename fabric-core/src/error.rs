@@ -11,13 +11,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call or an operation failed.
 ///
-/// Every variant names the thing and, where one exists, the limit. [`Error::errno`] gives the number that
-/// libfabric uses for the same condition (`fi_errno(3)`).
+/// Every variant names the thing and, where one exists, the limit. [`Error::errno`] gives the
+/// number that libfabric uses for the same condition (`fi_errno(3)`).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No room now: a queue, a credit or a completion entry is missing. Nothing was queued; try again after
-    /// progress, or use the awaiting form. `FI_EAGAIN`.
+    /// No room now: a queue, a credit or a completion entry is missing. Nothing was queued; try
+    /// again after progress, or use the awaiting form. `FI_EAGAIN`.
     #[doc(alias = "FI_EAGAIN")]
     #[error("try again: no free {0}")]
     Again(Scarce),
@@ -27,13 +27,15 @@ pub enum Error {
     /// The object still has open children. `FI_EBUSY`.
     #[error("busy: still open: {0}")]
     Busy(Children),
-    /// The object was closed, or its domain ended. `FI_EBADF`-like; libfabric calls it `FI_EOPBADSTATE`.
+    /// The object was closed, or its domain ended. `FI_EBADF`-like; libfabric calls it
+    /// `FI_EOPBADSTATE`.
     #[error("the {0} is closed")]
     Closed(Class),
     /// The operation was cancelled before it took effect. `FI_ECANCELED`.
     #[error("cancelled before it took effect")]
     Canceled,
-    /// The message was longer than the receive buffer: `len` bytes were placed, `lost` were dropped. `FI_ETRUNC`.
+    /// The message was longer than the receive buffer: `len` bytes were placed, `lost` were
+    /// dropped. `FI_ETRUNC`.
     #[error("message truncated: {len} bytes placed, {lost} lost")]
     Truncated {
         /// Bytes that are in the buffer.
@@ -41,8 +43,9 @@ pub enum Error {
         /// Bytes that did not fit.
         lost: usize,
     },
-    /// An operation failed while a counter was waited for: `value` of `threshold` ended well, `errors` badly, since the
-    /// counter was opened. The failed one's own error is with its future, queue or event. `FI_EAVAIL`.
+    /// An operation failed while a counter was waited for: `value` of `threshold` ended well,
+    /// `errors` badly, since the counter was opened. The failed one's own error is with its future,
+    /// queue or event. `FI_EAVAIL`.
     #[error("an operation failed: {value} of {threshold} ended well, {errors} badly")]
     CountedError {
         /// What the counter counted.
@@ -76,7 +79,8 @@ pub enum Error {
         /// Its reason.
         reason: Refusal,
     },
-    /// The program at the other end does not want to be connected, and says so with these bytes. `FI_ECONNREFUSED`.
+    /// The program at the other end does not want to be connected, and says so with these bytes.
+    /// `FI_ECONNREFUSED`.
     #[error("{peer} rejected the connection, {}", reason_given(data))]
     Rejected {
         /// Who.
@@ -113,12 +117,14 @@ pub enum Error {
         /// What was wrong.
         what: String,
     },
-    /// An address handle that names nobody (any more), or belongs to another address vector. `FI_EADDRNOTAVAIL`.
+    /// An address handle that names nobody (any more), or belongs to another address vector.
+    /// `FI_EADDRNOTAVAIL`.
     #[error(
         "address handle {0} names nobody: its peer has gone or was removed, or it is of another address vector"
     )]
     StaleAddress(FiAddr),
-    /// The sender of a message is in no address vector, so it cannot be answered by handle. `FI_EADDRNOTAVAIL`.
+    /// The sender of a message is in no address vector, so it cannot be answered by handle.
+    /// `FI_EADDRNOTAVAIL`.
     #[error("the sender is not in the address vector")]
     UnknownSource,
     /// The name is taken by a living endpoint. `FI_EADDRINUSE`.
@@ -132,7 +138,8 @@ pub enum Error {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// The name of a host could not be looked up, or has no address that is of use here. `FI_EADDRNOTAVAIL`.
+    /// The name of a host could not be looked up, or has no address that is of use here.
+    /// `FI_EADDRNOTAVAIL`.
     #[error("no address for the host {host:?}: {why}")]
     NoSuchHost {
         /// The name.
@@ -175,7 +182,8 @@ pub enum Error {
     /// An endpoint was enabled without an object it needs. `FI_ENOCQ`, `FI_ENOAV`.
     #[error("no {0} is bound")]
     Unbound(Class),
-    /// A remote or local memory key that is taken, unknown or closed, or does not grant the access. `FI_ENOKEY`.
+    /// A remote or local memory key that is taken, unknown or closed, or does not grant the access.
+    /// `FI_ENOKEY`.
     #[error("memory key {key:#x} {why}")]
     Key {
         /// The key.
@@ -251,7 +259,9 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Version { theirs, ours } => write!(f, "it speaks version {theirs}, this side {ours}"),
+            Self::Version { theirs, ours } => {
+                write!(f, "it speaks version {theirs}, this side {ours}")
+            }
             Self::User => f.write_str("it does not serve other users"),
             Self::Malformed => f.write_str("it found the hello malformed"),
             Self::Resources => f.write_str("it is out of resources"),
@@ -268,8 +278,8 @@ fn reason_given(data: &[u8]) -> String {
 }
 
 impl Error {
-    /// The number of this condition in `fi_errno(3)`: a positive Linux errno below 256, or one of the fabric's own
-    /// from 256 on.
+    /// The number of this condition in `fi_errno(3)`: a positive Linux errno below 256, or one of
+    /// the fabric's own from 256 on.
     #[doc(alias = "fi_strerror")]
     #[must_use]
     pub fn errno(&self) -> i32 {
@@ -303,12 +313,16 @@ impl Error {
         }
     }
 
-    /// Whether this says that the peer is not there, or not any more: [`Error::PeerGone`] while something was under
-    /// way, [`Error::NoSuchPeer`] when nobody is there, [`Error::TimedOut`] when nobody has answered,
-    /// [`Error::StaleAddress`] of a number that was taken back, or is of another address vector.
+    /// Whether this says that the peer is not there, or not any more: [`Error::PeerGone`] while
+    /// something was under way, [`Error::NoSuchPeer`] when nobody is there, [`Error::TimedOut`]
+    /// when nobody has answered, [`Error::StaleAddress`] of a number that was taken back, or is of
+    /// another address vector.
     #[must_use]
     pub fn is_peer_gone(&self) -> bool {
-        matches!(self, Self::PeerGone(_) | Self::NoSuchPeer(_) | Self::TimedOut(_) | Self::StaleAddress(_))
+        matches!(
+            self,
+            Self::PeerGone(_) | Self::NoSuchPeer(_) | Self::TimedOut(_) | Self::StaleAddress(_)
+        )
     }
 
     /// The error of an operating-system call.
@@ -337,8 +351,15 @@ mod tests {
 
     #[test]
     fn text_names_the_thing_and_the_limit() {
-        let error = Error::TooLong { what: "message", len: 10, limit: 4 };
-        assert_eq!(error.to_string(), "message of 10 bytes exceeds the limit of 4 bytes");
+        let error = Error::TooLong {
+            what: "message",
+            len: 10,
+            limit: 4,
+        };
+        assert_eq!(
+            error.to_string(),
+            "message of 10 bytes exceeds the limit of 4 bytes"
+        );
     }
 
     #[test]

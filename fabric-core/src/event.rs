@@ -8,7 +8,8 @@ use crate::error::Error;
 #[non_exhaustive]
 #[doc(alias = "fi_eq_entry")]
 pub struct Event {
-    /// The number of the endpoint it happened on, which `Endpoint::id` tells; 0 for the queue itself.
+    /// The number of the endpoint it happened on, which `Endpoint::id` tells; 0 for the queue
+    /// itself.
     pub object: u64,
     /// The context that object was opened with.
     pub context: u64,
@@ -21,7 +22,11 @@ impl Event {
     #[doc(hidden)]
     #[must_use]
     pub fn new(object: u64, context: u64, kind: EventKind) -> Self {
-        Self { object, context, kind }
+        Self {
+            object,
+            context,
+            kind,
+        }
     }
 }
 
@@ -45,7 +50,8 @@ pub enum EventKind {
         /// How it ended.
         reason: DownReason,
     },
-    /// Somebody wants to be connected with this passive endpoint (`FI_CONNREQ`). The request itself is taken from there.
+    /// Somebody wants to be connected with this passive endpoint (`FI_CONNREQ`). The request itself
+    /// is taken from there.
     #[doc(alias = "FI_CONNREQ")]
     ConnectionRequest {
         /// Where it calls from.
@@ -58,8 +64,8 @@ pub enum EventKind {
     Connected {
         /// With whom.
         peer: Address,
-        /// The private data that the peer has answered with; empty where this side has accepted, and has it from the
-        /// request.
+        /// The private data that the peer has answered with; empty where this side has accepted,
+        /// and has it from the request.
         data: Vec<u8>,
     },
     /// This endpoint has not been connected, whoever waits for it.
@@ -67,7 +73,8 @@ pub enum EventKind {
         /// Why. [`Error::Rejected`] has the private data of the peer.
         error: Error,
     },
-    /// The connection of this endpoint has ended (`FI_SHUTDOWN`). What has come before is still received.
+    /// The connection of this endpoint has ended (`FI_SHUTDOWN`). What has come before is still
+    /// received.
     #[doc(alias = "FI_SHUTDOWN")]
     Shutdown {
         /// With whom it was.

@@ -9,7 +9,8 @@ use crate::error::Result;
 /// The longest name of a host, in bytes.
 const MAX_HOST: usize = 253;
 
-/// A host by its name, and a port: `tcp://localhost:7000`. Nothing can be reached there before the name was looked up.
+/// A host by its name, and a port: `tcp://localhost:7000`. Nothing can be reached there before the
+/// name was looked up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostName {
     scheme: Scheme,
@@ -18,8 +19,8 @@ pub struct HostName {
 }
 
 impl HostName {
-    /// Parses text where addresses of this kind are expected, as [`Address::parse_for`]. `None` when no host is named: it is an
-    /// address then, or nothing at all.
+    /// Parses text where addresses of this kind are expected, as [`Address::parse_for`]. `None`
+    /// when no host is named: it is an address then, or nothing at all.
     ///
     /// ```
     /// use fabric_core::{Scheme, host::HostName};
@@ -37,8 +38,14 @@ impl HostName {
         let last = host.strip_suffix('.').unwrap_or(host).rsplit('.').next()?;
         let is_name = host.len() <= MAX_HOST
             && last.bytes().any(|byte| byte.is_ascii_alphabetic())
-            && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
-        is_name.then(|| Self { scheme, host: host.into(), port })
+            && host
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+        is_name.then(|| Self {
+            scheme,
+            host: host.into(),
+            port,
+        })
     }
 
     /// What kind of addresses it stands for.
@@ -70,7 +77,13 @@ impl HostName {
 
 impl fmt::Display for HostName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "fi_{}://{}:{}", self.scheme.provider(), self.host, self.port)
+        write!(
+            f,
+            "fi_{}://{}:{}",
+            self.scheme.provider(),
+            self.host,
+            self.port
+        )
     }
 }
 
@@ -81,10 +94,17 @@ mod tests {
     #[test]
     fn hosts_are_told_from_addresses() {
         let parse = |text| HostName::parse_for(text, Scheme::Udp);
-        for text in ["fi_tcp://localhost:0", "fi_udp://a-b.example.org.:65535", "fi_tcp://x_1:7"] {
+        for text in [
+            "fi_tcp://localhost:0",
+            "fi_udp://a-b.example.org.:65535",
+            "fi_tcp://x_1:7",
+        ] {
             assert_eq!(parse(text).unwrap().to_string(), text);
         }
-        assert_eq!(parse("sockaddr_in://host:1").unwrap().to_string(), "fi_udp://host:1");
+        assert_eq!(
+            parse("sockaddr_in://host:1").unwrap().to_string(),
+            "fi_udp://host:1"
+        );
         for text in [
             "tcp://127.0.0.1:5",
             "tcp://[::1]:5",
@@ -109,7 +129,13 @@ mod tests {
     #[test]
     fn what_was_found_becomes_an_address() {
         let name = HostName::parse_for("tcp://localhost:5", Scheme::Tcp).unwrap();
-        assert_eq!(name.at(([127, 0, 0, 1], 5).into()).unwrap().to_string(), "fi_tcp://127.0.0.1:5");
-        assert!(name.at(([0, 0, 0, 0], 5).into()).is_err(), "nobody can be reached there");
+        assert_eq!(
+            name.at(([127, 0, 0, 1], 5).into()).unwrap().to_string(),
+            "fi_tcp://127.0.0.1:5"
+        );
+        assert!(
+            name.at(([0, 0, 0, 0], 5).into()).is_err(),
+            "nobody can be reached there"
+        );
     }
 }

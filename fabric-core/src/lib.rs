@@ -1,5 +1,6 @@
-//! The contract of the fabric and its pure logic: what an object is, what a provider must do, how hints are
-//! negotiated and how messages are matched. No I/O, no system calls, no runtime, no clock.
+//! The contract of the fabric and its pure logic: what an object is, what a provider must do, how
+//! hints are negotiated and how messages are matched. No I/O, no system calls, no runtime, no
+//! clock.
 //!
 //! | room | subject |
 //! |---|---|

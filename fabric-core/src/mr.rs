@@ -1,7 +1,8 @@
-//! Memory that peers reach: what it is to its owner, and the table of regions with their keys, rights and bounds.
+//! Memory that peers reach: what it is to its owner, and the table of regions with their keys,
+//! rights and bounds.
 //!
-//! A peer names a region by its key. Every access is checked before a byte moves: the key exists, the right was granted,
-//! and the range lies inside the region.
+//! A peer names a region by its key. Every access is checked before a byte moves: the key exists,
+//! the right was granted, and the range lies inside the region.
 
 mod denied;
 mod registered;
@@ -20,8 +21,8 @@ use crate::provider::Remote;
 pub use denied::Denied;
 pub use registered::Registered;
 
-/// Memory that peers reach, as its owner sees it. Others write to it at the same time: bytes are copied in and out,
-/// never borrowed.
+/// Memory that peers reach, as its owner sees it. Others write to it at the same time: bytes are
+/// copied in and out, never borrowed.
 pub trait Memory: Any + Debug + Send + Sync {
     /// Bytes.
     fn len(&self) -> usize;
@@ -43,12 +44,19 @@ pub trait Memory: Any + Debug + Send + Sync {
     /// When the range leaves the memory.
     fn write(&self, at: usize, bytes: &[u8]);
 
-    /// Executes an atomic operation on the value at byte `at`, which is a multiple of its size, and returns what was
-    /// there before. Bit patterns, as in [`AtomicOp::compute`].
+    /// Executes an atomic operation on the value at byte `at`, which is a multiple of its size, and
+    /// returns what was there before. Bit patterns, as in [`AtomicOp::compute`].
     ///
     /// # Panics
     /// When the value leaves the memory, or lies across its size.
-    fn execute(&self, at: usize, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64;
+    fn execute(
+        &self,
+        at: usize,
+        op: AtomicOp,
+        datatype: Datatype,
+        operand: u64,
+        comparand: u64,
+    ) -> u64;
 
     /// Peers reach it no longer. What they have under way may still take effect.
     fn close(&self);
@@ -66,8 +74,8 @@ pub trait Memory: Any + Debug + Send + Sync {
         false
     }
 
-    /// An access by a peer begins: false when its owner has it in hand just now, or has closed it. Otherwise it
-    /// [ends](Memory::end), soon.
+    /// An access by a peer begins: false when its owner has it in hand just now, or has closed it.
+    /// Otherwise it [ends](Memory::end), soon.
     #[must_use]
     fn begin(&self) -> bool {
         true
@@ -92,12 +100,18 @@ pub struct Region {
 }
 
 impl Region {
-    /// Where an access begins: checks its range, and that what is atomic there lies at a multiple of its size.
+    /// Where an access begins: checks its range, and that what is atomic there lies at a multiple
+    /// of its size.
     ///
     /// # Errors
     /// As [`check_range`].
     pub fn start(&self, offset: u64, len: usize, align: usize) -> Result<usize> {
-        check_range(self.memory.len(), offset.wrapping_sub(self.base), len, align)
+        check_range(
+            self.memory.len(),
+            offset.wrapping_sub(self.base),
+            len,
+            align,
+        )
     }
 }
 
@@ -117,7 +131,8 @@ impl Reached {
 
     /// What a region is that its owner wants to hear of.
     #[doc(hidden)]
-    pub const HEEDED: Error = Error::NotSupported("windows of memory whose owner counts what peers do");
+    pub const HEEDED: Error =
+        Error::NotSupported("windows of memory whose owner counts what peers do");
 }
 
 /// Checks a range of a region, and that what is atomic there lies at a multiple of its size.
@@ -131,12 +146,19 @@ pub fn check_range(region: usize, offset: u64, len: usize, align: usize) -> Resu
         Some(end) if end <= region => {}
         end => {
             let len = end.unwrap_or(usize::MAX);
-            return Err(Error::TooLong { what: "memory access, offset included,", len, limit: region });
+            return Err(Error::TooLong {
+                what: "memory access, offset included,",
+                len,
+                limit: region,
+            });
         }
     }
     if !start.is_multiple_of(align) {
         let why = format!("{offset} is not a multiple of {align}, the size of a value");
-        return Err(Error::Invalid { what: "offset of an atomic operation", why });
+        return Err(Error::Invalid {
+            what: "offset of an atomic operation",
+            why,
+        });
     }
     Ok(start)
 }
@@ -162,7 +184,10 @@ pub fn check_access(key: u64, granted: Access, wanted: Access) -> Result<()> {
     if granted.contains(wanted) {
         return Ok(());
     }
-    Err(Error::Key { key, why: "does not grant this access" })
+    Err(Error::Key {
+        key,
+        why: "does not grant this access",
+    })
 }
 
 /// Regions by key.
@@ -172,22 +197,27 @@ pub struct RegionTable {
     next: u64,
 }
 
-/// From one fresh key to the next: odd, so that all are used, and far, so that a key of another run is unknown.
+/// From one fresh key to the next: odd, so that all are used, and far, so that a key of another run
+/// is unknown.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl RegionTable {
-    /// An empty table, whose fresh keys begin anywhere: a key that somebody kept from another run is unknown then, and
-    /// not another region.
+    /// An empty table, whose fresh keys begin anywhere: a key that somebody kept from another run
+    /// is unknown then, and not another region.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { regions: HashMap::new(), next: seed }
+        Self {
+            regions: HashMap::new(),
+            next: seed,
+        }
     }
 
-    /// Registers a region under the requested key, or under a fresh one. `by_address`: peers name places in it by their
-    /// addresses in this process.
+    /// Registers a region under the requested key, or under a fresh one. `by_address`: peers name
+    /// places in it by their addresses in this process.
     ///
     /// # Errors
-    /// [`Error::Key`] when the requested key is taken; [`Error::BadFlags`] when no right is granted.
+    /// [`Error::Key`] when the requested key is taken; [`Error::BadFlags`] when no right is
+    /// granted.
     pub fn insert(
         &mut self,
         memory: Arc<dyn Memory>,
@@ -196,11 +226,17 @@ impl RegionTable {
         by_address: bool,
     ) -> Result<u64> {
         if access.is_empty() {
-            return Err(Error::BadFlags { what: "memory region", flags: "no access right".into() });
+            return Err(Error::BadFlags {
+                what: "memory region",
+                flags: "no access right".into(),
+            });
         }
         let key = match key {
             Some(key) if self.regions.contains_key(&key) => {
-                return Err(Error::Key { key, why: "is in use" });
+                return Err(Error::Key {
+                    key,
+                    why: "is in use",
+                });
             }
             Some(key) => key,
             None => loop {
@@ -212,7 +248,15 @@ impl RegionTable {
             },
         };
         let base = if by_address { memory.address() } else { 0 };
-        self.regions.insert(key, Region { memory, access, base, heeds: false });
+        self.regions.insert(
+            key,
+            Region {
+                memory,
+                access,
+                base,
+                heeds: false,
+            },
+        );
         Ok(key)
     }
 
@@ -249,14 +293,26 @@ impl RegionTable {
     }
 }
 
-/// Executes an atomic operation on a row of values from byte `at` on. `operands` holds the operands and behind them the
-/// comparands, if there are some; `result` takes what was there before, if it is as long.
-pub fn execute(memory: &dyn Memory, at: usize, remote: &Remote, operands: &[u8], result: &mut [u8]) {
-    let Some(AtomicSpec { op, datatype, .. }) = remote.atomic else { return };
+/// Executes an atomic operation on a row of values from byte `at` on. `operands` holds the operands
+/// and behind them the comparands, if there are some; `result` takes what was there before, if it
+/// is as long.
+pub fn execute(
+    memory: &dyn Memory,
+    at: usize,
+    remote: &Remote,
+    operands: &[u8],
+    result: &mut [u8],
+) {
+    let Some(AtomicSpec { op, datatype, .. }) = remote.atomic else {
+        return;
+    };
     let size = datatype.size();
     let count = remote.len / size;
     for index in 0..count {
-        let (operand, comparand) = (bits_at(operands, index, size), bits_at(operands, count + index, size));
+        let (operand, comparand) = (
+            bits_at(operands, index, size),
+            bits_at(operands, count + index, size),
+        );
         let old = memory.execute(at + index * size, op, datatype, operand, comparand);
         if let Some(result) = result.get_mut(index * size..(index + 1) * size) {
             result.copy_from_slice(&old.to_le_bytes()[..size]);
@@ -283,13 +339,24 @@ impl LocalMemory {
     pub fn new(len: usize) -> Result<Self> {
         const ENOMEM: i32 = 12;
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len).map_err(|_| Error::os("malloc", ENOMEM))?;
+        bytes
+            .try_reserve_exact(len)
+            .map_err(|_| Error::os("malloc", ENOMEM))?;
         bytes.resize(len, 0);
-        Ok(Self { bytes: bytes.into(), len, closed: AtomicBool::new(false) })
+        Ok(Self {
+            bytes: bytes.into(),
+            len,
+            closed: AtomicBool::new(false),
+        })
     }
 
     fn locked<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
-        access(&mut self.bytes.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        access(
+            &mut self
+                .bytes
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        )
     }
 }
 
@@ -312,9 +379,19 @@ impl Memory for LocalMemory {
         }
     }
 
-    fn execute(&self, at: usize, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
+    fn execute(
+        &self,
+        at: usize,
+        op: AtomicOp,
+        datatype: Datatype,
+        operand: u64,
+        comparand: u64,
+    ) -> u64 {
         let size = datatype.size();
-        assert!(at.is_multiple_of(size), "a value lies at a multiple of its size");
+        assert!(
+            at.is_multiple_of(size),
+            "a value lies at a multiple of its size"
+        );
         self.locked(|bytes| {
             let value = crate::atomic::bits_at(&bytes[at..at + size], 0, size);
             let new = op.compute(datatype, value, operand, comparand);
@@ -344,13 +421,30 @@ mod tests {
     fn keys_are_unique_and_a_key_is_free_again() {
         let mut table = RegionTable::new(7);
         let memory = || Arc::new(LocalMemory::new(100).unwrap());
-        let key = table.insert(memory(), Access::REMOTE_READ, Some(7), false).unwrap();
+        let key = table
+            .insert(memory(), Access::REMOTE_READ, Some(7), false)
+            .unwrap();
         assert_eq!(key, 7);
-        let taken = table.insert(memory(), Access::READ, Some(7), false).unwrap_err();
-        assert_eq!(taken, Error::Key { key: 7, why: "is in use" });
-        assert!(table.insert(memory(), Access::empty(), None, false).is_err());
+        let taken = table
+            .insert(memory(), Access::READ, Some(7), false)
+            .unwrap_err();
+        assert_eq!(
+            taken,
+            Error::Key {
+                key: 7,
+                why: "is in use"
+            }
+        );
+        assert!(
+            table
+                .insert(memory(), Access::empty(), None, false)
+                .is_err()
+        );
         for _ in 0..10 {
-            assert_ne!(table.insert(memory(), Access::READ, None, false).unwrap(), 7);
+            assert_ne!(
+                table.insert(memory(), Access::READ, None, false).unwrap(),
+                7
+            );
         }
         assert_eq!(table.get(7).map(|region| region.memory.len()), Some(100));
         assert!(table.remove(7).is_some() && table.get(7).is_none() && table.remove(7).is_none());
@@ -364,16 +458,30 @@ mod tests {
         assert_eq!(wanted(OpKind::Read, None), read);
         assert_eq!(wanted(OpKind::Write, None), write);
         assert_eq!(wanted(OpKind::Atomic, Some(AtomicOp::Sum)), write);
-        assert_eq!(wanted(OpKind::FetchAtomic, Some(AtomicOp::Sum)), read | write);
+        assert_eq!(
+            wanted(OpKind::FetchAtomic, Some(AtomicOp::Sum)),
+            read | write
+        );
         assert_eq!(wanted(OpKind::FetchAtomic, Some(AtomicOp::Read)), read);
         assert!(check_access(1, read | write, write).is_ok());
-        assert!(check_access(1, read, write).is_err() && check_access(1, write, read | write).is_err());
+        assert!(
+            check_access(1, read, write).is_err() && check_access(1, write, read | write).is_err()
+        );
         assert_eq!(check_range(100, 100, 0, 1), Ok(100));
         assert_eq!(check_range(100, 0, 100, 1), Ok(0));
-        for (offset, len) in [(1, 100), (100, 1), (u64::MAX, 2), (u64::MAX, 0), (3, usize::MAX)] {
+        for (offset, len) in [
+            (1, 100),
+            (100, 1),
+            (u64::MAX, 2),
+            (u64::MAX, 0),
+            (3, usize::MAX),
+        ] {
             assert!(check_range(100, offset, len, 1).is_err(), "{offset} {len}");
         }
         assert_eq!(check_range(100, 96, 4, 4), Ok(96));
-        assert!(matches!(check_range(100, 94, 4, 4), Err(Error::Invalid { .. })));
+        assert!(matches!(
+            check_range(100, 94, 4, 4),
+            Err(Error::Invalid { .. })
+        ));
     }
 }

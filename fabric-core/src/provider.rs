@@ -1,9 +1,10 @@
 //! The traits between the progress engine and a provider.
 //!
-//! A [`Provider`] says what it offers and opens domains. A [`ProviderDomain`] moves messages; every call comes with a
-//! [`Host`], through which it reaches operations, address vectors and event queues. All calls on a domain happen under
-//! one lock of the engine, so a provider needs none of its own, and no user code runs inside a call: completions are
-//! only noted by the host and reported after the lock is gone.
+//! A [`Provider`] says what it offers and opens domains. A [`ProviderDomain`] moves messages; every
+//! call comes with a [`Host`], through which it reaches operations, address vectors and event
+//! queues. All calls on a domain happen under one lock of the engine, so a provider needs none of
+//! its own, and no user code runs inside a call: completions are only noted by the host and
+//! reported after the lock is gone.
 
 use std::sync::Arc;
 
@@ -31,11 +32,12 @@ pub trait Provider: Send + Sync + 'static {
     /// The short name, as in `shm`.
     fn name(&self) -> &'static str;
 
-    /// What it offers, best first. Hints are held against these, and so is every info that a domain or an endpoint is
-    /// opened from: a provider is not asked for more than one of its offers has.
+    /// What it offers, best first. Hints are held against these, and so is every info that a domain
+    /// or an endpoint is opened from: a provider is not asked for more than one of its offers has.
     fn offers(&self) -> Vec<Info>;
 
-    /// Memory of this many bytes, zeroed, that peers of a domain can reach with these rights once it has a key there.
+    /// Memory of this many bytes, zeroed, that peers of a domain can reach with these rights once
+    /// it has a key there.
     ///
     /// # Errors
     /// What the operating system refuses.
@@ -44,8 +46,8 @@ pub trait Provider: Send + Sync + 'static {
         Err(Error::NotSupported("memory that peers reach"))
     }
 
-    /// Opens a domain: allocates. The attributes were held against [`Provider::offers`] before; what no offer can
-    /// express is checked here.
+    /// Opens a domain: allocates. The attributes were held against [`Provider::offers`] before;
+    /// what no offer can express is checked here.
     ///
     /// # Errors
     /// Whatever prevents it; nothing is left behind.

@@ -1,13 +1,16 @@
 //! The receive context of an endpoint: matching, and where the bytes of a message go.
 //!
-//! A message arrives whole ([`RxContext::deliver`]) or piece by piece ([`RxContext::begin`], [`RxContext::land`]). Its
-//! bytes go straight into the receive that takes it. If no receive does, it is buffered, within a budget; over the
-//! budget the context declines it, and the provider leaves it where it is and holds the sender back.
+//! A message arrives whole ([`RxContext::deliver`]) or piece by piece ([`RxContext::begin`],
+//! [`RxContext::land`]). Its bytes go straight into the receive that takes it. If no receive does,
+//! it is buffered, within a budget; over the budget the context declines it, and the provider
+//! leaves it where it is and holds the sender back.
 //!
-//! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at its old place.
+//! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at
+//! its old place.
 //!
-//! Pieces are the subject of `landing`; messages in memory of the sender's, of `lent`; senders that come and go, of `peers`;
-//! what senders wait to hear of, of `receipts`; contexts that several endpoints share, of `shared`.
+//! Pieces are the subject of `landing`; messages in memory of the sender's, of `lent`; senders that
+//! come and go, of `peers`; what senders wait to hear of, of `receipts`; contexts that several
+//! endpoints share, of `shared`.
 
 mod claim;
 mod landing;
@@ -59,7 +62,8 @@ pub struct RxContext {
     filling: Vec<(OpKey, usize)>,
     /// Peers that are gone: messages of theirs may still wait, or come back.
     gone: VecDeque<(PeerKey, Address)>,
-    /// Peers that are connected, where endpoints share the context, and to which of them: otherwise its endpoint knows.
+    /// Peers that are connected, where endpoints share the context, and to which of them: otherwise
+    /// its endpoint knows.
     present: Vec<(PeerKey, Address, EpId)>,
     /// A message was declined since somebody asked.
     declined: Cell<bool>,
@@ -88,21 +92,33 @@ struct Unexpected {
 impl std::fmt::Debug for Unexpected {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let lent = self.lent.is_some();
-        write!(f, "Unexpected({} bytes, landing {:?}, lent {lent})", self.bytes.len(), self.landing)
+        write!(
+            f,
+            "Unexpected({} bytes, landing {:?}, lent {lent})",
+            self.bytes.len(),
+            self.landing
+        )
     }
 }
 
 impl std::fmt::Debug for RxContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (messages, bytes) = self.unexpected();
-        write!(f, "RxContext({messages} unexpected messages of {bytes} bytes)")
+        write!(
+            f,
+            "RxContext({messages} unexpected messages of {bytes} bytes)"
+        )
     }
 }
 
 impl Unexpected {
     /// What it uses of the budget. Memory of the sender's costs nothing here.
     fn cost(&self, envelope: &Envelope) -> usize {
-        if self.lent.is_some() { OVERHEAD } else { envelope.len + OVERHEAD }
+        if self.lent.is_some() {
+            OVERHEAD
+        } else {
+            envelope.len + OVERHEAD
+        }
     }
 }
 
@@ -187,11 +203,17 @@ impl RxContext {
         self.matcher.posted_len() > 0 || !self.multis.is_empty()
     }
 
-    /// A whole message arrives. False: nobody wants it and there is no room, so it must stay where it is.
+    /// A whole message arrives. False: nobody wants it and there is no room, so it must stay where
+    /// it is.
     ///
-    /// `source` may end before the message does, of which the envelope tells the length: then the rest is lost, and what
-    /// there is must be as much as the endpoint receives at all.
-    pub fn deliver(&mut self, host: &mut dyn Host, mut envelope: Envelope, source: &dyn Source) -> bool {
+    /// `source` may end before the message does, of which the envelope tells the length: then the
+    /// rest is lost, and what there is must be as much as the endpoint receives at all.
+    pub fn deliver(
+        &mut self,
+        host: &mut dyn Host,
+        mut envelope: Envelope,
+        source: &dyn Source,
+    ) -> bool {
         debug_assert!(source.len() <= envelope.len);
         match self.matched(host, &envelope) {
             Match::Receive(op) => {
@@ -204,7 +226,8 @@ impl RxContext {
             Match::Nobody => {}
         }
         let lent = source.lent();
-        if !self.admits(if lent.is_some() { 0 } else { envelope.len }) && !self.is_sought(&envelope) {
+        if !self.admits(if lent.is_some() { 0 } else { envelope.len }) && !self.is_sought(&envelope)
+        {
             return self.decline();
         }
         let mut bytes = PooledBuf::empty(&self.pool);
@@ -213,7 +236,14 @@ impl RxContext {
             append(&mut bytes, source);
         }
         envelope.arrival = self.matcher.next_arrival();
-        self.keep(envelope, Unexpected { bytes, lent, landing: None });
+        self.keep(
+            envelope,
+            Unexpected {
+                bytes,
+                lent,
+                landing: None,
+            },
+        );
         self.noticed(host);
         true
     }
@@ -227,8 +257,15 @@ impl RxContext {
         source: Option<FiAddr>,
         bytes: &dyn Source,
     ) -> bool {
-        let mut envelope =
-            Envelope { peer, source, tag: None, len: bytes.len(), data: None, arrival: 0, receipt: None };
+        let mut envelope = Envelope {
+            peer,
+            source,
+            tag: None,
+            len: bytes.len(),
+            data: None,
+            arrival: 0,
+            receipt: None,
+        };
         if self.multis.is_empty()
             && let Some(op) = self.matcher.arrive_first(source)
         {
@@ -267,8 +304,8 @@ impl RxContext {
         }
     }
 
-    /// Nobody waits for this receive any more. A message that is arriving in it goes to the next receive that accepts
-    /// it, or is buffered.
+    /// Nobody waits for this receive any more. A message that is arriving in it goes to the next
+    /// receive that accepts it, or is buffered.
     pub fn abandon(&mut self, host: &mut dyn Host, op: OpKey) {
         if !self.unqueue(op) {
             self.pass_on(host, op);
@@ -278,7 +315,9 @@ impl RxContext {
 
     /// What is arriving in this receive is for others.
     fn pass_on(&mut self, host: &mut dyn Host, op: OpKey) {
-        let Some(at) = self.filling.iter().position(|(filled, _)| *filled == op) else { return };
+        let Some(at) = self.filling.iter().position(|(filled, _)| *filled == op) else {
+            return;
+        };
         let (_, id) = self.filling.swap_remove(at);
         if let Some(at) = self.copying.iter().position(|(copied, _)| *copied == id)
             && let Some((_, memory)) = self.copying.remove(at)
@@ -289,21 +328,37 @@ impl RxContext {
             return self.settle(
                 host,
                 landing.envelope,
-                Unexpected { bytes, lent: Some(memory), landing: None },
+                Unexpected {
+                    bytes,
+                    lent: Some(memory),
+                    landing: None,
+                },
             );
         }
-        let Some(landing) = self.landings.get_mut(id) else { return };
-        let Target::Receive { placed, .. } = landing.target else { return };
-        // What did not fit into the abandoned buffer is gone. The message is shorter for whoever gets it now, and
-        // its envelope, which keeps the full length, says so.
+        let Some(landing) = self.landings.get_mut(id) else {
+            return;
+        };
+        let Target::Receive { placed, .. } = landing.target else {
+            return;
+        };
+        // What did not fit into the abandoned buffer is gone. The message is shorter for whoever
+        // gets it now, and its envelope, which keeps the full length, says so.
         landing.cut = placed < landing.arrived;
         let bytes = host.reclaim(op, placed);
         let envelope = landing.envelope.clone();
-        self.settle(host, envelope, Unexpected { bytes, lent: None, landing: Some(id) });
+        self.settle(
+            host,
+            envelope,
+            Unexpected {
+                bytes,
+                lent: None,
+                landing: Some(id),
+            },
+        );
     }
 
-    /// A message was received and not looked at. `source` is the number of its sender now; of one that is gone it is
-    /// found here.
+    /// A message was received and not looked at. `source` is the number of its sender now; of one
+    /// that is gone it is found here.
     pub fn put_back(
         &mut self,
         host: &mut dyn Host,
@@ -313,7 +368,15 @@ impl RxContext {
     ) {
         let known = self.known().find(|(key, _)| *key == envelope.peer);
         envelope.source = source.or_else(|| host.number_of(self.ep, known?.1));
-        self.settle(host, envelope, Unexpected { bytes, lent: None, landing: None });
+        self.settle(
+            host,
+            envelope,
+            Unexpected {
+                bytes,
+                lent: None,
+                landing: None,
+            },
+        );
     }
 
     /// Whether some receive would take this message now, or there is room to buffer it.
@@ -323,7 +386,9 @@ impl RxContext {
         let is_taken = if self.multis.is_empty() {
             room() || self.matcher.would_match(envelope)
         } else {
-            self.matcher.find(envelope).map_or_else(room, |(_, op)| !self.is_held(op))
+            self.matcher
+                .find(envelope)
+                .map_or_else(room, |(_, op)| !self.is_held(op))
         };
         is_taken || self.decline()
     }
@@ -360,13 +425,18 @@ impl RxContext {
     }
 
     fn unqueue(&mut self, op: OpKey) -> bool {
-        let key = self.posted.get_mut(op.index as usize).and_then(Option::take);
+        let key = self
+            .posted
+            .get_mut(op.index as usize)
+            .and_then(Option::take);
         key.is_some_and(|key| self.matcher.withdraw(key).is_some())
     }
 
     fn keep(&mut self, envelope: Envelope, message: Unexpected) -> WaitKey {
         self.used += message.cost(&envelope);
-        let fleeting = message.is_fleeting().then_some((envelope.arrival, envelope.len));
+        let fleeting = message
+            .is_fleeting()
+            .then_some((envelope.arrival, envelope.len));
         let key = self.matcher.wait(envelope, message);
         if let Some((arrival, len)) = fleeting {
             self.note_fleeting(Fleeting { arrival, key, len });
@@ -390,7 +460,13 @@ impl RxContext {
     }
 
     /// Gives a buffered message to a receive.
-    fn give(&mut self, host: &mut dyn Host, op: OpKey, mut envelope: Envelope, message: Unexpected) {
+    fn give(
+        &mut self,
+        host: &mut dyn Host,
+        op: OpKey,
+        mut envelope: Envelope,
+        message: Unexpected,
+    ) {
         self.used = self.used.saturating_sub(message.cost(&envelope));
         if message.is_fleeting() {
             self.unnote(envelope.arrival);

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// The largest buffer that a socket can be asked for, in bytes: the kernel doubles it, and counts with 31 bits.
+/// The largest buffer that a socket can be asked for, in bytes: the kernel doubles it, and counts
+/// with 31 bits.
 const MAX_BUFFER: usize = 1 << 30;
 
 /// How long a peer may be silent, at least and at most.
 const SILENCE: RangeInclusive<Duration> = Duration::from_secs(4)..=Duration::from_secs(32_000);
 
-/// What is set on the sockets of a domain, where its provider has some. What is not said stays as the machine has it.
+/// What is set on the sockets of a domain, where its provider has some. What is not said stays as
+/// the machine has it.
 ///
 /// ```
 /// # use fabric_core as fabric_async;
@@ -40,7 +42,8 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// The congestion control of connections inside this machine, unless another is [said](Self::congestion_control).
+    /// The congestion control of connections inside this machine, unless another is
+    /// [said](Self::congestion_control).
     pub const INSIDE: &'static str = "reno";
 
     /// Everything as usual.
@@ -49,12 +52,13 @@ impl SocketOptions {
         Self::default()
     }
 
-    /// How connections over TCP decide how fast they may send, by the name that the kernel has for it, as in
-    /// `/proc/sys/net/ipv4/tcp_available_congestion_control`.
+    /// How connections over TCP decide how fast they may send, by the name that the kernel has for
+    /// it, as in `/proc/sys/net/ipv4/tcp_available_congestion_control`.
     ///
-    /// Where nothing is said, connections inside this machine take `reno`, which every Linux has: there is no network that
-    /// could be congested, and a pace that is measured, as `bbr` does it, halves the bandwidth. Connections to elsewhere have
-    /// what the machine has by default. Datagrams have none.
+    /// Where nothing is said, connections inside this machine take `reno`, which every Linux has:
+    /// there is no network that could be congested, and a pace that is measured, as `bbr` does it,
+    /// halves the bandwidth. Connections to elsewhere have what the machine has by default.
+    /// Datagrams have none.
     #[doc(alias = "TCP_CONGESTION")]
     #[must_use]
     pub fn congestion_control(mut self, name: impl Into<String>) -> Self {
@@ -62,8 +66,9 @@ impl SocketOptions {
         self
     }
 
-    /// How many bytes the kernel keeps of what was sent on one socket and has not arrived. Linux takes twice that, for its
-    /// own needs too, and no more than `net.core.wmem_max`; it stops adapting the size by itself.
+    /// How many bytes the kernel keeps of what was sent on one socket and has not arrived. Linux
+    /// takes twice that, for its own needs too, and no more than `net.core.wmem_max`; it stops
+    /// adapting the size by itself.
     #[doc(alias = "SO_SNDBUF")]
     #[must_use]
     pub fn send_buffer(mut self, bytes: usize) -> Self {
@@ -71,9 +76,10 @@ impl SocketOptions {
         self
     }
 
-    /// How many bytes the kernel keeps of what has arrived on one socket and was not looked at. Linux takes twice that, for
-    /// its own needs too, and no more than `net.core.rmem_max`; it stops adapting the size by itself. Datagrams that
-    /// come when it is full are lost; without a word they have 4 MiB, or as much of that as there may be.
+    /// How many bytes the kernel keeps of what has arrived on one socket and was not looked at.
+    /// Linux takes twice that, for its own needs too, and no more than `net.core.rmem_max`; it
+    /// stops adapting the size by itself. Datagrams that come when it is full are lost; without a
+    /// word they have 4 MiB, or as much of that as there may be.
     #[doc(alias = "SO_RCVBUF")]
     #[must_use]
     pub fn receive_buffer(mut self, bytes: usize) -> Self {
@@ -81,8 +87,9 @@ impl SocketOptions {
         self
     }
 
-    /// Where an endpoint listens that asks for any port (0): at a free one of these, for walls that have holes. Tried from
-    /// one by chance on, so that those who start at once do not get in each other's way.
+    /// Where an endpoint listens that asks for any port (0): at a free one of these, for walls that
+    /// have holes. Tried from one by chance on, so that those who start at once do not get in each
+    /// other's way.
     #[doc(alias = "FI_TCP_PORT_LOW_RANGE")]
     #[doc(alias = "FI_TCP_PORT_HIGH_RANGE")]
     #[must_use]
@@ -91,10 +98,11 @@ impl SocketOptions {
         self
     }
 
-    /// How long a peer over TCP may be silent, in whole seconds, before it is held to be gone: the machine or the network
-    /// between may have gone without a word. While nothing comes the kernels ask each other, without waking anybody, and who
-    /// is there answers, however busy. 30 seconds unless said. While something is on its way that does not arrive, it is the
-    /// network that gives up, and later.
+    /// How long a peer over TCP may be silent, in whole seconds, before it is held to be gone: the
+    /// machine or the network between may have gone without a word. While nothing comes the kernels
+    /// ask each other, without waking anybody, and who is there answers, however busy. 30 seconds
+    /// unless said. While something is on its way that does not arrive, it is the network that
+    /// gives up, and later.
     #[doc(alias = "SO_KEEPALIVE")]
     #[must_use]
     pub fn silence(mut self, at_most: Duration) -> Self {
@@ -102,20 +110,22 @@ impl SocketOptions {
         self
     }
 
-    /// The network takes messages and writes over TCP of this many bytes and more, but at least 16 KiB, from where they lie,
-    /// instead of from a copy that the kernel makes. Off unless said.
+    /// The network takes messages and writes over TCP of this many bytes and more, but at least 16
+    /// KiB, from where they lie, instead of from a copy that the kernel makes. Off unless said.
     ///
-    /// It is for networks whose hardware reads the memory of programs: there it saves a copy for each byte. It costs a
-    /// second completion of the kernel's for each message, and time: the operation ends, and gives its buffer back, only when
-    /// the peer's machine has taken all of it, or the connection is gone, also when its endpoint is closed before: so who
-    /// waits for such an operation waits for a peer that does not read. Where the way leads through memory anyway, inside this
-    /// machine or over a device that cannot do it, the kernel copies all the same and says so; then it
-    /// is given up for that connection, as it is where the kernel refuses it.
+    /// It is for networks whose hardware reads the memory of programs: there it saves a copy for
+    /// each byte. It costs a second completion of the kernel's for each message, and time: the
+    /// operation ends, and gives its buffer back, only when the peer's machine has taken all of it,
+    /// or the connection is gone, also when its endpoint is closed before: so who waits for such an
+    /// operation waits for a peer that does not read. Where the way leads through memory anyway,
+    /// inside this machine or over a device that cannot do it, the kernel copies all the same and
+    /// says so; then it is given up for that connection, as it is where the kernel refuses it.
     /// [`EndpointStats::zero_copy`](crate::stats::EndpointStats::zero_copy) and
     /// [`copied_anyway`](crate::stats::EndpointStats::copied_anyway) tell what has become of it.
     ///
-    /// It needs [`SocketIo::IoUring`](crate::provider::SocketIo::IoUring); with epoll this says nothing. Answers to reads, messages in RXM, which its peers read, and
-    /// vectors of more than 15 buffers are copied.
+    /// It needs [`SocketIo::IoUring`](crate::provider::SocketIo::IoUring); with epoll this says
+    /// nothing. Answers to reads, messages in RXM, which its peers read, and vectors of more than
+    /// 15 buffers are copied.
     #[doc(alias = "IORING_OP_SENDMSG_ZC")]
     #[doc(alias = "FI_TCP_ZEROCOPY_SIZE")]
     #[must_use]
@@ -127,15 +137,25 @@ impl SocketOptions {
     /// Whether this can be set at all.
     ///
     /// # Errors
-    /// [`Error::TooLong`] for buffers above 1 GiB; [`Error::Invalid`] for those of no bytes, for ports of which there are none
-    /// or 0 is one, for a name that no congestion control has, and for a silence of less than 4 or more than 32 000 seconds.
+    /// [`Error::TooLong`] for buffers above 1 GiB; [`Error::Invalid`] for those of no bytes, for
+    /// ports of which there are none or 0 is one, for a name that no congestion control has, and
+    /// for a silence of less than 4 or more than 32 000 seconds.
     #[doc(hidden)]
     pub fn check(&self) -> Result<()> {
         let invalid = |what, why| Err(Error::Invalid { what, why });
-        for (what, bytes) in [("send buffer", self.send_buffer), ("receive buffer", self.receive_buffer)] {
+        for (what, bytes) in [
+            ("send buffer", self.send_buffer),
+            ("receive buffer", self.receive_buffer),
+        ] {
             match bytes {
                 Some(0) => return invalid(what, "it has no bytes".into()),
-                Some(len @ MAX_BUFFER..) => return Err(Error::TooLong { what, len, limit: MAX_BUFFER }),
+                Some(len @ MAX_BUFFER..) => {
+                    return Err(Error::TooLong {
+                        what,
+                        len,
+                        limit: MAX_BUFFER,
+                    });
+                }
                 _ => {}
             }
         }
@@ -152,12 +172,18 @@ impl SocketOptions {
         if let Some(silence) = self.silence
             && !SILENCE.contains(&silence)
         {
-            return invalid("silence", format!("{silence:?} is not within 4 to 32000 seconds"));
+            return invalid(
+                "silence",
+                format!("{silence:?} is not within 4 to 32000 seconds"),
+            );
         }
         if let Some(name) = &self.congestion_control
             && (name.is_empty() || name.len() > 15 || name.contains('\0'))
         {
-            return invalid("congestion control", format!("{name:?}: names have 1 to 15 bytes"));
+            return invalid(
+                "congestion control",
+                format!("{name:?}: names have 1 to 15 bytes"),
+            );
         }
         Ok(())
     }
@@ -174,19 +200,29 @@ mod tests {
         for (options, part) in [
             (new().send_buffer(0), "send buffer"),
             (new().receive_buffer(0), "receive buffer"),
-            (new().receive_buffer(usize::MAX), "receive buffer of 18446744073709551615 bytes exceeds"),
+            (
+                new().receive_buffer(usize::MAX),
+                "receive buffer of 18446744073709551615 bytes exceeds",
+            ),
             (new().ports(0..=10), "0 to 10"),
             (new().ports(10..=9), "10 to 9"),
             (new().silence(Duration::from_secs(3)), "3s"),
             (new().silence(Duration::MAX), "silence"),
             (new().congestion_control(""), "congestion control"),
             (new().congestion_control("a\0b"), "congestion control"),
-            (new().congestion_control("sixteen-letters-"), "sixteen-letters-"),
+            (
+                new().congestion_control("sixteen-letters-"),
+                "sixteen-letters-",
+            ),
         ] {
             let refused = options.check().unwrap_err().to_string();
             assert!(refused.contains(part), "{refused}");
         }
-        let all = new().send_buffer(1).receive_buffer(1 << 29).ports(1..=1).congestion_control("bbr");
+        let all = new()
+            .send_buffer(1)
+            .receive_buffer(1 << 29)
+            .ports(1..=1)
+            .congestion_control("bbr");
         assert_eq!(all.check(), Ok(()));
         assert_eq!(new().check(), Ok(()));
     }

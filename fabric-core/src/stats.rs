@@ -33,7 +33,8 @@ impl std::ops::AddAssign for Moved {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointStats {
-    /// Messages sent: the peer's endpoint has them, or, with providers that reach other machines, the network.
+    /// Messages sent: the peer's endpoint has them, or, with providers that reach other machines,
+    /// the network.
     pub sent: Moved,
     /// Messages received. One whose receive is dropped unseen counts again when another has it.
     pub received: Moved,
@@ -45,7 +46,8 @@ pub struct EndpointStats {
     pub atomics: Moved,
     /// What peers have done to memory here, as far as they tell: with data, or counted.
     pub heard: Moved,
-    /// Operations that ended where they were posted, of all that were started here. The others took a slot and a credit.
+    /// Operations that ended where they were posted, of all that were started here. The others took
+    /// a slot and a credit.
     pub at_once: u64,
     /// Operations that failed.
     pub failed: u64,
@@ -60,17 +62,17 @@ pub struct EndpointStats {
     pub pieces: Moved,
     /// Messages sent that the peer copied straight from here: copied once.
     pub single_copy: Moved,
-    /// Messages that were copied straight from peers: those of their `single_copy`, whether or not a receive has taken
-    /// them.
+    /// Messages that were copied straight from peers: those of their `single_copy`, whether or not
+    /// a receive has taken them.
     pub fetched: Moved,
     /// Sends over TCP that the network took from where they lay. See
     /// [`SocketOptions::zero_copy_from`](crate::SocketOptions::zero_copy_from).
     pub zero_copy: u64,
-    /// Sends that were to be of that kind, and that the kernel has copied all the same: one for each connection where it
-    /// was given up, for later ones are not of that kind.
+    /// Sends that were to be of that kind, and that the kernel has copied all the same: one for
+    /// each connection where it was given up, for later ones are not of that kind.
     pub copied_anyway: u64,
-    /// Messages that were thrown away here: nobody had asked for them, and the budget was used up. Only datagrams are;
-    /// those that the network has lost are not among them.
+    /// Messages that were thrown away here: nobody had asked for them, and the budget was used up.
+    /// Only datagrams are; those that the network has lost are not among them.
     pub dropped: u64,
 
     /// Peers that are connected to this endpoint now.
@@ -133,9 +135,28 @@ impl EndpointStats {
     #[doc(hidden)]
     #[must_use]
     pub fn with(mut self, provider: ProviderStats) -> Self {
-        let ProviderStats { sent, written, atomics, .. } = provider;
-        let ProviderStats { doorbells, lent, pieces, single_copy, fetched, dropped, .. } = provider;
-        let ProviderStats { zero_copy, copied_anyway, peers, unexpected, .. } = provider;
+        let ProviderStats {
+            sent,
+            written,
+            atomics,
+            ..
+        } = provider;
+        let ProviderStats {
+            doorbells,
+            lent,
+            pieces,
+            single_copy,
+            fetched,
+            dropped,
+            ..
+        } = provider;
+        let ProviderStats {
+            zero_copy,
+            copied_anyway,
+            peers,
+            unexpected,
+            ..
+        } = provider;
         let (unexpected, unexpected_bytes) = unexpected;
         self.sent += sent;
         self.written += written;

@@ -1,7 +1,8 @@
-//! The object tree: every open object knows its class, its parent and how many children of each class it has.
+//! The object tree: every open object knows its class, its parent and how many children of each
+//! class it has.
 //!
-//! A child is counted only when its creation has succeeded ([`Node::publish`] is the last phase of the four), and
-//! uncounted when it is closed or dropped. User clones of a handle are not children.
+//! A child is counted only when its creation has succeeded ([`Node::publish`] is the last phase of
+//! the four), and uncounted when it is closed or dropped. User clones of a handle are not children.
 
 use std::fmt;
 use std::sync::Arc;
@@ -100,11 +101,19 @@ impl fmt::Display for Children {
         for class in Class::ALL {
             let count = self.of(class);
             if count > 0 {
-                write!(f, "{separator}{count} {class}{}", if count == 1 { "" } else { "s" })?;
+                write!(
+                    f,
+                    "{separator}{count} {class}{}",
+                    if count == 1 { "" } else { "s" }
+                )?;
                 separator = ", ";
             }
         }
-        if separator.is_empty() { f.write_str("nothing") } else { Ok(()) }
+        if separator.is_empty() {
+            f.write_str("nothing")
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -122,7 +131,8 @@ pub struct Node {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Node {
-    /// A new object below `parent`, not yet counted there: call [`Node::publish`] when nothing can fail any more.
+    /// A new object below `parent`, not yet counted there: call [`Node::publish`] when nothing can
+    /// fail any more.
     #[must_use]
     pub fn new(class: Class, parent: Option<Arc<Node>>) -> Arc<Self> {
         Arc::new(Self {
@@ -156,8 +166,8 @@ impl Node {
     /// Closes the object: from now on it accepts no children, and its parent no longer counts it.
     ///
     /// # Errors
-    /// [`Error::Busy`] with the open children by class, and nothing has changed; [`Error::Closed`] when it was closed
-    /// before.
+    /// [`Error::Busy`] with the open children by class, and nothing has changed; [`Error::Closed`]
+    /// when it was closed before.
     pub fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::SeqCst) {
             return Err(Error::Closed(self.class));
@@ -185,7 +195,11 @@ impl Node {
     /// # Errors
     /// [`Error::Closed`].
     pub fn check_open(&self) -> Result<()> {
-        if self.closed.load(Ordering::SeqCst) { Err(Error::Closed(self.class)) } else { Ok(()) }
+        if self.closed.load(Ordering::SeqCst) {
+            Err(Error::Closed(self.class))
+        } else {
+            Ok(())
+        }
     }
 
     /// The class.
@@ -209,12 +223,14 @@ impl Node {
     /// The open children by class.
     #[must_use]
     pub fn children(&self) -> Children {
-        Children(std::array::from_fn(|i| self.children[i].load(Ordering::SeqCst)))
+        Children(std::array::from_fn(|i| {
+            self.children[i].load(Ordering::SeqCst)
+        }))
     }
 }
 
-/// Keeps an object from being closed while another of class `by` uses it without being its child, as an endpoint
-/// uses a completion queue.
+/// Keeps an object from being closed while another of class `by` uses it without being its child,
+/// as an endpoint uses a completion queue.
 #[derive(Debug)]
 pub struct Hold {
     node: Arc<Node>,
@@ -228,7 +244,10 @@ impl Hold {
     /// [`Error::Closed`].
     pub fn new(node: &Arc<Node>, by: Class) -> Result<Self> {
         node.children[by as usize].fetch_add(1, Ordering::SeqCst);
-        let hold = Self { node: node.clone(), by };
+        let hold = Self {
+            node: node.clone(),
+            by,
+        };
         // SYNC: pairs with `Node::close`, as in `Node::publish`.
         node.check_open().map(|()| hold)
     }
@@ -247,15 +266,23 @@ mod tests {
     #[test]
     fn close_refuses_while_children_are_open_and_says_which() {
         let domain = Node::new(Class::Domain, None);
-        let queues: Vec<_> =
-            (0..2).map(|_| Node::new(Class::CompletionQueue, Some(domain.clone()))).collect();
-        assert_eq!(domain.children().total(), 0, "not counted before it is published");
+        let queues: Vec<_> = (0..2)
+            .map(|_| Node::new(Class::CompletionQueue, Some(domain.clone())))
+            .collect();
+        assert_eq!(
+            domain.children().total(),
+            0,
+            "not counted before it is published"
+        );
         for queue in &queues {
             queue.publish().unwrap();
         }
         let error = domain.close().unwrap_err();
         assert_eq!(error.to_string(), "busy: still open: 2 completion queues");
-        assert!(domain.check_open().is_ok(), "a refused close changes nothing");
+        assert!(
+            domain.check_open().is_ok(),
+            "a refused close changes nothing"
+        );
         queues[0].close().unwrap();
         queues[1].retire();
         queues[1].retire();
@@ -267,7 +294,10 @@ mod tests {
     fn a_hold_keeps_open_without_being_a_child() {
         let queue = Node::new(Class::CompletionQueue, None);
         let hold = Hold::new(&queue, Class::Endpoint).unwrap();
-        assert_eq!(queue.close().unwrap_err().to_string(), "busy: still open: 1 endpoint");
+        assert_eq!(
+            queue.close().unwrap_err().to_string(),
+            "busy: still open: 1 endpoint"
+        );
         drop(hold);
         queue.close().unwrap();
         assert!(Hold::new(&queue, Class::Endpoint).is_err());

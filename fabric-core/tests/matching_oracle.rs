@@ -1,4 +1,5 @@
-//! Random histories of a matcher, each answer compared with an oracle that is two plain lists and a loop.
+//! Random histories of a matcher, each answer compared with an oracle that is two plain lists and a
+//! loop.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +8,15 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
 
 use fabric_core::av::AddressTable;
-use fabric_core::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, TagMatch, WaitKey};
+use fabric_core::matching::{
+    Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, TagMatch, WaitKey,
+};
 use fabric_core::{Address, FiAddr, Scheme};
 
 const PEERS: usize = 2;
 
-/// One call. A `usize` is a peer, or chooses among what exists at that moment, modulo how many there are.
+/// One call. A `usize` is a peer, or chooses among what exists at that moment, modulo how many
+/// there are.
 #[derive(Clone, Debug)]
 enum Step {
     /// A message arrives; it waits if no receive takes it.
@@ -27,7 +31,8 @@ enum Step {
     Withdraw(usize),
     Touch(usize),
     Take(usize),
-    /// A message taken earlier comes back with its old arrival; offered to the receives first, or not.
+    /// A message taken earlier comes back with its old arrival; offered to the receives first, or
+    /// not.
     PutBack(usize, bool),
     Resolve(usize),
     Forget(usize),
@@ -62,14 +67,23 @@ fn tag() -> impl Strategy<Value = Option<u64>> {
 }
 
 fn sent() -> impl Strategy<Value = Sent> {
-    (0..PEERS, any::<bool>(), tag(), prop::bool::weighted(0.95))
-        .prop_map(|(peer, known, tag, offered)| Sent { peer, known, tag, offered })
+    (0..PEERS, any::<bool>(), tag(), prop::bool::weighted(0.95)).prop_map(
+        |(peer, known, tag, offered)| Sent {
+            peer,
+            known,
+            tag,
+            offered,
+        },
+    )
 }
 
 fn wish() -> impl Strategy<Value = Wish> {
     let from = prop_oneof![2 => Just(None), 3 => (0..PEERS).prop_map(Some)];
     let ignore = prop_oneof![3 => Just(0), 1 => Just(1), 1 => Just(2), 2 => Just(u64::MAX)];
-    (from, prop_oneof![1 => Just(None), 3 => (0..3u64, ignore).prop_map(Some)])
+    (
+        from,
+        prop_oneof![1 => Just(None), 3 => (0..3u64, ignore).prop_map(Some)],
+    )
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -122,7 +136,10 @@ fn fits(spec: &RecvSpec, envelope: &Envelope) -> bool {
 
 impl Oracle {
     fn arrive(&mut self, envelope: &Envelope) -> Option<u64> {
-        let place = self.posted.iter().position(|(spec, _)| fits(spec, envelope))?;
+        let place = self
+            .posted
+            .iter()
+            .position(|(spec, _)| fits(spec, envelope))?;
         Some(self.posted.remove(place).1)
     }
 
@@ -132,11 +149,18 @@ impl Oracle {
     }
 
     fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
-        self.waiting.iter().map(|(envelope, _)| envelope).find(|envelope| fits(spec, envelope))
+        self.waiting
+            .iter()
+            .map(|(envelope, _)| envelope)
+            .find(|envelope| fits(spec, envelope))
     }
 
     fn post(&mut self, spec: RecvSpec, receive: u64) -> Option<(Envelope, Body)> {
-        match self.waiting.iter().position(|(envelope, _)| fits(&spec, envelope)) {
+        match self
+            .waiting
+            .iter()
+            .position(|(envelope, _)| fits(&spec, envelope))
+        {
             Some(place) => Some(self.waiting.remove(place)),
             None => {
                 self.posted.push((spec, receive));
@@ -148,8 +172,12 @@ impl Oracle {
     /// The earliest message that would go to this receive if all were offered.
     fn waiting_for(&self, receive: u64) -> Option<&Envelope> {
         let first = |envelope: &Envelope| self.posted.iter().find(|(spec, _)| fits(spec, envelope));
-        let falls = |envelope: &&Envelope| first(envelope).is_some_and(|(_, name)| *name == receive);
-        self.waiting.iter().map(|(envelope, _)| envelope).find(falls)
+        let falls =
+            |envelope: &&Envelope| first(envelope).is_some_and(|(_, name)| *name == receive);
+        self.waiting
+            .iter()
+            .map(|(envelope, _)| envelope)
+            .find(falls)
     }
 
     fn withdraw(&mut self, receive: u64) -> Option<u64> {
@@ -181,8 +209,10 @@ impl Oracle {
     }
 
     fn take_directed(&mut self, source: FiAddr) -> Vec<u64> {
-        let (taken, left) =
-            self.posted.drain(..).partition::<Vec<_>, _>(|(spec, _)| spec.from == Some(source));
+        let (taken, left) = self
+            .posted
+            .drain(..)
+            .partition::<Vec<_>, _>(|(spec, _)| spec.from == Some(source));
         self.posted = left;
         taken.into_iter().map(|(_, receive)| receive).collect()
     }
@@ -228,7 +258,10 @@ impl Pair {
 
     fn spec(&self, (from, tag): Wish) -> RecvSpec {
         let tag = tag.map(|(tag, ignore)| TagMatch { tag, ignore });
-        RecvSpec { from: from.map(|peer| self.sources[peer]), tag }
+        RecvSpec {
+            from: from.map(|peer| self.sources[peer]),
+            tag,
+        }
     }
 
     fn message(&mut self, sent: &Sent) -> (Envelope, Body) {
@@ -236,7 +269,15 @@ impl Pair {
         let source = sent.known.then_some(self.sources[sent.peer]);
         let (peer, len) = (PeerKey(sent.peer as u32), arrival as usize * 3);
         (
-            Envelope { peer, source, tag: sent.tag, len, data: Some(!arrival), arrival, receipt: None },
+            Envelope {
+                peer,
+                source,
+                tag: sent.tag,
+                len,
+                data: Some(!arrival),
+                arrival,
+                receipt: None,
+            },
             (arrival, 0),
         )
     }
@@ -250,7 +291,11 @@ impl Pair {
 
     /// Offers a message to both sides; whether a receive took it.
     fn offer(&mut self, envelope: &Envelope, body: Body) -> bool {
-        let expected = self.oracle.posted.iter().any(|(spec, _)| fits(spec, envelope));
+        let expected = self
+            .oracle
+            .posted
+            .iter()
+            .any(|(spec, _)| fits(spec, envelope));
         assert_eq!(self.matcher.would_match(envelope), expected);
         let found = self.matcher.find(envelope).map(|(_, receive)| receive);
         let receive = self.matcher.arrive(envelope);
@@ -265,7 +310,11 @@ impl Pair {
     /// Where the oracle keeps the message of this key, if the key is still good.
     fn place(&mut self, at: usize) -> Option<usize> {
         let (_, name) = self.waits[at];
-        let place = self.oracle.waiting.iter().position(|(_, body)| body.0 == name);
+        let place = self
+            .oracle
+            .waiting
+            .iter()
+            .position(|(_, body)| body.0 == name);
         let place = place.filter(|_| self.latest[&name] == at);
         self.count("stale message keys", place.is_none().into());
         place
@@ -301,27 +350,51 @@ impl Pair {
             Step::Peek(wish) => {
                 let spec = self.spec(wish);
                 assert_eq!(self.matcher.peek(&spec), self.oracle.peek(&spec));
-                let free =
-                    |envelope: &&Envelope| !self.oracle.posted.iter().any(|(spec, _)| fits(spec, envelope));
+                let free = |envelope: &&Envelope| {
+                    !self
+                        .oracle
+                        .posted
+                        .iter()
+                        .any(|(spec, _)| fits(spec, envelope))
+                };
                 let wanted = |envelope: &&Envelope| fits(&spec, envelope) && free(envelope);
-                let expected = self.oracle.waiting.iter().map(|(envelope, _)| envelope).find(wanted);
-                assert_eq!(self.matcher.unclaimed(&spec).map(|(_, envelope)| envelope), expected);
+                let expected = self
+                    .oracle
+                    .waiting
+                    .iter()
+                    .map(|(envelope, _)| envelope)
+                    .find(wanted);
+                assert_eq!(
+                    self.matcher.unclaimed(&spec).map(|(_, envelope)| envelope),
+                    expected
+                );
                 assert!(expected.is_none_or(|envelope| spec.accepts(envelope)));
                 self.count("peeks that found", self.oracle.peek(&spec).is_some().into());
             }
             Step::Queue(wish) => {
                 let spec = self.spec(wish);
-                self.posts.push((self.matcher.queue(spec, self.names), self.names));
+                self.posts
+                    .push((self.matcher.queue(spec, self.names), self.names));
                 self.oracle.posted.push((spec, self.names));
                 self.names += 1;
             }
             Step::WaitingFor => {
                 for (spec, receive) in self.oracle.posted.clone() {
-                    let key = self.posts.iter().find(|(_, name)| *name == receive).expect("it was posted").0;
-                    let (found, expected) =
-                        (self.matcher.waiting_for(&spec, key), self.oracle.waiting_for(receive));
+                    let key = self
+                        .posts
+                        .iter()
+                        .find(|(_, name)| *name == receive)
+                        .expect("it was posted")
+                        .0;
+                    let (found, expected) = (
+                        self.matcher.waiting_for(&spec, key),
+                        self.oracle.waiting_for(receive),
+                    );
                     assert_eq!(found.map(|(_, envelope)| envelope), expected);
-                    assert_eq!(found.and_then(|(key, _)| self.matcher.message(key)), expected);
+                    assert_eq!(
+                        found.and_then(|(key, _)| self.matcher.message(key)),
+                        expected
+                    );
                     let falls = expected.is_some().into();
                     self.count("messages that fall to a receive", falls);
                 }
@@ -350,7 +423,9 @@ impl Pair {
             }
             Step::Take(pick) if !self.waits.is_empty() => {
                 let at = pick % self.waits.len();
-                let expected = self.place(at).map(|place| self.oracle.waiting.remove(place));
+                let expected = self
+                    .place(at)
+                    .map(|place| self.oracle.waiting.remove(place));
                 let taken = self.matcher.take_message(self.waits[at].0);
                 assert_eq!(taken, expected);
                 self.out.extend(taken);
@@ -358,8 +433,15 @@ impl Pair {
             Step::PutBack(pick, offered) if !self.out.is_empty() => {
                 let (envelope, body) = self.out.swap_remove(pick % self.out.len());
                 if !(offered && self.offer(&envelope, body)) {
-                    let last = self.oracle.waiting.last().map(|(envelope, _)| envelope.arrival);
-                    self.count("put back before a later one", (last > Some(envelope.arrival)).into());
+                    let last = self
+                        .oracle
+                        .waiting
+                        .last()
+                        .map(|(envelope, _)| envelope.arrival);
+                    self.count(
+                        "put back before a later one",
+                        (last > Some(envelope.arrival)).into(),
+                    );
                     self.keep(envelope, body);
                 }
             }
@@ -370,7 +452,11 @@ impl Pair {
                 let matched = self.matcher.resolve(&[peer], source);
                 assert_eq!(matched, self.oracle.resolve(peer, source));
                 self.count("matched by an insert", matched.len());
-                self.out.extend(matched.into_iter().map(|(_, envelope, body)| (envelope, body)));
+                self.out.extend(
+                    matched
+                        .into_iter()
+                        .map(|(_, envelope, body)| (envelope, body)),
+                );
             }
             Step::Forget(peer) => {
                 self.matcher.forget(self.sources[peer]);
@@ -382,13 +468,27 @@ impl Pair {
                 self.count("directed receives taken", taken.len());
             }
             Step::TakePosted => {
-                let expected: Vec<_> = self.oracle.posted.drain(..).map(|(_, receive)| receive).collect();
+                let expected: Vec<_> = self
+                    .oracle
+                    .posted
+                    .drain(..)
+                    .map(|(_, receive)| receive)
+                    .collect();
                 assert_eq!(self.matcher.take_posted(), expected);
             }
             Step::TakeWaiting => {
                 let keys = self.matcher.waiting_keys();
-                let shown: Vec<_> = keys.iter().filter_map(|key| self.matcher.message(*key)).collect();
-                assert!(shown.iter().copied().eq(self.oracle.waiting.iter().map(|(envelope, _)| envelope)));
+                let shown: Vec<_> = keys
+                    .iter()
+                    .filter_map(|key| self.matcher.message(*key))
+                    .collect();
+                assert!(
+                    shown.iter().copied().eq(self
+                        .oracle
+                        .waiting
+                        .iter()
+                        .map(|(envelope, _)| envelope))
+                );
                 let taken = self.matcher.take_waiting();
                 assert_eq!(taken, std::mem::take(&mut self.oracle.waiting));
                 self.out.extend(taken);
@@ -400,7 +500,10 @@ impl Pair {
 
     /// Runs a history and empties both sides at its end, so that everything left is compared too.
     fn run_all(mut self, history: Vec<Step>) -> Tally {
-        for step in history.into_iter().chain([Step::TakePosted, Step::TakeWaiting]) {
+        for step in history
+            .into_iter()
+            .chain([Step::TakePosted, Step::TakeWaiting])
+        {
             self.run(step);
         }
         self.tally
@@ -422,7 +525,10 @@ fn the_histories_reach_what_they_are_for() {
     let mut runner = TestRunner::deterministic();
     let mut seen = Tally::new();
     for _ in 0..256 {
-        let history = history().new_tree(&mut runner).expect("nothing is filtered").current();
+        let history = history()
+            .new_tree(&mut runner)
+            .expect("nothing is filtered")
+            .current();
         for (what, times) in Pair::new().run_all(history) {
             *seen.entry(what).or_default() += times;
         }

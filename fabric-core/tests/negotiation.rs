@@ -2,8 +2,8 @@
 
 use fabric_core::flags::{Caps, Mode, MrMode, MsgOrder, OpFlags};
 use fabric_core::info::{
-    AddrFormat, AvType, EpType, Hints, Info, NoMatch, Progress, Protocol, ResourceMgmt, SHARED_CONTEXT,
-    Threading, TrafficClass, Version, negotiate, select,
+    AddrFormat, AvType, EpType, Hints, Info, NoMatch, Progress, Protocol, ResourceMgmt,
+    SHARED_CONTEXT, Threading, TrafficClass, Version, negotiate, select,
 };
 use fabric_core::{Address, Error};
 use proptest::prelude::*;
@@ -11,7 +11,8 @@ use proptest::prelude::*;
 /// An offer with a limit everywhere, and every level in the middle where there is one.
 fn offer() -> Info {
     let mut offer = Info::template("sim", "net", "net0");
-    offer.caps = Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::DIRECTED_RECV | Caps::FENCE | Caps::SOURCE;
+    offer.caps =
+        Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::DIRECTED_RECV | Caps::FENCE | Caps::SOURCE;
     offer.mode = Mode::CONTEXT;
     offer.fabric.provider_version = Version::new(3, 1);
     let domain = &mut offer.domain;
@@ -59,7 +60,9 @@ fn offer() -> Info {
 
 /// Hints that agree to the duties of [`offer`] and ask for nothing.
 fn agreeable() -> Hints {
-    Hints::new().mode(Mode::CONTEXT | Mode::ASYNC_IOV).domain_mode(Mode::RESTRICTED_COMP)
+    Hints::new()
+        .mode(Mode::CONTEXT | Mode::ASYNC_IOV)
+        .domain_mode(Mode::RESTRICTED_COMP)
 }
 
 fn address(text: &str) -> Address {
@@ -67,7 +70,9 @@ fn address(text: &str) -> Address {
 }
 
 fn refused(hints: &Hints, offer: &Info) -> &'static str {
-    negotiate(hints, offer).expect_err("must be refused").attribute
+    negotiate(hints, offer)
+        .expect_err("must be refused")
+        .attribute
 }
 
 /// One rule: its attribute, hints that satisfy [`offer`] and hints that do not.
@@ -75,62 +80,218 @@ type Rule = (&'static str, fn(Hints) -> Hints, fn(Hints) -> Hints);
 
 /// Every rule, in the order of the check.
 const RULES: &[Rule] = &[
-    ("ep_type", |h| h.ep_type(EpType::Rdm), |h| h.ep_type(EpType::Dgram)),
-    ("caps", |h| h.caps(Caps::TAGGED | Caps::SEND), |h| h.caps(Caps::MSG | Caps::ATOMIC)),
+    (
+        "ep_type",
+        |h| h.ep_type(EpType::Rdm),
+        |h| h.ep_type(EpType::Dgram),
+    ),
+    (
+        "caps",
+        |h| h.caps(Caps::TAGGED | Caps::SEND),
+        |h| h.caps(Caps::MSG | Caps::ATOMIC),
+    ),
     ("mode", |h| h.mode(Mode::all()), |h| h.mode(Mode::ASYNC_IOV)),
-    ("addr_format", |h| h.addr_format(AddrFormat::Str), |h| h.addr_format(AddrFormat::SockaddrIn)),
-    ("src_addr", |h| h.source(address("sim://a")), |h| h.source(address("shm://a"))),
-    ("dest_addr", |h| h.dest(address("sim://a")), |h| h.dest(address("shm://a"))),
+    (
+        "addr_format",
+        |h| h.addr_format(AddrFormat::Str),
+        |h| h.addr_format(AddrFormat::SockaddrIn),
+    ),
+    (
+        "src_addr",
+        |h| h.source(address("sim://a")),
+        |h| h.source(address("shm://a")),
+    ),
+    (
+        "dest_addr",
+        |h| h.dest(address("sim://a")),
+        |h| h.dest(address("shm://a")),
+    ),
     ("provider", |h| h.provider("SIM"), |h| h.provider("shm")),
-    ("provider_version", |h| h.provider_version(3, 1), |h| h.provider_version(3, 2)),
-    ("api_version", |h| h.api_version(2, 5), |h| h.api_version(2, 6)),
-    ("fabric_name", |h| h.fabric_name("net"), |h| h.fabric_name("Net")),
-    ("domain_name", |h| h.domain_name("net0"), |h| h.domain_name("net1")),
+    (
+        "provider_version",
+        |h| h.provider_version(3, 1),
+        |h| h.provider_version(3, 2),
+    ),
+    (
+        "api_version",
+        |h| h.api_version(2, 5),
+        |h| h.api_version(2, 6),
+    ),
+    (
+        "fabric_name",
+        |h| h.fabric_name("net"),
+        |h| h.fabric_name("Net"),
+    ),
+    (
+        "domain_name",
+        |h| h.domain_name("net0"),
+        |h| h.domain_name("net1"),
+    ),
     ("domain", |h| h, |h| h.domain(1)),
-    ("threading", |h| h.threading(Threading::Endpoint), |h| h.threading(Threading::Fid)),
-    ("control_progress", |h| h.control_progress(Progress::Manual), |h| h.control_progress(Progress::Auto)),
-    ("data_progress", |h| h.data_progress(Progress::ControlUnified), |h| h.data_progress(Progress::Auto)),
+    (
+        "threading",
+        |h| h.threading(Threading::Endpoint),
+        |h| h.threading(Threading::Fid),
+    ),
+    (
+        "control_progress",
+        |h| h.control_progress(Progress::Manual),
+        |h| h.control_progress(Progress::Auto),
+    ),
+    (
+        "data_progress",
+        |h| h.data_progress(Progress::ControlUnified),
+        |h| h.data_progress(Progress::Auto),
+    ),
     (
         "resource_mgmt",
         |h| h.resource_mgmt(ResourceMgmt::Disabled),
         |h| h.resource_mgmt(ResourceMgmt::Enabled),
     ),
     ("cq_data_size", |h| h.cq_data_size(4), |h| h.cq_data_size(5)),
-    ("mr_mode", |h| h.mr_mode(MrMode::SCALABLE), |h| h.mr_mode(MrMode::SCALABLE | MrMode::LOCAL)),
+    (
+        "mr_mode",
+        |h| h.mr_mode(MrMode::SCALABLE),
+        |h| h.mr_mode(MrMode::SCALABLE | MrMode::LOCAL),
+    ),
     ("cntr_cnt", |h| h.cntr_cnt(10), |h| h.cntr_cnt(11)),
     ("mr_iov_limit", |h| h.mr_iov_limit(3), |h| h.mr_iov_limit(4)),
-    ("domain_caps", |h| h.domain_caps(Caps::LOCAL_COMM), |h| h.domain_caps(Caps::REMOTE_COMM)),
-    ("domain_mode", |h| h.domain_mode(Mode::all()), |h| h.domain_mode(Mode::empty())),
-    ("max_err_data", |h| h.max_err_data(16), |h| h.max_err_data(17)),
+    (
+        "domain_caps",
+        |h| h.domain_caps(Caps::LOCAL_COMM),
+        |h| h.domain_caps(Caps::REMOTE_COMM),
+    ),
+    (
+        "domain_mode",
+        |h| h.domain_mode(Mode::all()),
+        |h| h.domain_mode(Mode::empty()),
+    ),
+    (
+        "max_err_data",
+        |h| h.max_err_data(16),
+        |h| h.max_err_data(17),
+    ),
     ("mr_cnt", |h| h.mr_cnt(100), |h| h.mr_cnt(101)),
     ("auth_key", |h| h.auth_key([1; 8]), |h| h.auth_key([1; 7])),
-    ("max_ep_auth_key", |h| h.max_ep_auth_key(2), |h| h.max_ep_auth_key(3)),
-    ("max_cntr_value", |h| h.max_cntr_value(1000), |h| h.max_cntr_value(1001)),
-    ("max_err_cntr_value", |h| h.max_err_cntr_value(500), |h| h.max_err_cntr_value(501)),
-    ("protocol", |h| h.protocol(Protocol::Sim), |h| h.protocol(Protocol::Tcp)),
-    ("protocol_version", |h| h.protocol_version(7), |h| h.protocol_version(8)),
-    ("max_msg_size", |h| h.max_msg_size(4096), |h| h.max_msg_size(4097)),
-    ("ep_tx_ctx_cnt", |h| h.ep_tx_ctx_cnt(2), |h| h.ep_tx_ctx_cnt(SHARED_CONTEXT)),
-    ("ep_rx_ctx_cnt", |h| h.ep_rx_ctx_cnt(SHARED_CONTEXT), |h| h.ep_rx_ctx_cnt(4)),
-    ("max_order_raw_size", |h| rma(h).max_order_raw_size(64), |h| rma(h).max_order_raw_size(65)),
-    ("max_order_war_size", |h| rma(h).max_order_war_size(32), |h| rma(h).max_order_war_size(33)),
-    ("max_order_waw_size", |h| rma(h).max_order_waw_size(128), |h| rma(h).max_order_waw_size(129)),
-    ("ep_auth_key", |h| h.ep_auth_key([1; 4]), |h| h.ep_auth_key([1; 8])),
-    ("mem_tag_format", |h| h.mem_tag_format(0xaaaa_aaaa), |h| h.mem_tag_format(1 << 32)),
-    ("rx_caps", |h| h.rx_caps(Caps::MSG | Caps::RECV), |h| h.rx_caps(Caps::COLLECTIVE)),
-    ("rx_mode", |h| h.rx_mode(Mode::ASYNC_IOV), |h| h.rx_mode(Mode::CONTEXT)),
-    ("rx_op_flags", |h| h.rx_op_flags(OpFlags::MULTI_RECV), |h| h.rx_op_flags(OpFlags::COMPLETION)),
-    ("rx_msg_order", |h| h.rx_msg_order(MsgOrder::RMA_WAW), |h| h.rx_msg_order(MsgOrder::RAW)),
+    (
+        "max_ep_auth_key",
+        |h| h.max_ep_auth_key(2),
+        |h| h.max_ep_auth_key(3),
+    ),
+    (
+        "max_cntr_value",
+        |h| h.max_cntr_value(1000),
+        |h| h.max_cntr_value(1001),
+    ),
+    (
+        "max_err_cntr_value",
+        |h| h.max_err_cntr_value(500),
+        |h| h.max_err_cntr_value(501),
+    ),
+    (
+        "protocol",
+        |h| h.protocol(Protocol::Sim),
+        |h| h.protocol(Protocol::Tcp),
+    ),
+    (
+        "protocol_version",
+        |h| h.protocol_version(7),
+        |h| h.protocol_version(8),
+    ),
+    (
+        "max_msg_size",
+        |h| h.max_msg_size(4096),
+        |h| h.max_msg_size(4097),
+    ),
+    (
+        "ep_tx_ctx_cnt",
+        |h| h.ep_tx_ctx_cnt(2),
+        |h| h.ep_tx_ctx_cnt(SHARED_CONTEXT),
+    ),
+    (
+        "ep_rx_ctx_cnt",
+        |h| h.ep_rx_ctx_cnt(SHARED_CONTEXT),
+        |h| h.ep_rx_ctx_cnt(4),
+    ),
+    (
+        "max_order_raw_size",
+        |h| rma(h).max_order_raw_size(64),
+        |h| rma(h).max_order_raw_size(65),
+    ),
+    (
+        "max_order_war_size",
+        |h| rma(h).max_order_war_size(32),
+        |h| rma(h).max_order_war_size(33),
+    ),
+    (
+        "max_order_waw_size",
+        |h| rma(h).max_order_waw_size(128),
+        |h| rma(h).max_order_waw_size(129),
+    ),
+    (
+        "ep_auth_key",
+        |h| h.ep_auth_key([1; 4]),
+        |h| h.ep_auth_key([1; 8]),
+    ),
+    (
+        "mem_tag_format",
+        |h| h.mem_tag_format(0xaaaa_aaaa),
+        |h| h.mem_tag_format(1 << 32),
+    ),
+    (
+        "rx_caps",
+        |h| h.rx_caps(Caps::MSG | Caps::RECV),
+        |h| h.rx_caps(Caps::COLLECTIVE),
+    ),
+    (
+        "rx_mode",
+        |h| h.rx_mode(Mode::ASYNC_IOV),
+        |h| h.rx_mode(Mode::CONTEXT),
+    ),
+    (
+        "rx_op_flags",
+        |h| h.rx_op_flags(OpFlags::MULTI_RECV),
+        |h| h.rx_op_flags(OpFlags::COMPLETION),
+    ),
+    (
+        "rx_msg_order",
+        |h| h.rx_msg_order(MsgOrder::RMA_WAW),
+        |h| h.rx_msg_order(MsgOrder::RAW),
+    ),
     ("rx_size", |h| h.rx_size(50), |h| h.rx_size(51)),
     ("rx_iov_limit", |h| h.rx_iov_limit(4), |h| h.rx_iov_limit(5)),
-    ("tx_caps", |h| h.tx_caps(Caps::RMA | Caps::WRITE), |h| h.tx_caps(Caps::HMEM)),
-    ("tx_mode", |h| h.tx_mode(Mode::ASYNC_IOV), |h| h.tx_mode(Mode::CONTEXT)),
-    ("tx_op_flags", |h| h.tx_op_flags(OpFlags::INJECT), |h| h.tx_op_flags(OpFlags::DELIVERY_COMPLETE)),
-    ("tx_msg_order", |h| h.tx_msg_order(MsgOrder::SAS), |h| h.tx_msg_order(MsgOrder::STRICT)),
+    (
+        "tx_caps",
+        |h| h.tx_caps(Caps::RMA | Caps::WRITE),
+        |h| h.tx_caps(Caps::HMEM),
+    ),
+    (
+        "tx_mode",
+        |h| h.tx_mode(Mode::ASYNC_IOV),
+        |h| h.tx_mode(Mode::CONTEXT),
+    ),
+    (
+        "tx_op_flags",
+        |h| h.tx_op_flags(OpFlags::INJECT),
+        |h| h.tx_op_flags(OpFlags::DELIVERY_COMPLETE),
+    ),
+    (
+        "tx_msg_order",
+        |h| h.tx_msg_order(MsgOrder::SAS),
+        |h| h.tx_msg_order(MsgOrder::STRICT),
+    ),
     ("tx_size", |h| h.tx_size(60), |h| h.tx_size(61)),
     ("tx_iov_limit", |h| h.tx_iov_limit(5), |h| h.tx_iov_limit(6)),
-    ("inject_size", |h| h.inject_size(192), |h| h.inject_size(193)),
-    ("rma_iov_limit", |h| h.rma_iov_limit(6), |h| h.rma_iov_limit(7)),
+    (
+        "inject_size",
+        |h| h.inject_size(192),
+        |h| h.inject_size(193),
+    ),
+    (
+        "rma_iov_limit",
+        |h| h.rma_iov_limit(6),
+        |h| h.rma_iov_limit(7),
+    ),
 ];
 
 /// Asks for one-sided operations, unless the hints ask for something already.
@@ -148,7 +309,10 @@ fn every_rule_accepts_its_limit_and_names_itself_beyond() {
         }
         let refusal = negotiate(&bad(agreeable()), &offer).expect_err(attribute);
         assert_eq!(refusal.attribute, attribute, "{refusal}");
-        assert_eq!((refusal.provider.as_str(), refusal.domain.as_str()), ("sim", "net0"));
+        assert_eq!(
+            (refusal.provider.as_str(), refusal.domain.as_str()),
+            ("sim", "net0")
+        );
         assert!(!refusal.asked.is_empty() && !refusal.offered.is_empty());
     }
 }
@@ -158,7 +322,11 @@ fn of_two_disagreements_the_earlier_is_reported() {
     let offer = offer();
     for (at, &(first, _, bad)) in RULES.iter().enumerate() {
         for &(second, _, worse) in &RULES[at + 1..] {
-            assert_eq!(refused(&bad(worse(agreeable())), &offer), first, "{first} before {second}");
+            assert_eq!(
+                refused(&bad(worse(agreeable())), &offer),
+                first,
+                "{first} before {second}"
+            );
         }
     }
 }
@@ -170,7 +338,10 @@ fn av_type_is_checked_between_resource_management_and_completion_data() {
     let table = agreeable().av_type(AvType::Table);
     assert_eq!(refused(&table, &offer), "av_type");
     assert_eq!(refused(&table.clone().cq_data_size(9), &offer), "av_type");
-    assert_eq!(refused(&table.resource_mgmt(ResourceMgmt::Enabled), &offer), "resource_mgmt");
+    assert_eq!(
+        refused(&table.resource_mgmt(ResourceMgmt::Enabled), &offer),
+        "resource_mgmt"
+    );
 
     for (has, asked) in [
         (Some(AvType::Map), Some(AvType::Map)),
@@ -182,7 +353,10 @@ fn av_type_is_checked_between_resource_management_and_completion_data() {
         offer.domain.av_type = has;
         let mut hints = agreeable();
         hints.av_type = asked;
-        assert_eq!(negotiate(&hints, &offer).unwrap().domain.av_type, asked.or(has));
+        assert_eq!(
+            negotiate(&hints, &offer).unwrap().domain.av_type,
+            asked.or(has)
+        );
     }
 }
 
@@ -193,14 +367,22 @@ fn a_level_is_satisfied_by_its_own_rank_and_any_lower_one() {
         offer.domain.threading = has;
         for asked in Threading::ALL {
             let result = negotiate(&agreeable().threading(asked), &offer);
-            assert_eq!(result.is_ok(), asked.rank() >= has.rank(), "asked {asked:?}, has {has:?}");
+            assert_eq!(
+                result.is_ok(),
+                asked.rank() >= has.rank(),
+                "asked {asked:?}, has {has:?}"
+            );
         }
     }
     for has in Progress::ALL {
         (offer.domain.control_progress, offer.domain.data_progress) = (has, Progress::Auto);
         for asked in Progress::ALL {
             let result = negotiate(&agreeable().progress(asked), &offer);
-            assert_eq!(result.is_ok(), asked.rank() >= has.rank(), "asked {asked:?}, has {has:?}");
+            assert_eq!(
+                result.is_ok(),
+                asked.rank() >= has.rank(),
+                "asked {asked:?}, has {has:?}"
+            );
         }
     }
 }
@@ -227,11 +409,18 @@ fn nothing_asked_accepts_everything_but_duties() {
 
 #[test]
 fn advice_is_never_refused() {
-    let mut hints = agreeable().cq_cnt(usize::MAX).ep_cnt(usize::MAX).mr_key_size(usize::MAX);
-    hints = hints.domain_tx_ctx_cnt(usize::MAX).domain_rx_ctx_cnt(usize::MAX);
+    let mut hints = agreeable()
+        .cq_cnt(usize::MAX)
+        .ep_cnt(usize::MAX)
+        .mr_key_size(usize::MAX);
+    hints = hints
+        .domain_tx_ctx_cnt(usize::MAX)
+        .domain_rx_ctx_cnt(usize::MAX);
     hints = hints.max_ep_tx_ctx(usize::MAX).max_ep_rx_ctx(usize::MAX);
     hints = hints.max_ep_stx_ctx(usize::MAX).max_ep_srx_ctx(usize::MAX);
-    hints = hints.tclass(TrafficClass::LowLatency).tx_tclass(TrafficClass::Dscp(46));
+    hints = hints
+        .tclass(TrafficClass::LowLatency)
+        .tx_tclass(TrafficClass::Dscp(46));
     let info = negotiate(&hints, &offer()).unwrap();
     assert_eq!(info.domain.cq_cnt, offer().domain.cq_cnt);
     assert_eq!(info.domain.tclass, Some(TrafficClass::LowLatency));
@@ -247,26 +436,45 @@ fn what_came_with_a_version_is_looked_at_from_that_version_on() {
         (1, 20, false, Some("max_ep_auth_key")),
         (2, 5, false, Some("max_ep_auth_key")),
     ] {
-        let mut hints = agreeable().api_version(major, minor).max_ep_auth_key(9).max_cntr_value(u64::MAX);
+        let mut hints = agreeable()
+            .api_version(major, minor)
+            .max_ep_auth_key(9)
+            .max_cntr_value(u64::MAX);
         if many_counters {
             hints = hints.cntr_cnt(11);
         }
-        assert_eq!(negotiate(&hints, &offer).err().map(|e| e.attribute), expected, "{major}.{minor}");
+        assert_eq!(
+            negotiate(&hints, &offer).err().map(|e| e.attribute),
+            expected,
+            "{major}.{minor}"
+        );
     }
     let counters = agreeable().max_cntr_value(u64::MAX);
     assert!(negotiate(&counters.clone().api_version(2, 4), &offer).is_ok());
-    assert_eq!(refused(&counters.api_version(2, 5), &offer), "max_cntr_value");
+    assert_eq!(
+        refused(&counters.api_version(2, 5), &offer),
+        "max_cntr_value"
+    );
 }
 
 #[test]
 fn order_sizes_matter_only_to_one_sided_operations() {
-    assert!(negotiate(&agreeable().max_order_raw_size(65).caps(Caps::MSG), &offer()).is_ok());
+    assert!(
+        negotiate(
+            &agreeable().max_order_raw_size(65).caps(Caps::MSG),
+            &offer()
+        )
+        .is_ok()
+    );
 }
 
 #[test]
 fn a_chain_of_providers_admits_each_of_them() {
     assert!(negotiate(&agreeable().provider("util;sim"), &offer()).is_ok());
-    assert_eq!(refused(&agreeable().provider("util;simple"), &offer()), "provider");
+    assert_eq!(
+        refused(&agreeable().provider("util;simple"), &offer()),
+        "provider"
+    );
 }
 
 /// Who names the layer gets it, and nothing else; who does not may get it too.
@@ -281,7 +489,10 @@ fn rxm_in_a_chain_is_the_protocol() {
         assert!(negotiate(&agreeable().provider(chain), &layered()).is_ok());
         assert_eq!(refused(&agreeable().provider(chain), &offer()), "provider");
     }
-    assert_eq!(refused(&agreeable().provider("ofi_rxm"), &layered()), "provider");
+    assert_eq!(
+        refused(&agreeable().provider("ofi_rxm"), &layered()),
+        "provider"
+    );
     assert!(negotiate(&agreeable().provider("sim"), &layered()).is_ok());
     assert!(negotiate(&agreeable(), &layered()).is_ok());
 }
@@ -300,7 +511,9 @@ mod memory {
     }
 
     fn outcome(hints: &Hints, offered: MrMode) -> Result<MrMode, &'static str> {
-        negotiate(hints, &with(offered)).map(|info| info.domain.mr_mode).map_err(|e| e.attribute)
+        negotiate(hints, &with(offered))
+            .map(|info| info.domain.mr_mode)
+            .map_err(|e| e.attribute)
     }
 
     #[test]
@@ -312,20 +525,54 @@ mod memory {
             (TARGET, MrMode::PROV_KEY, BASIC, Ok(MrMode::PROV_KEY)),
             (TARGET, BASIC, MrMode::PROV_KEY, Err("mr_mode")),
             (TARGET, BASIC, MrMode::empty(), Err("mr_mode")),
-            (TARGET, MrMode::empty(), MrMode::empty(), Ok(MrMode::empty())),
+            (
+                TARGET,
+                MrMode::empty(),
+                MrMode::empty(),
+                Ok(MrMode::empty()),
+            ),
             (TARGET, MrMode::HMEM, MrMode::empty(), Ok(MrMode::empty())),
-            (TARGET | Caps::HMEM, MrMode::HMEM, MrMode::empty(), Err("mr_mode")),
-            (TARGET | Caps::HMEM, MrMode::HMEM, MrMode::HMEM, Ok(MrMode::HMEM)),
+            (
+                TARGET | Caps::HMEM,
+                MrMode::HMEM,
+                MrMode::empty(),
+                Err("mr_mode"),
+            ),
+            (
+                TARGET | Caps::HMEM,
+                MrMode::HMEM,
+                MrMode::HMEM,
+                Ok(MrMode::HMEM),
+            ),
             (Caps::MSG, BASIC, MrMode::empty(), Ok(MrMode::empty())),
-            (Caps::RMA | Caps::WRITE, BASIC, MrMode::empty(), Ok(MrMode::empty())),
+            (
+                Caps::RMA | Caps::WRITE,
+                BASIC,
+                MrMode::empty(),
+                Ok(MrMode::empty()),
+            ),
             (Caps::MSG, MrMode::LOCAL, MrMode::empty(), Err("mr_mode")),
             (Caps::MSG, all, MrMode::LOCAL, Err("mr_mode")),
-            (Caps::MSG, all, MrMode::LOCAL | MrMode::ALLOCATED, Ok(MrMode::LOCAL | MrMode::ALLOCATED)),
-            (TARGET, all, all.difference(MrMode::HMEM), Ok(all.difference(MrMode::HMEM))),
+            (
+                Caps::MSG,
+                all,
+                MrMode::LOCAL | MrMode::ALLOCATED,
+                Ok(MrMode::LOCAL | MrMode::ALLOCATED),
+            ),
+            (
+                TARGET,
+                all,
+                all.difference(MrMode::HMEM),
+                Ok(all.difference(MrMode::HMEM)),
+            ),
             (TARGET, target, target, Ok(target)),
         ] {
             let hints = Hints::new().caps(caps).mr_mode(agreed);
-            assert_eq!(outcome(&hints, offered), expected, "{caps:?} of {offered:?} with {agreed:?}");
+            assert_eq!(
+                outcome(&hints, offered),
+                expected,
+                "{caps:?} of {offered:?} with {agreed:?}"
+            );
         }
     }
 
@@ -342,10 +589,18 @@ mod memory {
             (MrMode::SCALABLE, MrMode::empty(), Ok(MrMode::empty())),
             (MrMode::SCALABLE, MrMode::PROV_KEY, Err("mr_mode")),
             (MrMode::SCALABLE, MrMode::BASIC, Err("mr_mode")),
-            (MrMode::SCALABLE | MrMode::PROV_KEY, MrMode::PROV_KEY, Err("mr_mode")),
+            (
+                MrMode::SCALABLE | MrMode::PROV_KEY,
+                MrMode::PROV_KEY,
+                Err("mr_mode"),
+            ),
         ] {
             let hints = Hints::new().caps(TARGET).mr_mode(asked);
-            assert_eq!(outcome(&hints, offered), expected, "{asked:?} of {offered:?}");
+            assert_eq!(
+                outcome(&hints, offered),
+                expected,
+                "{asked:?} of {offered:?}"
+            );
         }
     }
 
@@ -361,7 +616,11 @@ mod memory {
             (BASIC, BASIC, Err("mr_mode")),
         ] {
             let hints = Hints::new().api_version(1, 4).caps(TARGET).mr_mode(asked);
-            assert_eq!(outcome(&hints, offered), expected, "{asked:?} of {offered:?}");
+            assert_eq!(
+                outcome(&hints, offered),
+                expected,
+                "{asked:?} of {offered:?}"
+            );
         }
     }
 
@@ -369,25 +628,44 @@ mod memory {
     fn the_old_mode_bit_agrees_to_local_registration() {
         let hints = Hints::new().caps(Caps::MSG).mode(Mode::LOCAL_MR);
         assert_eq!(outcome(&hints, MrMode::LOCAL), Ok(MrMode::LOCAL));
-        assert_eq!(negotiate(&hints, &with(MrMode::LOCAL)).unwrap().mode, Mode::LOCAL_MR);
-        assert_eq!(negotiate(&hints, &with(MrMode::empty())).unwrap().mode, Mode::empty());
+        assert_eq!(
+            negotiate(&hints, &with(MrMode::LOCAL)).unwrap().mode,
+            Mode::LOCAL_MR
+        );
+        assert_eq!(
+            negotiate(&hints, &with(MrMode::empty())).unwrap().mode,
+            Mode::empty()
+        );
     }
 
     #[test]
     fn without_a_wish_the_agreed_duties_decide_what_is_granted() {
-        let caps =
-            |agreed| negotiate(&Hints::new().mr_mode(agreed), &with(BASIC | MrMode::HMEM)).map(|i| i.caps);
+        let caps = |agreed| {
+            negotiate(&Hints::new().mr_mode(agreed), &with(BASIC | MrMode::HMEM)).map(|i| i.caps)
+        };
         let nothing = caps(MrMode::empty()).unwrap();
         assert!(nothing.contains(Caps::MSG | Caps::RMA | Caps::READ | Caps::WRITE));
-        assert!(!nothing.intersects(Caps::HMEM | Caps::REMOTE_READ | Caps::REMOTE_WRITE | Caps::RMA_EVENT));
+        assert!(
+            !nothing
+                .intersects(Caps::HMEM | Caps::REMOTE_READ | Caps::REMOTE_WRITE | Caps::RMA_EVENT)
+        );
         let target = caps(BASIC).unwrap();
-        assert!(target.contains(Caps::REMOTE_WRITE | Caps::RMA_EVENT) && !target.contains(Caps::HMEM));
-        assert_eq!(caps(BASIC | MrMode::HMEM).unwrap(), with(MrMode::empty()).caps.with_directions());
+        assert!(
+            target.contains(Caps::REMOTE_WRITE | Caps::RMA_EVENT) && !target.contains(Caps::HMEM)
+        );
+        assert_eq!(
+            caps(BASIC | MrMode::HMEM).unwrap(),
+            with(MrMode::empty()).caps.with_directions()
+        );
 
         let mut target_only = with(BASIC);
         target_only.caps = Caps::MSG | Caps::RMA | Caps::REMOTE_WRITE;
         let left = negotiate(&Hints::new(), &target_only).unwrap().caps;
-        assert_eq!(left, Caps::MSG | Caps::MSG_DIRECTIONS, "an operation without a direction is none");
+        assert_eq!(
+            left,
+            Caps::MSG | Caps::MSG_DIRECTIONS,
+            "an operation without a direction is none"
+        );
     }
 }
 
@@ -399,8 +677,14 @@ fn all_of_the_1_17_vocabulary_is_accepted() {
     offer.domain.data_progress = Progress::Auto;
     offer.domain.av_type = Some(AvType::Table);
     for threading in Threading::ALL {
-        for (control, data) in [(Progress::Auto, Progress::Manual), (Progress::Manual, Progress::Auto)] {
-            for (mr_mode, av_type) in [(MrMode::BASIC, AvType::Map), (MrMode::SCALABLE, AvType::Table)] {
+        for (control, data) in [
+            (Progress::Auto, Progress::Manual),
+            (Progress::Manual, Progress::Auto),
+        ] {
+            for (mr_mode, av_type) in [
+                (MrMode::BASIC, AvType::Map),
+                (MrMode::SCALABLE, AvType::Table),
+            ] {
                 let hints = Hints::new()
                     .api_version(1, 17)
                     .threading(threading)
@@ -412,8 +696,14 @@ fn all_of_the_1_17_vocabulary_is_accepted() {
                     .mode(Mode::all())
                     .domain_mode(Mode::RESTRICTED_COMP);
                 let domain = negotiate(&hints, &offer).unwrap().domain;
-                assert_eq!((domain.control_progress, domain.data_progress), (control, data));
-                assert_eq!((domain.threading, domain.av_type), (threading, Some(av_type)));
+                assert_eq!(
+                    (domain.control_progress, domain.data_progress),
+                    (control, data)
+                );
+                assert_eq!(
+                    (domain.threading, domain.av_type),
+                    (threading, Some(av_type))
+                );
             }
         }
     }
@@ -444,13 +734,22 @@ fn the_result_is_the_offer_adjusted_to_the_hints() {
     assert_eq!(info.domain.control_progress, Progress::ControlUnified);
     assert_eq!(info.domain.data_progress, Progress::ControlUnified);
     assert_eq!(info.domain.av_type, Some(AvType::Map));
-    assert_eq!((info.domain.auth_key, info.domain.auth_key_size), (Some(vec![9; 8]), 8));
+    assert_eq!(
+        (info.domain.auth_key, info.domain.auth_key_size),
+        (Some(vec![9; 8]), 8)
+    );
     assert_eq!(info.domain.max_ep_auth_key, 1);
     assert_eq!(info.domain.resource_mgmt, ResourceMgmt::Disabled);
     assert_eq!(info.domain.cntr_cnt, 10);
     assert_eq!(info.fabric.api_version, Version::new(2, 0));
-    assert_eq!((info.tx.size, info.tx.inject_size, info.tx.iov_limit), (16, 8, 5));
-    assert_eq!((info.tx.op_flags, info.rx.op_flags), (OpFlags::INJECT, OpFlags::empty()));
+    assert_eq!(
+        (info.tx.size, info.tx.inject_size, info.tx.iov_limit),
+        (16, 8, 5)
+    );
+    assert_eq!(
+        (info.tx.op_flags, info.rx.op_flags),
+        (OpFlags::INJECT, OpFlags::empty())
+    );
     assert_eq!(info.tx.msg_order, offer().tx.msg_order);
     assert_eq!(info.src_addr, Some(address("sim://me")));
     assert_eq!(info.dest_addr, Some(address("sim://you")));
@@ -461,7 +760,10 @@ fn counters_without_a_limit_hold_64_bits() {
     let mut offer = offer();
     (offer.domain.max_cntr_value, offer.domain.max_err_cntr_value) = (0, 0);
     let info = negotiate(&agreeable().max_cntr_value(u64::MAX), &offer).unwrap();
-    assert_eq!((info.domain.max_cntr_value, info.domain.max_err_cntr_value), (u64::MAX, u64::MAX));
+    assert_eq!(
+        (info.domain.max_cntr_value, info.domain.max_err_cntr_value),
+        (u64::MAX, u64::MAX)
+    );
 }
 
 #[test]
@@ -478,7 +780,10 @@ fn secondary_capabilities_come_unasked_only_where_they_change_nothing() {
     assert!(!sends.intersects(Caps::RECV | Caps::MULTI_RECV | Caps::SOURCE | Caps::RMA_EVENT));
     let both = granted(Caps::MSG, EpType::Rdm);
     assert!(both.contains(Caps::MULTI_RECV | Caps::SOURCE));
-    assert!(!both.intersects(Caps::SOURCE_ERR | Caps::TAGGED_MULTI_RECV | Caps::RMA_PMEM | Caps::TAGGED));
+    assert!(
+        !both
+            .intersects(Caps::SOURCE_ERR | Caps::TAGGED_MULTI_RECV | Caps::RMA_PMEM | Caps::TAGGED)
+    );
     assert!(!granted(Caps::MSG, EpType::Msg).contains(Caps::SOURCE));
     assert!(granted(Caps::RMA, EpType::Rdm).contains(Caps::RMA_EVENT | Caps::RMA_PMEM));
     assert!(granted(Caps::MSG | Caps::SOURCE_ERR, EpType::Rdm).contains(Caps::SOURCE_ERR));
@@ -491,14 +796,23 @@ fn a_context_has_its_share_of_the_endpoint_and_no_more() {
     offer.tx.caps = Caps::MSG | Caps::RMA | Caps::SEND | Caps::READ | Caps::WRITE;
     offer.rx.caps = Caps::MSG | Caps::RMA | Caps::RECV | Caps::REMOTE_READ | Caps::REMOTE_WRITE;
     let receiver = negotiate(&Hints::new().caps(Caps::MSG | Caps::RECV), &offer).unwrap();
-    assert_eq!((receiver.tx.caps, receiver.rx.caps), (Caps::empty(), Caps::MSG | Caps::RECV));
+    assert_eq!(
+        (receiver.tx.caps, receiver.rx.caps),
+        (Caps::empty(), Caps::MSG | Caps::RECV)
+    );
     let whole = negotiate(&Hints::new(), &offer).unwrap();
-    assert_eq!((whole.tx.caps, whole.rx.caps), (offer.tx.caps, offer.rx.caps));
+    assert_eq!(
+        (whole.tx.caps, whole.rx.caps),
+        (offer.tx.caps, offer.rx.caps)
+    );
 
     let beyond = Hints::new().caps(Caps::MSG).tx_caps(Caps::RMA);
     assert_eq!(refused(&beyond, &offer), "tx_caps");
     let other_direction = Hints::new().rx_caps(Caps::MSG | Caps::SEND | Caps::RECV);
-    assert_eq!(negotiate(&other_direction, &offer).unwrap().rx.caps, Caps::MSG | Caps::RECV);
+    assert_eq!(
+        negotiate(&other_direction, &offer).unwrap().rx.caps,
+        Caps::MSG | Caps::RECV
+    );
 }
 
 #[test]
@@ -506,14 +820,38 @@ fn an_offer_for_one_network_has_an_address_there() {
     let mut offer = offer();
     offer.fabric.provider = "tcp".into();
     offer.src_addr = Some(address("tcp://192.0.2.2:0"));
-    let granted = |hints: &Hints| negotiate(hints, &offer).unwrap().src_addr.unwrap().to_string();
+    let granted = |hints: &Hints| {
+        negotiate(hints, &offer)
+            .unwrap()
+            .src_addr
+            .unwrap()
+            .to_string()
+    };
     assert_eq!(granted(&agreeable()), "fi_tcp://192.0.2.2:0");
-    assert_eq!(granted(&agreeable().source(address("tcp://"))), "fi_tcp://192.0.2.2:0");
-    assert_eq!(granted(&agreeable().source(address("tcp://192.0.2.2:7"))), "fi_tcp://192.0.2.2:7");
-    assert_eq!(granted(&agreeable().dest(address("tcp://198.51.100.1:7"))), "fi_tcp://192.0.2.2:0");
-    assert_eq!(refused(&agreeable().source(address("tcp://192.0.2.3:0")), &offer), "src_addr");
-    assert_eq!(refused(&agreeable().source(address("tcp://[::1]:0")), &offer), "src_addr");
-    assert_eq!(refused(&agreeable().dest(address("tcp://[::1]:7")), &offer), "dest_addr");
+    assert_eq!(
+        granted(&agreeable().source(address("tcp://"))),
+        "fi_tcp://192.0.2.2:0"
+    );
+    assert_eq!(
+        granted(&agreeable().source(address("tcp://192.0.2.2:7"))),
+        "fi_tcp://192.0.2.2:7"
+    );
+    assert_eq!(
+        granted(&agreeable().dest(address("tcp://198.51.100.1:7"))),
+        "fi_tcp://192.0.2.2:0"
+    );
+    assert_eq!(
+        refused(&agreeable().source(address("tcp://192.0.2.3:0")), &offer),
+        "src_addr"
+    );
+    assert_eq!(
+        refused(&agreeable().source(address("tcp://[::1]:0")), &offer),
+        "src_addr"
+    );
+    assert_eq!(
+        refused(&agreeable().dest(address("tcp://[::1]:7")), &offer),
+        "dest_addr"
+    );
 }
 
 #[test]
@@ -527,17 +865,38 @@ fn select_keeps_the_order_and_explains_an_empty_result() {
     let offers = [fast.clone(), other, slow];
 
     let names = |hints: &Hints| -> Vec<String> {
-        select(hints, &offers).unwrap().into_iter().map(|info| info.domain.name).collect()
+        select(hints, &offers)
+            .unwrap()
+            .into_iter()
+            .map(|info| info.domain.name)
+            .collect()
     };
     assert_eq!(names(&agreeable().provider("sim")), ["net0", "net1"]);
-    assert_eq!(names(&agreeable().provider("sim").domain_name("net1")), ["net1"]);
+    assert_eq!(
+        names(&agreeable().provider("sim").domain_name("net1")),
+        ["net1"]
+    );
 
-    let none = select(&agreeable().provider("sim").tx_size(1000).ep_type(EpType::Rdm), &offers).unwrap_err();
-    let attributes: Vec<_> = none.refusals.iter().map(|refusal| refusal.attribute).collect();
+    let none = select(
+        &agreeable()
+            .provider("sim")
+            .tx_size(1000)
+            .ep_type(EpType::Rdm),
+        &offers,
+    )
+    .unwrap_err();
+    let attributes: Vec<_> = none
+        .refusals
+        .iter()
+        .map(|refusal| refusal.attribute)
+        .collect();
     assert_eq!(attributes, ["tx_size", "provider", "tx_size"]);
     let text = Error::from(none.clone()).to_string();
     assert_eq!(text.lines().count(), 4);
-    assert!(text.contains("sim: tx_size: asked for 1000, offers 60"), "{text}");
+    assert!(
+        text.contains("sim: tx_size: asked for 1000, offers 60"),
+        "{text}"
+    );
     assert_eq!(Error::from(none).errno(), 61);
     assert_eq!(select(&Hints::new(), &[]), Err(NoMatch::default()));
 }
@@ -549,9 +908,13 @@ fn a_refusal_says_what_is_missing() {
         text(agreeable().threading(Threading::Safe)),
         "sim: threading: asked for Safe, offers Endpoint"
     );
-    assert_eq!(text(Hints::new()), "sim: mode: asked for none, offers only with CONTEXT");
+    assert_eq!(
+        text(Hints::new()),
+        "sim: mode: asked for none, offers only with CONTEXT"
+    );
     assert!(
-        text(agreeable().caps(Caps::MSG | Caps::ATOMIC)).starts_with("sim: caps: asked for ATOMIC, offers ")
+        text(agreeable().caps(Caps::MSG | Caps::ATOMIC))
+            .starts_with("sim: caps: asked for ATOMIC, offers ")
     );
 }
 
@@ -559,7 +922,13 @@ fn a_refusal_says_what_is_missing() {
 fn an_open_instance_narrows_to_its_domain() {
     let mut offer = offer();
     offer.domain.domain = Some(17);
-    assert_eq!(negotiate(&agreeable().domain(17), &offer).unwrap().domain.domain, Some(17));
+    assert_eq!(
+        negotiate(&agreeable().domain(17), &offer)
+            .unwrap()
+            .domain
+            .domain,
+        Some(17)
+    );
     assert_eq!(refused(&agreeable().domain(18), &offer), "domain");
 }
 
@@ -613,21 +982,49 @@ prop_compose! {
 type Limit = (&'static str, fn(&Info) -> usize, fn(Hints, usize) -> Hints);
 
 const LIMITS: &[Limit] = &[
-    ("cq_data_size", |o| o.domain.cq_data_size, Hints::cq_data_size),
+    (
+        "cq_data_size",
+        |o| o.domain.cq_data_size,
+        Hints::cq_data_size,
+    ),
     ("cntr_cnt", |o| o.domain.cntr_cnt, Hints::cntr_cnt),
-    ("mr_iov_limit", |o| o.domain.mr_iov_limit, Hints::mr_iov_limit),
-    ("max_err_data", |o| o.domain.max_err_data, Hints::max_err_data),
+    (
+        "mr_iov_limit",
+        |o| o.domain.mr_iov_limit,
+        Hints::mr_iov_limit,
+    ),
+    (
+        "max_err_data",
+        |o| o.domain.max_err_data,
+        Hints::max_err_data,
+    ),
     ("mr_cnt", |o| o.domain.mr_cnt, Hints::mr_cnt),
-    ("max_ep_auth_key", |o| o.domain.max_ep_auth_key, Hints::max_ep_auth_key),
+    (
+        "max_ep_auth_key",
+        |o| o.domain.max_ep_auth_key,
+        Hints::max_ep_auth_key,
+    ),
     ("max_msg_size", |o| o.ep.max_msg_size, Hints::max_msg_size),
-    ("ep_tx_ctx_cnt", |o| o.domain.max_ep_tx_ctx, Hints::ep_tx_ctx_cnt),
-    ("ep_rx_ctx_cnt", |o| o.domain.max_ep_rx_ctx, Hints::ep_rx_ctx_cnt),
+    (
+        "ep_tx_ctx_cnt",
+        |o| o.domain.max_ep_tx_ctx,
+        Hints::ep_tx_ctx_cnt,
+    ),
+    (
+        "ep_rx_ctx_cnt",
+        |o| o.domain.max_ep_rx_ctx,
+        Hints::ep_rx_ctx_cnt,
+    ),
     ("rx_size", |o| o.rx.size, Hints::rx_size),
     ("rx_iov_limit", |o| o.rx.iov_limit, Hints::rx_iov_limit),
     ("tx_size", |o| o.tx.size, Hints::tx_size),
     ("tx_iov_limit", |o| o.tx.iov_limit, Hints::tx_iov_limit),
     ("inject_size", |o| o.tx.inject_size, Hints::inject_size),
-    ("rma_iov_limit", |o| o.tx.rma_iov_limit, Hints::rma_iov_limit),
+    (
+        "rma_iov_limit",
+        |o| o.tx.rma_iov_limit,
+        Hints::rma_iov_limit,
+    ),
 ];
 
 proptest! {

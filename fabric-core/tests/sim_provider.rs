@@ -12,7 +12,9 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::mr::Region;
-use fabric_core::provider::{Deed, EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::provider::{
+    Deed, EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
+};
 use fabric_core::rx::Receiving;
 use fabric_core::sim::SimProvider;
 use fabric_core::{Address, Error, FiAddr, Result};
@@ -52,7 +54,10 @@ impl Host for Maps {
         buf.room()
     }
     fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize) {
-        self.bufs.get_mut(&op).unwrap().place(at, source, from, count);
+        self.bufs
+            .get_mut(&op)
+            .unwrap()
+            .place(at, source, from, count);
     }
     fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
         let placed = bytes.len().min(self.expect(op, bytes.len()));
@@ -65,7 +70,10 @@ impl Host for Maps {
         copy
     }
     fn complete(&mut self, op: OpKey, outcome: Outcome) {
-        assert!(self.ended.insert(op, outcome).is_none(), "an operation ends once");
+        assert!(
+            self.ended.insert(op, outcome).is_none(),
+            "an operation ends once"
+        );
         self.order.push(op);
     }
     fn event(&mut self, _: EpId, event: EventKind) {
@@ -105,10 +113,16 @@ struct Side {
 const EP: EpId = EpId(0);
 /// How an endpoint describes itself that has nothing to send and has heard of nobody.
 const IDLE: &str = "sim: 1 endpoints, 0 peers, 0 sends waiting";
-const ANY: RecvSpec = RecvSpec { from: None, tag: None };
+const ANY: RecvSpec = RecvSpec {
+    from: None,
+    tag: None,
+};
 
 fn tagged(tag: u64) -> RecvSpec {
-    RecvSpec { from: None, tag: Some(TagMatch { tag, ignore: 0 }) }
+    RecvSpec {
+        from: None,
+        tag: Some(TagMatch { tag, ignore: 0 }),
+    }
 }
 
 fn try_open(name: &str) -> Result<Side> {
@@ -125,7 +139,13 @@ fn try_open(name: &str) -> Result<Side> {
         events: Vec::new(),
         pool,
     };
-    Ok(Side { maps, domain, bell, address, ops: 0 })
+    Ok(Side {
+        maps,
+        domain,
+        bell,
+        address,
+        ops: 0,
+    })
 }
 
 fn open(name: &str) -> Side {
@@ -135,23 +155,36 @@ fn open(name: &str) -> Side {
 impl Side {
     fn knows(&mut self, other: &Address) -> FiAddr {
         let addr = self.maps.av.insert(other.clone());
-        self.domain.address_inserted(&mut self.maps, EP, addr, other);
+        self.domain
+            .address_inserted(&mut self.maps, EP, addr, other);
         addr
     }
     fn op(&mut self, buf: AnyBuf) -> OpKey {
         self.ops += 1;
-        let op = OpKey { index: self.ops, generation: 0 };
+        let op = OpKey {
+            index: self.ops,
+            generation: 0,
+        };
         self.maps.bufs.insert(op, buf);
         op
     }
     /// Sends at once, or queues and returns the operation.
     fn send(&mut self, peer: FiAddr, tag: Option<u64>, bytes: &[u8]) -> Result<Option<OpKey>> {
-        let spec = SendSpec { tag, ..SendSpec::new(OpKind::Send, peer) };
-        if self.domain.send_now(&mut self.maps, EP, &spec, Payload::Whole(bytes))? == SendNow::Done {
+        let spec = SendSpec {
+            tag,
+            ..SendSpec::new(OpKind::Send, peer)
+        };
+        if self
+            .domain
+            .send_now(&mut self.maps, EP, &spec, Payload::Whole(bytes))?
+            == SendNow::Done
+        {
             return Ok(None);
         }
         let op = self.op(AnyBuf::Vec(bytes.to_vec()));
-        self.domain.queue_send(&mut self.maps, EP, op, &spec).map(|()| Some(op))
+        self.domain
+            .queue_send(&mut self.maps, EP, op, &spec)
+            .map(|()| Some(op))
     }
     fn recv(&mut self, spec: RecvSpec) -> OpKey {
         let buf = AnyBuf::Pooled(PooledBuf::empty(&self.maps.pool));
@@ -192,16 +225,38 @@ fn message(len: usize) -> Vec<u8> {
 fn a_message_arrives_with_all_it_carries() {
     let (mut a, mut b) = (open("carry-a"), open("carry-b@0+0"));
     let (to_b, from_a) = (a.knows(&b.address), b.knows(&a.address));
-    let op = b.recv(RecvSpec { from: Some(from_a), ..tagged(7) });
-    let spec = SendSpec { tag: Some(7), data: Some(99), ..SendSpec::new(OpKind::Send, to_b) };
-    assert_eq!(a.domain.send_now(&mut a.maps, EP, &spec, Payload::Whole(b"hello")), Ok(SendNow::Done));
+    let op = b.recv(RecvSpec {
+        from: Some(from_a),
+        ..tagged(7)
+    });
+    let spec = SendSpec {
+        tag: Some(7),
+        data: Some(99),
+        ..SendSpec::new(OpKind::Send, to_b)
+    };
+    assert_eq!(
+        a.domain
+            .send_now(&mut a.maps, EP, &spec, Payload::Whole(b"hello")),
+        Ok(SendNow::Done)
+    );
     assert!(b.pass() && !b.pass());
     assert_eq!(b.got(op), b"hello");
-    let Transfer { tag, source, data, .. } = b.end(op).unwrap().transfer;
+    let Transfer {
+        tag, source, data, ..
+    } = b.end(op).unwrap().transfer;
     assert_eq!((tag, source, data), (Some(7), Some(from_a), Some(99)));
     let source = b.maps.av.find(&a.address);
-    assert_eq!(b.maps.events, [EventKind::PeerConnected { peer: a.address.clone(), source }]);
-    assert_eq!(b.domain.describe(), "sim: 1 endpoints, 1 peers, 0 sends waiting");
+    assert_eq!(
+        b.maps.events,
+        [EventKind::PeerConnected {
+            peer: a.address.clone(),
+            source
+        }]
+    );
+    assert_eq!(
+        b.domain.describe(),
+        "sim: 1 endpoints, 1 peers, 0 sends waiting"
+    );
 }
 
 #[test]
@@ -220,15 +275,21 @@ fn a_pair_keeps_its_order_under_delay() {
         .expect("everything arrives");
     assert!(passes > 5, "{passes}");
     assert_eq!(b.maps.order, ops);
-    assert!(ops.iter().enumerate().all(|(n, &op)| b.got(op) == [n as u8]));
+    assert!(
+        ops.iter()
+            .enumerate()
+            .all(|(n, &op)| b.got(op) == [n as u8])
+    );
 }
 
 /// Sends ten messages each from three endpoints; returns the order in which they were received.
 fn interleaving(test: &str, seed: u64) -> Vec<(usize, u8)> {
     let mut b = open(&format!("{test}-b@{seed}+9"));
     let mut senders = ["a", "c", "d"].map(|name| open(&format!("{test}-{name}")));
-    let known: Vec<_> =
-        senders.iter_mut().map(|side| (b.knows(&side.address), side.knows(&b.address))).collect();
+    let known: Vec<_> = senders
+        .iter_mut()
+        .map(|side| (b.knows(&side.address), side.knows(&b.address)))
+        .collect();
     for n in 0..10u8 {
         for (side, (_, to_b)) in senders.iter_mut().zip(&known) {
             assert_eq!(side.send(*to_b, None, &[n]), Ok(None));
@@ -239,8 +300,15 @@ fn interleaving(test: &str, seed: u64) -> Vec<(usize, u8)> {
         b.pass();
     });
     let source = |op| b.end(op).unwrap().transfer.source;
-    let sender = |op| known.iter().position(|(from, _)| Some(*from) == source(op)).unwrap();
-    ops.into_iter().map(|op| (sender(op), b.got(op)[0])).collect()
+    let sender = |op| {
+        known
+            .iter()
+            .position(|(from, _)| Some(*from) == source(op))
+            .unwrap()
+    };
+    ops.into_iter()
+        .map(|op| (sender(op), b.got(op)[0]))
+        .collect()
 }
 
 #[test]
@@ -249,11 +317,18 @@ fn the_seed_decides_how_senders_interleave() {
     for (seed, run) in runs.iter().enumerate() {
         assert_eq!(*run, interleaving("seed", seed as u64), "the same again");
         for sender in 0..3 {
-            let of_one: Vec<_> = run.iter().filter(|(s, _)| *s == sender).map(|(_, n)| *n).collect();
+            let of_one: Vec<_> = run
+                .iter()
+                .filter(|(s, _)| *s == sender)
+                .map(|(_, n)| *n)
+                .collect();
             assert_eq!(of_one, (0..10).collect::<Vec<_>>());
         }
     }
-    assert!((1..8).all(|seed| runs[seed] != runs[0]), "other seeds, other orders");
+    assert!(
+        (1..8).all(|seed| runs[seed] != runs[0]),
+        "other seeds, other orders"
+    );
 }
 
 #[test]
@@ -265,8 +340,16 @@ fn busy_senders_take_turns_across_passes() {
         (0..50).for_each(|_| assert_eq!(side.send(to_b, None, &[n as u8]), Ok(None)));
     }
     let ops: Vec<_> = (0..150).map(|_| b.recv(ANY)).collect();
-    assert_eq!((0..9).take_while(|_| b.pass()).count(), 3, "a pass is bounded");
-    assert!(ops.iter().enumerate().all(|(n, &op)| b.got(op) == [n as u8 % 3]));
+    assert_eq!(
+        (0..9).take_while(|_| b.pass()).count(),
+        3,
+        "a pass is bounded"
+    );
+    assert!(
+        ops.iter()
+            .enumerate()
+            .all(|(n, &op)| b.got(op) == [n as u8 % 3])
+    );
 }
 
 #[test]
@@ -275,8 +358,14 @@ fn a_long_message_travels_in_pieces_through_a_small_pair() {
     let to_b = a.knows(&b.address);
     let long = message(300_001);
     let recv = b.recv(ANY);
-    let sent = a.send(to_b, None, &long).unwrap().expect("more than there is room for");
-    let next = a.send(to_b, None, b"next").unwrap().expect("behind the long one");
+    let sent = a
+        .send(to_b, None, &long)
+        .unwrap()
+        .expect("more than there is room for");
+    let next = a
+        .send(to_b, None, b"next")
+        .unwrap()
+        .expect("behind the long one");
     assert!(!a.domain.cancel(&mut a.maps, EP, sent), "it has begun");
     let mut senders_passes = 0;
     while a.end(next).is_none() {
@@ -289,7 +378,10 @@ fn a_long_message_travels_in_pieces_through_a_small_pair() {
         b.pass();
     });
     assert_eq!(a.maps.order, [sent, next]);
-    assert_eq!(a.end(sent).unwrap().transfer, Transfer::sent(long.len(), None));
+    assert_eq!(
+        a.end(sent).unwrap().transfer,
+        Transfer::sent(long.len(), None)
+    );
     assert!(b.got(recv) == long);
     let recv = b.recv(ANY);
     assert_eq!(b.got(recv), b"next", "it waited among the unexpected");
@@ -327,7 +419,10 @@ fn sends_queue_behind_a_full_pair_and_can_be_taken_back() {
     assert_eq!(sends.iter().filter(|op| op.is_none()).count(), 2);
     assert!(!a.pass(), "no room, nothing moves");
     assert!(a.domain.cancel(&mut a.maps, EP, sends[4].unwrap()));
-    assert!(!a.domain.cancel(&mut a.maps, EP, sends[4].unwrap()), "it is gone");
+    assert!(
+        !a.domain.cancel(&mut a.maps, EP, sends[4].unwrap()),
+        "it is gone"
+    );
     let ops: Vec<_> = (0..6).map(|_| b.recv(ANY)).collect();
     b.pass();
     let last = a.send(to_b, None, &[6]).unwrap();
@@ -337,8 +432,14 @@ fn sends_queue_behind_a_full_pair_and_can_be_taken_back() {
         a.pass();
         b.pass();
     }
-    assert_eq!(ops.iter().map(|&op| b.got(op)[0]).collect::<Vec<_>>(), [0, 1, 2, 3, 5, 6]);
-    assert_eq!(a.maps.order, [sends[2], sends[3], sends[5], last].map(Option::unwrap));
+    assert_eq!(
+        ops.iter().map(|&op| b.got(op)[0]).collect::<Vec<_>>(),
+        [0, 1, 2, 3, 5, 6]
+    );
+    assert_eq!(
+        a.maps.order,
+        [sends[2], sends[3], sends[5], last].map(Option::unwrap)
+    );
 }
 
 #[test]
@@ -370,13 +471,19 @@ fn a_receiver_over_its_budget_holds_back_and_loses_nothing() {
     run(&mut a, &mut b, &mut c);
     let op = b.recv(ANY);
     run(&mut a, &mut b, &mut c);
-    assert!(b.got(op) == huge, "more than the budget goes to a receive directly");
+    assert!(
+        b.got(op) == huge,
+        "more than the budget goes to a receive directly"
+    );
 }
 
 #[test]
 fn a_name_belongs_to_one_endpoint_at_a_time() {
     let taken = open("taken");
-    assert_eq!(try_open("taken").err(), Some(Error::AddressInUse(taken.address.clone())));
+    assert_eq!(
+        try_open("taken").err(),
+        Some(Error::AddressInUse(taken.address.clone()))
+    );
     drop(taken);
     let mut again = open("taken");
     again.domain.close_endpoint(&mut again.maps, EP);
@@ -392,22 +499,43 @@ fn a_name_nobody_has_is_an_error_for_sends_and_connects() {
     let mut a = open("alone");
     let gone: Address = "sim://nobody-has-this".parse().unwrap();
     let (peer, shm) = (a.knows(&gone), a.knows(&"shm://x".parse().unwrap()));
-    assert_eq!(a.send(peer, None, b"x"), Err(Error::NoSuchPeer(gone.clone())));
-    assert!(matches!(a.send(shm, None, b"x"), Err(Error::WrongScheme { .. })));
+    assert_eq!(
+        a.send(peer, None, b"x"),
+        Err(Error::NoSuchPeer(gone.clone()))
+    );
+    assert!(matches!(
+        a.send(shm, None, b"x"),
+        Err(Error::WrongScheme { .. })
+    ));
     let connect = SendSpec::new(OpKind::Connect, peer);
     let op = a.op(AnyBuf::None);
-    assert_eq!(a.domain.queue_send(&mut a.maps, EP, op, &connect), Err(Error::NoSuchPeer(gone.clone())));
+    assert_eq!(
+        a.domain.queue_send(&mut a.maps, EP, op, &connect),
+        Err(Error::NoSuchPeer(gone.clone()))
+    );
 
     let mut there = open("nobody-has-this");
-    assert_eq!(a.domain.send_now(&mut a.maps, EP, &connect, Payload::Whole(b"")), Ok(SendNow::Queue));
+    assert_eq!(
+        a.domain
+            .send_now(&mut a.maps, EP, &connect, Payload::Whole(b"")),
+        Ok(SendNow::Queue)
+    );
     assert_eq!(a.domain.queue_send(&mut a.maps, EP, op, &connect), Ok(()));
     assert_eq!(a.end(op), Some(&Outcome::ok(Transfer::default())));
     assert!(there.pass());
-    assert_eq!(there.maps.events, [EventKind::PeerConnected { peer: a.address.clone(), source: None }]);
+    assert_eq!(
+        there.maps.events,
+        [EventKind::PeerConnected {
+            peer: a.address.clone(),
+            source: None
+        }]
+    );
     a.maps.av.remove(peer).unwrap();
     assert_eq!(a.send(peer, None, b"x"), Err(Error::StaleAddress(peer)));
     assert!(matches!(
-        there.domain.send_now(&mut there.maps, EpId(9), &connect, Payload::Whole(b"")),
+        there
+            .domain
+            .send_now(&mut there.maps, EpId(9), &connect, Payload::Whole(b"")),
         Err(Error::Closed(_))
     ));
 }
@@ -417,9 +545,15 @@ fn what_a_peer_sent_arrives_before_the_news_of_its_end() {
     let (mut a, mut b) = (open("end-a"), open("end-b@0+4+3"));
     let (to_b, from_a) = (a.knows(&b.address), b.knows(&a.address));
     let (whole, part) = (b.recv(tagged(1)), b.recv(tagged(2)));
-    let directed = b.recv(RecvSpec { from: Some(from_a), tag: None });
+    let directed = b.recv(RecvSpec {
+        from: Some(from_a),
+        tag: None,
+    });
     a.send(to_b, Some(1), b"whole").unwrap();
-    let cut = a.send(to_b, Some(2), &message(90_000)).unwrap().expect("does not fit");
+    let cut = a
+        .send(to_b, Some(2), &message(90_000))
+        .unwrap()
+        .expect("does not fit");
     a.domain.close_endpoint(&mut a.maps, EP);
     assert_eq!(a.failed(cut), Some(&Error::Canceled));
     assert!(!b.down(&a.address));
@@ -427,25 +561,39 @@ fn what_a_peer_sent_arrives_before_the_news_of_its_end() {
         b.pass();
     });
     let gone = Error::PeerGone(a.address.clone());
-    assert_eq!((b.got(whole), b.failed(part), b.failed(directed)), (&b"whole"[..], Some(&gone), Some(&gone)));
+    assert_eq!(
+        (b.got(whole), b.failed(part), b.failed(directed)),
+        (&b"whole"[..], Some(&gone), Some(&gone))
+    );
     assert_eq!(b.maps.order, [whole, part, directed]);
-    let down =
-        EventKind::PeerDown { peer: a.address.clone(), source: Some(from_a), reason: DownReason::Closed };
+    let down = EventKind::PeerDown {
+        peer: a.address.clone(),
+        source: Some(from_a),
+        reason: DownReason::Closed,
+    };
     assert_eq!(b.maps.events.last(), Some(&down));
-    assert_eq!(b.send(from_a, None, b"x"), Err(Error::NoSuchPeer(a.address.clone())));
+    assert_eq!(
+        b.send(from_a, None, b"x"),
+        Err(Error::NoSuchPeer(a.address.clone()))
+    );
 }
 
 #[test]
 fn queued_sends_to_a_departed_peer_fail_and_its_senders_hear_of_it() {
     let (mut a, b) = (open("leave-a"), open("leave-b@0+0+1"));
     let to_b = a.knows(&b.address);
-    let ops: Vec<_> = (0..3).filter_map(|_| a.send(to_b, None, b"x").unwrap()).collect();
+    let ops: Vec<_> = (0..3)
+        .filter_map(|_| a.send(to_b, None, b"x").unwrap())
+        .collect();
     assert!(a.domain.arm());
     let address = b.address.clone();
     drop(b);
     assert_eq!((ops.len(), a.kicks()), (2, 1));
     assert!(a.pass() && !a.pass());
-    assert!(ops.iter().all(|&op| a.failed(op) == Some(&Error::PeerGone(address.clone()))));
+    assert!(
+        ops.iter()
+            .all(|&op| a.failed(op) == Some(&Error::PeerGone(address.clone())))
+    );
     assert!(a.down(&address));
     // The name is used again by somebody else, who is met anew.
     let mut next = open("leave-b@0+0+1");
@@ -466,17 +614,25 @@ fn a_message_put_back_shows_its_sender_as_it_is_known_now() {
     assert_eq!(transfer.source, None);
     let from_a = b.knows(&a.address);
     let bytes = b.maps.reclaim(op, transfer.len);
-    b.domain.put_back(&mut b.maps, EP, transfer.envelope(0), bytes);
-    let directed = b.recv(RecvSpec { from: Some(from_a), tag: None });
+    b.domain
+        .put_back(&mut b.maps, EP, transfer.envelope(0), bytes);
+    let directed = b.recv(RecvSpec {
+        from: Some(from_a),
+        tag: None,
+    });
     assert_eq!(b.got(directed), b"stranger");
 
     let transfer = b.end(directed).unwrap().transfer;
     b.maps.av.remove(from_a).unwrap();
     b.domain.address_removed(&mut b.maps, EP, from_a);
     let bytes = b.maps.reclaim(directed, transfer.len);
-    b.domain.put_back(&mut b.maps, EP, transfer.envelope(0), bytes);
+    b.domain
+        .put_back(&mut b.maps, EP, transfer.envelope(0), bytes);
     let op = b.recv(ANY);
-    assert_eq!((b.got(op), b.end(op).unwrap().transfer.source), (&b"stranger"[..], None));
+    assert_eq!(
+        (b.got(op), b.end(op).unwrap().transfer.source),
+        (&b"stranger"[..], None)
+    );
 }
 
 #[test]
@@ -512,7 +668,10 @@ fn a_delay_keeps_an_armed_domain_awake() {
     assert_eq!(b.kicks(), 1);
     assert!(b.pass(), "woken, and not to sleep before it is due");
     b.domain.disarm();
-    assert!(!b.pass() && !b.domain.arm(), "nothing has moved, and something will");
+    assert!(
+        !b.pass() && !b.domain.arm(),
+        "nothing has moved, and something will"
+    );
 }
 
 #[test]
@@ -534,7 +693,10 @@ fn only_an_armed_sender_that_waits_is_kicked() {
     b.pass();
     assert_eq!(a.kicks(), 0, "not armed");
     while a.pass() || (a.domain.describe() != IDLE && b.pass()) {}
-    assert!(a.domain.arm() && b.pass() && a.kicks() == 0, "it has sent everything");
+    assert!(
+        a.domain.arm() && b.pass() && a.kicks() == 0,
+        "it has sent everything"
+    );
     a.domain.disarm();
     a.send(to_b, None, b"3").unwrap();
     let op = a.send(to_b, None, b"4").unwrap().expect("no room");
@@ -543,7 +705,8 @@ fn only_an_armed_sender_that_waits_is_kicked() {
     assert_eq!(a.kicks(), 0, "it does not wait any more");
 }
 
-/// Passes and sleeps as an engine does: armed until something moves, and no pass without a kick meanwhile.
+/// Passes and sleeps as an engine does: armed until something moves, and no pass without a kick
+/// meanwhile.
 fn drive(side: &mut Side, done: impl Fn(&Side) -> bool) {
     let mut armed = false;
     while !done(side) {
@@ -578,5 +741,9 @@ fn two_threads_lose_neither_messages_nor_wake_ups() {
         });
         scope.spawn(|| drive(&mut b, |b| b.maps.ended.len() == 5000));
     });
-    assert!(ops.iter().enumerate().all(|(n, &op)| b.got(op) == (n as u32).to_le_bytes()));
+    assert!(
+        ops.iter()
+            .enumerate()
+            .all(|(n, &op)| b.got(op) == (n as u32).to_le_bytes())
+    );
 }

@@ -1,4 +1,5 @@
-//! What is read of what peers say over TCP: the functions with which the tests of fabric-core replay the corpora.
+//! What is read of what peers say over TCP: the functions with which the tests of fabric-core
+//! replay the corpora.
 
 #[path = "../../fabric-core/tests/tcp_wire/fuzzed.rs"]
 mod fuzzed;

@@ -1,8 +1,9 @@
 //! Several posts under one lock.
 //!
-//! What a single post pays besides the message itself (the lock, the fence before it looks whether the peer sleeps, what
-//! has to be followed up) is paid once for all of them. Whoever has many takes them a chunk at a time, so that the lock
-//! is not held for long, and makes no call of the user's code in between.
+//! What a single post pays besides the message itself (the lock, the fence before it looks whether
+//! the peer sleeps, what has to be followed up) is paid once for all of them. Whoever has many
+//! takes them a chunk at a time, so that the lock is not held for long, and makes no call of the
+//! user's code in between.
 
 use fabric_core::buf::{IoBuf, IoBufMut};
 use fabric_core::completion::Failed;
@@ -19,7 +20,8 @@ pub const CHUNK: usize = 32;
 /// Bytes that are copied under one lock, about.
 pub const CHUNK_BYTES: usize = 64 * 1024;
 
-/// Posts of one endpoint, made while the domain is locked: no call of the user's code may be made while it lives.
+/// Posts of one endpoint, made while the domain is locked: no call of the user's code may be made
+/// while it lives.
 ///
 /// Nobody is woken before its end: [`Batch::end`], or the drop.
 pub struct Batch<'a> {
@@ -33,7 +35,13 @@ pub struct Batch<'a> {
 impl Domain {
     /// Locks the domain for a chunk of posts.
     pub fn batch(&self, ep: EpId) -> Batch<'_> {
-        Batch { domain: self, locked: self.engine().lock(), ep, posts: 0, ended: false }
+        Batch {
+            domain: self,
+            locked: self.engine().lock(),
+            ep,
+            posts: 0,
+            ended: false,
+        }
     }
 }
 
@@ -44,10 +52,17 @@ impl Batch<'_> {
     /// With the buffer, as [`Domain::send`].
     #[inline]
     #[allow(clippy::result_large_err)] // as of every post
-    pub fn send<B: IoBuf>(&mut self, spec: &SendSpec, buf: B, route: Route) -> Result<(), Failed<B>> {
+    pub fn send<B: IoBuf>(
+        &mut self,
+        spec: &SendSpec,
+        buf: B,
+        route: Route,
+    ) -> Result<(), Failed<B>> {
         debug_assert!(spec.more, "somebody would be woken for each");
         self.posts += 1;
-        self.locked.send(self.ep, spec, buf, route, Credit::Now).map(drop)
+        self.locked
+            .send(self.ep, spec, buf, route, Credit::Now)
+            .map(drop)
     }
 
     /// Posts a write to several places that reports to the transmit queue.
@@ -63,7 +78,9 @@ impl Batch<'_> {
         route: Route,
     ) -> Result<(), Failed<B>> {
         self.posts += 1;
-        self.locked.write_to(self.ep, spec, places, buf, route, Credit::Now).map(drop)
+        self.locked
+            .write_to(self.ep, spec, places, buf, route, Credit::Now)
+            .map(drop)
     }
 
     /// Sends a copy of borrowed bytes. The spec says that more follows.
@@ -83,14 +100,25 @@ impl Batch<'_> {
     /// With the buffer, as [`Domain::recv`].
     #[inline]
     #[allow(clippy::result_large_err)] // as of every post
-    pub fn recv<B: IoBufMut>(&mut self, spec: RecvSpec, buf: B, route: Route) -> Result<(), Failed<B>> {
+    pub fn recv<B: IoBufMut>(
+        &mut self,
+        spec: RecvSpec,
+        buf: B,
+        route: Route,
+    ) -> Result<(), Failed<B>> {
         self.posts += 1;
-        self.locked.recv(self.ep, spec, buf, route, Credit::Now).map(drop)
+        self.locked
+            .recv(self.ep, spec, buf, route, Credit::Now)
+            .map(drop)
     }
 
     /// Bytes of messages that the endpoint has received.
     pub fn received_bytes(&self) -> u64 {
-        self.locked.hub.eps.get(self.ep.0).map_or(0, |ep| ep.stats.received.bytes)
+        self.locked
+            .hub
+            .eps
+            .get(self.ep.0)
+            .map_or(0, |ep| ep.stats.received.bytes)
     }
 
     /// Gives others their turn.

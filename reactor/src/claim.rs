@@ -1,7 +1,8 @@
 //! Asking for messages before they are received: probes, and claims (`FI_PEEK`, `FI_CLAIM`).
 //!
-//! A probe is an operation without a buffer that only asks. A claim is a number that the receive side of the endpoint knows;
-//! receiving it is an operation like any other receive, with its message at hand.
+//! A probe is an operation without a buffer that only asks. A claim is a number that the receive
+//! side of the endpoint knows; receiving it is an operation like any other receive, with its
+//! message at hand.
 
 use std::task::{Context, Poll};
 
@@ -46,7 +47,9 @@ impl Locked<'_> {
             self.hub.discard(key);
             return Ok(None);
         };
-        ended.error.map_or(Ok(Some(ended.transfer)), |error| Err(*error))
+        ended
+            .error
+            .map_or(Ok(Some(ended.transfer)), |error| Err(*error))
     }
 
     fn claim(&mut self, ep: EpId, spec: RecvSpec) -> Result<Option<(ClaimId, Transfer)>> {
@@ -67,8 +70,8 @@ impl Domain {
         self.with(|locked| locked.peek(ep, spec))
     }
 
-    /// Asks to be told when there is such a message: polled with [`Domain::poll_op`], taken back with
-    /// [`Domain::release_permit`].
+    /// Asks to be told when there is such a message: polled with [`Domain::poll_op`], taken back
+    /// with [`Domain::release_permit`].
     ///
     /// # Errors
     /// As [`Domain::peek`].
@@ -107,8 +110,13 @@ impl Domain {
                 return Err(Failed::new(error, buf));
             }
             let key = locked.hub.ops.insert_recv(ep, route, buf.into_any());
-            if locked.at_receive_side(ep, |rx, hub| rx.receive_claimed(hub, key, claim)).is_none() {
-                locked.hub.complete(key, Outcome::failed(Error::Closed(Class::Endpoint)));
+            if locked
+                .at_receive_side(ep, |rx, hub| rx.receive_claimed(hub, key, claim))
+                .is_none()
+            {
+                locked
+                    .hub
+                    .complete(key, Outcome::failed(Error::Closed(Class::Endpoint)));
             }
             Ok(key)
         })

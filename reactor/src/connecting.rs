@@ -1,7 +1,8 @@
 //! Passive endpoints, and endpoints that are connected with one peer.
 //!
-//! What waits at a door waits with the provider; the hub knows how many there are, and who waits for them. An endpoint that is
-//! connected has an address vector of its own with its peer in it, so everything else is as with any other.
+//! What waits at a door waits with the provider; the hub knows how many there are, and who waits
+//! for them. An endpoint that is connected has an address vector of its own with its peer in it, so
+//! everything else is as with any other.
 
 use std::task::{Context, Poll, Waker};
 
@@ -45,20 +46,36 @@ impl Hub {
         let Some(door) = self.door(ep) else { return };
         door.requests += 1;
         self.answer_door(ep);
-        self.event(ep, EventKind::ConnectionRequest { peer: peer.clone(), data: data.to_vec() });
+        self.event(
+            ep,
+            EventKind::ConnectionRequest {
+                peer: peer.clone(),
+                data: data.to_vec(),
+            },
+        );
     }
 
     /// An endpoint is connected, or will not be.
     pub(crate) fn has_joined(&mut self, ep: EpId, peer: &Address, joined: Result<Joined>) {
-        let Some(row) = self.eps.get_mut(ep.0) else { return };
-        let Some(door) = row.door.as_deref_mut() else { return };
+        let Some(row) = self.eps.get_mut(ep.0) else {
+            return;
+        };
+        let Some(door) = row.door.as_deref_mut() else {
+            return;
+        };
         let kind = match &joined {
             Ok(joined) => {
                 // It had no name before.
-                self.later.note(Note::Opened(row.bound.object, joined.name.clone()));
-                EventKind::Connected { peer: peer.clone(), data: joined.data.clone() }
+                self.later
+                    .note(Note::Opened(row.bound.object, joined.name.clone()));
+                EventKind::Connected {
+                    peer: peer.clone(),
+                    data: joined.data.clone(),
+                }
             }
-            Err(error) => EventKind::ConnectFailed { error: error.clone() },
+            Err(error) => EventKind::ConnectFailed {
+                error: error.clone(),
+            },
         };
         door.outcome = Some(joined);
         self.answer_door(ep);
@@ -106,7 +123,12 @@ impl Domain {
     ///
     /// # Errors
     /// What the provider refuses; nothing is left behind.
-    pub fn listen(&self, info: &Info, at: Option<&Address>, bound: Bindings) -> Result<(EpId, Address)> {
+    pub fn listen(
+        &self,
+        info: &Info,
+        at: Option<&Address>,
+        bound: Bindings,
+    ) -> Result<(EpId, Address)> {
         let object = bound.object;
         // Under auto progress the thread has to learn of the new descriptors' owner.
         self.with(|locked| {
@@ -133,7 +155,9 @@ impl Domain {
     /// Drives until a request waits, and takes it; nothing once the endpoint is closed.
     pub fn poll_request(&self, ep: EpId, cx: &mut Context<'_>) -> Poll<Option<Request>> {
         let is_ready = |hub: &mut Hub| hub.door(ep).is_none_or(|door| door.requests > 0);
-        let driven = self.engine().drive(cx.waker(), is_ready, |hub, waker| hub.register_door(ep, waker));
+        let driven = self.engine().drive(cx.waker(), is_ready, |hub, waker| {
+            hub.register_door(ep, waker)
+        });
         driven.map(|mut locked| {
             let request = locked.take_request(ep);
             locked.leave();
@@ -146,18 +170,31 @@ impl Domain {
     pub fn open_av_of(&self, peer: &Address) -> (AvId, FiAddr) {
         let mut vector = Vector::new(false);
         let number = vector.table.insert(peer.clone());
-        (AvId(self.engine().lock().hub.vectors.insert(vector)), number)
+        (
+            AvId(self.engine().lock().hub.vectors.insert(vector)),
+            number,
+        )
     }
 
-    /// Opens an endpoint that is connected with one peer. What becomes of it [`poll_joined`](Self::poll_joined) tells.
+    /// Opens an endpoint that is connected with one peer. What becomes of it
+    /// [`poll_joined`](Self::poll_joined) tells.
     ///
     /// # Errors
-    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`] bytes; what is known to be impossible at once. Nothing is left behind, and
-    /// a request is refused.
-    pub fn open_connected(&self, info: &Info, meeting: Meeting<'_>, bound: Bindings) -> Result<EpId> {
+    /// [`Error::TooLong`] above [`MAX_PRIVATE_DATA`] bytes; what is known to be impossible at once.
+    /// Nothing is left behind, and a request is refused.
+    pub fn open_connected(
+        &self,
+        info: &Info,
+        meeting: Meeting<'_>,
+        bound: Bindings,
+    ) -> Result<EpId> {
         let len = meeting.data.len();
         if len > MAX_PRIVATE_DATA {
-            return Err(Error::TooLong { what: "private data", len, limit: MAX_PRIVATE_DATA });
+            return Err(Error::TooLong {
+                what: "private data",
+                len,
+                limit: MAX_PRIVATE_DATA,
+            });
         }
         let info = heeded(info, &bound);
         self.with(|locked| {
@@ -165,7 +202,10 @@ impl Domain {
             let shared = state.context_of(&bound)?;
             let id = state.open_door(bound);
             let receiving = receiving(shared.as_ref(), self);
-            let opened = state.provider.open_connected(&mut state.hub, id, &info, meeting, receiving);
+            let opened =
+                state
+                    .provider
+                    .open_connected(&mut state.hub, id, &info, meeting, receiving);
             opened.inspect_err(|_| drop(state.hub.eps.remove(id.0)))?;
             state.ask_express(id);
             Ok(id)
@@ -178,7 +218,9 @@ impl Domain {
             Some(door) => door.outcome.take(),
             None => Some(Err(Error::Closed(Class::Endpoint))),
         };
-        self.engine().poll(cx.waker(), outcome, |hub, waker| hub.register_door(ep, waker))
+        self.engine().poll(cx.waker(), outcome, |hub, waker| {
+            hub.register_door(ep, waker)
+        })
     }
 
     /// What has become of an endpoint that was to be connected, if that is known.

@@ -1,5 +1,5 @@
-//! A domain as the async face sees it: opened, asked how it is, polled. What is done with its objects, and what is posted, is
-//! with its subject.
+//! A domain as the async face sees it: opened, asked how it is, polled. What is done with its
+//! objects, and what is posted, is with its subject.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,7 +39,11 @@ impl Finished<'_> {
         self.locked.leave();
         match error {
             None => Ok(Done { buf, transfer }),
-            Some(error) => Err(Failed { error: *error, buf, transfer }),
+            Some(error) => Err(Failed {
+                error: *error,
+                buf,
+                transfer,
+            }),
         }
     }
 }
@@ -59,7 +63,12 @@ impl Domain {
     ///
     /// # Errors
     /// What the provider or the operating system refuses.
-    pub fn open(provider: &dyn Provider, info: &Info, policy: WaitPolicy, name: &str) -> Result<Self> {
+    pub fn open(
+        provider: &dyn Provider,
+        info: &Info,
+        policy: WaitPolicy,
+        name: &str,
+    ) -> Result<Self> {
         let set = Arc::new(PollSet::new()?);
         let domain = provider.open_domain(info, set.clone())?;
         let progress = info.domain.data_progress;
@@ -71,7 +80,11 @@ impl Domain {
         if progress == Progress::Auto {
             driver::spawn(&engine, format!("fab-{name}"))?;
         }
-        Ok(Self { engine, pool, lender })
+        Ok(Self {
+            engine,
+            pool,
+            lender,
+        })
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -87,8 +100,8 @@ impl Domain {
         done
     }
 
-    /// Messages of at least this many bytes are copied once, where the provider can. To be said before endpoints are
-    /// opened.
+    /// Messages of at least this many bytes are copied once, where the provider can. To be said
+    /// before endpoints are opened.
     pub fn single_copy_from(&self, len: usize) {
         self.engine.lock().provider.single_copy_from(len);
     }
@@ -121,8 +134,8 @@ impl Domain {
         self.engine.policy
     }
 
-    /// Makes one pass without waiting; true when something moved. For whoever is a passive target under manual
-    /// progress, or wants to drive by hand.
+    /// Makes one pass without waiting; true when something moved. For whoever is a passive target
+    /// under manual progress, or wants to drive by hand.
     pub fn progress(&self) -> bool {
         self.engine.pass()
     }
@@ -136,7 +149,11 @@ impl Domain {
             locked.provider.describe(),
             locked.hub.ops.len(),
             locked.hub.waiters,
-            if locked.armed { "armed, driver " } else { "driver " },
+            if locked.armed {
+                "armed, driver "
+            } else {
+                "driver "
+            },
             locked.driver,
         )
     }
@@ -159,9 +176,12 @@ impl Domain {
     /// Memory to be written and lent.
     ///
     /// # Errors
-    /// [`Error::Again`](fabric_core::Error::Again) when peers have too much; what the operating system refuses.
+    /// [`Error::Again`](fabric_core::Error::Again) when peers have too much; what the operating
+    /// system refuses.
     pub fn loan(&self, len: usize) -> Result<Loan> {
-        let Some(lender) = &self.lender else { return Loan::copied(len) };
+        let Some(lender) = &self.lender else {
+            return Loan::copied(len);
+        };
         if let Some(loan) = lender.reuse(len) {
             return Ok(loan);
         }
@@ -179,13 +199,19 @@ impl Domain {
     #[inline]
     pub fn poll_op(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Finished<'_>> {
         let is_done = |hub: &mut Hub| hub.ops.is_done(key);
-        let driven = self.engine.drive(cx.waker(), is_done, |hub, waker| hub.register(key, waker));
+        let driven = self
+            .engine
+            .drive(cx.waker(), is_done, |hub, waker| hub.register(key, waker));
         driven.map(|locked| Finished { locked, key })
     }
 
     /// Likewise, and takes what it has come to.
     pub(crate) fn poll_ended(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Ended> {
-        self.engine.poll(cx.waker(), |hub| hub.take_done(key), |hub, waker| hub.register(key, waker))
+        self.engine.poll(
+            cx.waker(),
+            |hub| hub.take_done(key),
+            |hub, waker| hub.register(key, waker),
+        )
     }
 
     /// A handle by which a task can drive this domain without keeping it open.

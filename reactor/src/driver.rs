@@ -1,7 +1,8 @@
 //! The driver: what keeps a domain moving when no application task polls it.
 //!
-//! Under manual progress a task of the runtime drives, under auto progress a thread; both run the same turns. A driver
-//! that wakes makes passes until there has been no news for a while, arms the doorbells and sleeps.
+//! Under manual progress a task of the runtime drives, under auto progress a thread; both run the
+//! same turns. A driver that wakes makes passes until there has been no news for a while, arms the
+//! doorbells and sleeps.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -50,12 +51,18 @@ pub(crate) struct Turns {
 
 impl Turns {
     pub(crate) fn new() -> Self {
-        Self { window: Window::new(), polls_seen: 0, turns: 0 }
+        Self {
+            window: Window::new(),
+            polls_seen: 0,
+            turns: 0,
+        }
     }
 
     /// One turn. `waker` is the driver's own, if it is a task.
     pub(crate) fn turn(&mut self, engine: &Engine, waker: Option<&Waker>) -> Next {
-        let Some(mut locked) = engine.try_lock() else { return Next::Busy };
+        let Some(mut locked) = engine.try_lock() else {
+            return Next::Busy;
+        };
         let auto = engine.progress == Progress::Auto;
         let polls = engine.polls.load(Ordering::Relaxed);
         let application_polls = auto && polls != self.polls_seen;
@@ -67,7 +74,8 @@ impl Turns {
             return Next::Watch;
         }
         // The descriptors are looked at after a sleep, before one, and now and then between.
-        let look = !matches!(locked.driver, Driver::Awake) || self.turns.is_multiple_of(TURNS_PER_LOOK);
+        let look =
+            !matches!(locked.driver, Driver::Awake) || self.turns.is_multiple_of(TURNS_PER_LOOK);
         self.turns = self.turns.wrapping_add(1);
         let news = (look && locked.look()) | locked.pass();
         if news {
@@ -77,14 +85,17 @@ impl Turns {
             return Next::Again;
         }
         if auto || locked.hub.is_awaited(engine.policy) {
-            // Armed anew even if armed before: who rang a doorbell took its flag down, and the message may be gone.
-            let spins = !locked.armed && engine.policy != WaitPolicy::Park && self.window.look_again();
+            // Armed anew even if armed before: who rang a doorbell took its flag down, and the
+            // message may be gone.
+            let spins =
+                !locked.armed && engine.policy != WaitPolicy::Park && self.window.look_again();
             if spins || locked.look() || !locked.arm() {
                 locked.driver = Driver::Awake;
                 return Next::Again;
             }
         } else if locked.look() {
-            // More was ready than one look takes, and what wakes the driver is only told of changes.
+            // More was ready than one look takes, and what wakes the driver is only told of
+            // changes.
             locked.driver = Driver::Awake;
             return Next::Again;
         }
@@ -98,8 +109,12 @@ impl Turns {
 /// Runs the driver of an auto-progress domain on a thread of its own, until the domain is gone.
 pub(crate) fn spawn(engine: &Arc<Engine>, name: String) -> Result<()> {
     let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
-    let spawned = thread::Builder::new().name(name).spawn(move || run(&set, &engine));
-    spawned.map(drop).map_err(|error: io::Error| Error::os("clone", error.raw_os_error().unwrap_or_default()))
+    let spawned = thread::Builder::new()
+        .name(name)
+        .spawn(move || run(&set, &engine));
+    spawned
+        .map(drop)
+        .map_err(|error: io::Error| Error::os("clone", error.raw_os_error().unwrap_or_default()))
 }
 
 /// Drives a domain from this thread, until it is gone.
@@ -108,12 +123,15 @@ pub(crate) fn run(set: &PollSet, engine: &Weak<Engine>) {
     Later::tell(Note::Drives("thread"));
     let mut turns = Turns::new();
     loop {
-        let Some(engine) = engine.upgrade() else { return };
+        let Some(engine) = engine.upgrade() else {
+            return;
+        };
         let next = turns.turn(&engine, None);
         drop(engine);
         match next {
             Next::Again => sync::spin(),
-            // Where there are fewer cores than threads that look, whoever drives may be waiting for this one.
+            // Where there are fewer cores than threads that look, whoever drives may be waiting for
+            // this one.
             Next::Busy => sync::yield_now(),
             // What is ready is looked at in the next turn.
             Next::Sleep => drop(set.wait(None, |_| {})),
@@ -125,7 +143,8 @@ pub(crate) fn run(set: &PollSet, engine: &Weak<Engine>) {
     }
 }
 
-/// Whoever drove has gone, because its runtime went or because it panicked: from now on tasks keep themselves runnable.
+/// Whoever drove has gone, because its runtime went or because it panicked: from now on tasks keep
+/// themselves runnable.
 struct Leave(Weak<Engine>, &'static str);
 
 impl Drop for Leave {
@@ -160,7 +179,12 @@ impl TaskDriver {
     pub(crate) fn new(engine: &Arc<Engine>) -> Self {
         let (set, engine) = (engine.set.clone(), Arc::downgrade(engine));
         Later::tell(Note::Drives("task"));
-        Self { set, _leave: Leave(engine.clone(), "task"), engine, turns: Turns::new() }
+        Self {
+            set,
+            _leave: Leave(engine.clone(), "task"),
+            engine,
+            turns: Turns::new(),
+        }
     }
 
     /// What it sleeps on.
@@ -169,15 +193,18 @@ impl TaskDriver {
         Doorbell(self.set.clone())
     }
 
-    /// Drives; ready when the domain is gone. `readable` polls the doorbell for having become readable, and forgets
-    /// that it was: what comes afterwards makes it readable again. An error of it ends the driver.
+    /// Drives; ready when the domain is gone. `readable` polls the doorbell for having become
+    /// readable, and forgets that it was: what comes afterwards makes it readable again. An error
+    /// of it ends the driver.
     pub fn poll<E>(
         &mut self,
         cx: &mut Context<'_>,
         mut readable: impl FnMut(&mut Context<'_>) -> Poll<Result<(), E>>,
     ) -> Poll<()> {
         loop {
-            let Some(engine) = self.engine.upgrade() else { return Poll::Ready(()) };
+            let Some(engine) = self.engine.upgrade() else {
+                return Poll::Ready(());
+            };
             let next = self.turns.turn(&engine, Some(cx.waker()));
             drop(engine);
             if matches!(next, Next::Again | Next::Busy) {

@@ -28,20 +28,28 @@ pub(crate) fn heeded(info: &Info, bound: &Bindings) -> Info {
 impl State {
     /// Tells the provider who has a number in the vector of a new endpoint.
     fn tell_numbers(&mut self, id: EpId) {
-        let Some(ep) = self.hub.eps.get(id.0) else { return };
+        let Some(ep) = self.hub.eps.get(id.0) else {
+            return;
+        };
         let vector = self.hub.vectors.get(ep.bound.av.0);
         let known = vector.into_iter().flat_map(|vector| vector.table.iter());
-        let known: Vec<_> = known.map(|(addr, address)| (addr, address.clone())).collect();
+        let known: Vec<_> = known
+            .map(|(addr, address)| (addr, address.clone()))
+            .collect();
         for (addr, address) in known {
-            self.provider.address_inserted(&mut self.hub, id, addr, &address);
+            self.provider
+                .address_inserted(&mut self.hub, id, addr, &address);
         }
     }
 
-    /// Asks the provider for a quicker way to the peers of a new endpoint. What is counted goes through the hub.
+    /// Asks the provider for a quicker way to the peers of a new endpoint. What is counted goes
+    /// through the hub.
     pub(crate) fn ask_express(&mut self, id: EpId) {
         let Self { hub, provider, .. } = self;
         if let Some(ep) = hub.eps.get_mut(id.0) {
-            ep.express = (!ep.bound.counters.heed_own()).then(|| provider.express(id)).flatten();
+            ep.express = (!ep.bound.counters.heed_own())
+                .then(|| provider.express(id))
+                .flatten();
         }
     }
 
@@ -89,12 +97,14 @@ impl Domain {
         })
     }
 
-    /// Closes an endpoint, or a shared context. Operations on it end as cancelled; their buffers come back with that.
+    /// Closes an endpoint, or a shared context. Operations on it end as cancelled; their buffers
+    /// come back with that.
     pub fn close_endpoint(&self, id: EpId) {
         self.with(|state| state.close_endpoint(id));
     }
 
-    /// A way to the endpoint's peers that is quicker where it can be gone, and is to be tried before.
+    /// A way to the endpoint's peers that is quicker where it can be gone, and is to be tried
+    /// before.
     #[must_use]
     pub fn express(&self, ep: EpId) -> Option<Arc<dyn Express>> {
         self.engine().lock().hub.eps.get(ep.0)?.express.clone()
@@ -105,6 +115,8 @@ impl Domain {
     pub fn endpoint_stats(&self, ep: EpId) -> EndpointStats {
         let locked = self.engine().lock();
         let stats = locked.hub.eps.get(ep.0).map(|ep| ep.stats);
-        stats.map_or_else(EndpointStats::default, |stats| stats.with(locked.provider_stats(ep)))
+        stats.map_or_else(EndpointStats::default, |stats| {
+            stats.with(locked.provider_stats(ep))
+        })
     }
 }

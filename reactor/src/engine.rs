@@ -2,21 +2,22 @@
 //!
 //! # The lock
 //!
-//! One lock guards everything of a domain. Critical sections are bounded (a pass moves a bounded number of bytes) and
-//! contain no user code: what would run some (wakers, drops) is put off until the lock is gone ([`Later`]).
+//! One lock guards everything of a domain. Critical sections are bounded (a pass moves a bounded
+//! number of bytes) and contain no user code: what would run some (wakers, drops) is put off until
+//! the lock is gone ([`Later`]).
 //!
 //! # Progress
 //!
-//! Whoever polls an operation or a queue drives the domain, for up to a few microseconds within one poll. What keeps
-//! things moving when nobody polls is the *driver*: a task of the runtime (manual progress) or a thread (auto
-//! progress). The driver belongs to no operation, so it does not matter which task polled last, or whether it was
-//! dropped or is busy.
+//! Whoever polls an operation or a queue drives the domain, for up to a few microseconds within one
+//! poll. What keeps things moving when nobody polls is the *driver*: a task of the runtime (manual
+//! progress) or a thread (auto progress). The driver belongs to no operation, so it does not matter
+//! which task polled last, or whether it was dropped or is busy.
 //!
-//! **Invariant.** Whenever the lock is free and a task waits for something of this domain, at least one holds:
-//! (1) the driver is awake and will make another pass; (2) the domain is *armed*: every peer rings its doorbell with
-//! its next message, and the driver sleeps on the doorbells; (3) the waiting tasks keep themselves runnable (policy
-//! spin, or the driver is gone). With auto progress (1) or (2) holds even if nobody waits, within one period of the
-//! thread's watch.
+//! **Invariant.** Whenever the lock is free and a task waits for something of this domain, at least
+//! one holds: (1) the driver is awake and will make another pass; (2) the domain is *armed*: every
+//! peer rings its doorbell with its next message, and the driver sleeps on the doorbells; (3) the
+//! waiting tasks keep themselves runnable (policy spin, or the driver is gone). With auto progress
+//! (1) or (2) holds even if nobody waits, within one period of the thread's watch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,15 +34,18 @@ use crate::shared::SharedContexts;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::wait::{PollSet, Spinner, WaitPolicy};
 
-/// Posts between two looks: a program that only posts, and whose posts all end at once, hears of the end of a peer too.
+/// Posts between two looks: a program that only posts, and whose posts all end at once, hears of
+/// the end of a peer too.
 const POSTS_PER_LOOK: u32 = if cfg!(loom) { 1 } else { 64 };
 
-/// Passes between two looks at the descriptors while somebody spins: new connections and dead peers.
+/// Passes between two looks at the descriptors while somebody spins: new connections and dead
+/// peers.
 const PASSES_PER_LOOK: u64 = 2048;
 
 /// What the driver is doing.
 pub(crate) enum Driver {
-    /// Nobody was appointed yet, or the runtime that ran it is gone: tasks keep themselves runnable.
+    /// Nobody was appointed yet, or the runtime that ran it is gone: tasks keep themselves
+    /// runnable.
     Gone,
     /// It is making passes, or has been woken to.
     Awake,
@@ -111,18 +115,31 @@ impl Engine {
             posts: 0,
             parks: 0,
         };
-        Self { policy, progress, set, polls: AtomicU64::new(0), state: Mutex::new(state) }
+        Self {
+            policy,
+            progress,
+            set,
+            polls: AtomicU64::new(0),
+            state: Mutex::new(state),
+        }
     }
 
     pub(crate) fn lock(&self) -> Locked<'_> {
-        Locked { engine: self, state: Some(lock(&self.state)) }
+        Locked {
+            engine: self,
+            state: Some(lock(&self.state)),
+        }
     }
 
     pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
-        try_lock(&self.state).map(|state| Locked { engine: self, state: Some(state) })
+        try_lock(&self.state).map(|state| Locked {
+            engine: self,
+            state: Some(state),
+        })
     }
 
-    /// Drives until `ready` has something, a few microseconds at most; then `register` remembers the waker.
+    /// Drives until `ready` has something, a few microseconds at most; then `register` remembers
+    /// the waker.
     pub(crate) fn poll<T>(
         &self,
         waker: &Waker,
@@ -141,8 +158,8 @@ impl Engine {
         })
     }
 
-    /// Drives until something is ready, a few microseconds at most; then `register` remembers the waker. What is ready
-    /// is to be taken before the lock is [left](Locked::leave).
+    /// Drives until something is ready, a few microseconds at most; then `register` remembers the
+    /// waker. What is ready is to be taken before the lock is [left](Locked::leave).
     #[inline(always)] // on the way of a small message
     pub(crate) fn drive(
         &self,
@@ -165,7 +182,8 @@ impl Engine {
                 self.polled();
                 return Poll::Ready(locked);
             }
-            // Those who wait share the time: a round of all their polls takes no longer than that of one.
+            // Those who wait share the time: a round of all their polls takes no longer than that
+            // of one.
             if looks >= locked.spinner.looks() / locked.hub.waiters.max(1) as u32 {
                 if looks > 0 {
                     locked.spinner.miss();
@@ -179,8 +197,8 @@ impl Engine {
                 }
                 return Poll::Pending;
             }
-            // No pause in between: letting go of the lock and taking it again is one, and a message that comes during
-            // the pause instruction is noticed that much later.
+            // No pause in between: letting go of the lock and taking it again is one, and a message
+            // that comes during the pause instruction is noticed that much later.
             drop(locked);
             looks += 1;
         }
@@ -188,7 +206,10 @@ impl Engine {
 
     /// Counts a poll of the application. Under the lock, so that nobody else does now.
     fn polled(&self) {
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.polls.store(
+            self.polls.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
     }
 
     /// Moves what can be moved, once, without waiting. Returns whether anything moved.
@@ -295,7 +316,8 @@ impl Locked<'_> {
         let state = &mut **self;
         let (provider, hub) = (&mut state.provider, &mut state.hub);
         let mut any = false;
-        // Level-triggered descriptors stay ready until they are dealt with; what does not fit is seen next time.
+        // Level-triggered descriptors stay ready until they are dealt with; what does not fit is
+        // seen next time.
         set.wait(Some(std::time::Duration::ZERO), |token| {
             any = true;
             provider.ready(hub, token);
@@ -322,7 +344,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Does what a call of the provider made possible: sends that waited for credit, numbers to announce.
+    /// Does what a call of the provider made possible: sends that waited for credit, numbers to
+    /// announce.
     #[inline]
     pub(crate) fn follow_up(&mut self) {
         if !self.hub.follow_ups.is_empty() {
@@ -360,14 +383,16 @@ impl Locked<'_> {
         self.settle();
     }
 
-    /// Before the lock is released with nothing to wait for: makes the invariant hold for the others.
+    /// Before the lock is released with nothing to wait for: makes the invariant hold for the
+    /// others.
     pub(crate) fn settle(&mut self) {
         if !self.armed && self.hub.is_awaited(self.engine.policy) {
             self.keep_going();
         }
     }
 
-    /// Before the lock is released by somebody who will wait. True when they must keep themselves runnable.
+    /// Before the lock is released by somebody who will wait. True when they must keep themselves
+    /// runnable.
     pub(crate) fn settle_waiting(&mut self) -> bool {
         if self.engine.policy == WaitPolicy::Spin {
             return true;
@@ -423,7 +448,9 @@ impl State {
         loop {
             let Hub { eps, ops, .. } = &mut self.hub;
             let under_way = |peer| ops.is_under_way(ep, peer);
-            let Some(bound) = eps.get_mut(ep.0) else { return };
+            let Some(bound) = eps.get_mut(ep.0) else {
+                return;
+            };
             let Some(key) = bound.transmit.next(under_way) else {
                 // Only now: what was granted is in its queue.
                 return bound.hold();
@@ -433,7 +460,9 @@ impl State {
     }
 
     fn post_granted(&mut self, ep: EpId, key: OpKey) {
-        let Some(op) = self.hub.ops.get_mut(key) else { return };
+        let Some(op) = self.hub.ops.get_mut(key) else {
+            return;
+        };
         let had_credit = std::mem::replace(&mut op.credit, true);
         op.phase = Phase::Posted;
         if op.permit {

@@ -10,7 +10,8 @@ impl Domain {
     ///
     /// # Errors
     /// [`Error::Invalid`](fabric_core::Error::Invalid) when it is not the address of a group;
-    /// [`Error::NotSupported`](fabric_core::Error::NotSupported); [`Error::Os`](fabric_core::Error::Os).
+    /// [`Error::NotSupported`](fabric_core::Error::NotSupported);
+    /// [`Error::Os`](fabric_core::Error::Os).
     pub fn join(&self, ep: EpId, group: &Address) -> Result<u32> {
         // The driver has a further socket to sleep on, and may find something there already.
         self.with(|locked| locked.provider.join(ep, group))

@@ -15,13 +15,18 @@ use crate::ops::{Phase, Route};
 
 impl Host for Hub {
     fn payload(&self, op: OpKey) -> Payload<'_> {
-        self.ops.get(op).map_or(Payload::Whole(&[]), |op| op.buf.payload())
+        self.ops
+            .get(op)
+            .map_or(Payload::Whole(&[]), |op| op.buf.payload())
     }
 
     fn is_ordinary(&self, op: OpKey) -> bool {
-        self.ops
-            .get(op)
-            .is_some_and(|op| !matches!(op.buf, AnyBuf::Custom(_) | AnyBuf::Gather(_) | AnyBuf::Scatter(_)))
+        self.ops.get(op).is_some_and(|op| {
+            !matches!(
+                op.buf,
+                AnyBuf::Custom(_) | AnyBuf::Gather(_) | AnyBuf::Scatter(_)
+            )
+        })
     }
 
     fn entrust(&mut self, op: OpKey) -> Option<AnyBuf> {
@@ -35,11 +40,15 @@ impl Host for Hub {
     }
 
     fn places(&self, spread: Spread) -> &[Remote] {
-        self.spreads.get(spread.0 as usize).map_or(&[], |places| places)
+        self.spreads
+            .get(spread.0 as usize)
+            .map_or(&[], |places| places)
     }
 
     fn expect(&mut self, op: OpKey, len: usize) -> usize {
-        let Some(op) = self.ops.get_mut(op) else { return 0 };
+        let Some(op) = self.ops.get_mut(op) else {
+            return 0;
+        };
         let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
         op.buf.expect(len.min(limit));
         op.buf.room().min(limit)
@@ -52,8 +61,14 @@ impl Host for Hub {
     }
 
     fn deliver(&mut self, key: OpKey, envelope: &Envelope, source: &dyn Source) {
-        let Some(op) = self.ops.get_mut(key) else { return };
-        let Some(ep) = self.eps.get_mut(op.ep.0).filter(|ep| envelope.len <= ep.bound.max_msg_size) else {
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
+        let Some(ep) = self
+            .eps
+            .get_mut(op.ep.0)
+            .filter(|ep| envelope.len <= ep.bound.max_msg_size)
+        else {
             return self.deliver_in_part(key, envelope, source);
         };
         let placed = op.buf.receive(source);
@@ -101,7 +116,9 @@ impl Host for Hub {
     }
 
     fn adopt(&mut self, op: OpKey, mut bytes: PooledBuf) -> usize {
-        let Some(op) = self.ops.get_mut(op) else { return 0 };
+        let Some(op) = self.ops.get_mut(op) else {
+            return 0;
+        };
         let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
         bytes.truncate(limit);
         let len = bytes.len();
@@ -118,13 +135,18 @@ impl Host for Hub {
     }
 
     fn reclaim(&mut self, key: OpKey, filled: usize) -> PooledBuf {
-        let Some(op) = self.ops.get_mut(key) else { return PooledBuf::empty(&self.pool) };
+        let Some(op) = self.ops.get_mut(key) else {
+            return PooledBuf::empty(&self.pool);
+        };
         op.buf.finish(filled);
         match std::mem::take(&mut op.buf) {
             AnyBuf::Pooled(buf) => buf,
             other => {
                 let mut copy = self.pool.take(filled);
-                other.payload().part(0, filled).for_each(|_, piece| copy.extend_from_slice(piece));
+                other
+                    .payload()
+                    .part(0, filled)
+                    .for_each(|_, piece| copy.extend_from_slice(piece));
                 self.later.discard(other);
                 copy
             }
@@ -135,7 +157,9 @@ impl Host for Hub {
         if !self.entrusted.is_empty() && self.entrusted.contains_key(&key) {
             return self.keep_back(key, outcome);
         }
-        let Some(op) = self.ops.get_mut(key) else { return };
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
         let (ep, kind, route, peer) = (op.ep, op.kind, op.route, op.spec.map(|spec| spec.peer));
         let permit = op.permit;
         if let Some(spread) = op.spec.as_mut().and_then(|spec| spec.spread.take()) {
@@ -171,18 +195,26 @@ impl Host for Hub {
                 self.unreserve_entry(ep, kind);
             }
             Route::Queue(context) | Route::Failure(context) => {
-                let Some(op) = self.ops.get_mut(key) else { return };
+                let Some(op) = self.ops.get_mut(key) else {
+                    return;
+                };
                 let buf = std::mem::take(&mut op.buf);
                 let lent = op.spec.is_some_and(|spec| spec.loan.is_some());
                 self.ops.free(key);
-                let buf = if lent && outcome.error.is_none() { self.passed_on(buf) } else { buf };
+                let buf = if lent && outcome.error.is_none() {
+                    self.passed_on(buf)
+                } else {
+                    buf
+                };
                 self.report(ep, kind, context, outcome, buf);
             }
             Route::Multi(number) => self.part_ended(number, key, outcome),
             Route::Nobody => {
                 self.discard(key);
-                if let Some(error) =
-                    outcome.error.map(|error| *error).filter(|error| *error != Error::Canceled)
+                if let Some(error) = outcome
+                    .error
+                    .map(|error| *error)
+                    .filter(|error| *error != Error::Canceled)
                 {
                     self.event(ep, EventKind::OperationFailed { peer, error });
                 }
@@ -199,7 +231,9 @@ impl Host for Hub {
     }
 
     fn event(&mut self, ep: EpId, kind: EventKind) {
-        let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else { return };
+        let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else {
+            return;
+        };
         if !matches!(kind, EventKind::OperationFailed { .. }) {
             self.later.note(Note::Event(bound.object, kind.clone()));
         }
@@ -212,13 +246,20 @@ impl Host for Hub {
 
     fn gave_up(&mut self, ep: EpId, peer: &Address, loans: usize) {
         if let Some(ep) = self.eps.get(ep.0) {
-            self.later.note(Note::GaveUp(ep.bound.object, peer.clone(), loans));
+            self.later
+                .note(Note::GaveUp(ep.bound.object, peer.clone(), loans));
         }
     }
 
     fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address> {
-        let ep = self.eps.get(ep.0).ok_or_else(|| Error::Closed(Class::Endpoint))?;
-        let vector = self.vectors.get(ep.bound.av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
+        let ep = self
+            .eps
+            .get(ep.0)
+            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        let vector = self
+            .vectors
+            .get(ep.bound.av.0)
+            .ok_or_else(|| Error::Closed(Class::AddressVector))?;
         vector.table.get(addr).cloned()
     }
 

@@ -1,4 +1,5 @@
-//! Everything a domain knows apart from its provider: operations, endpoints, queues, counters, address vectors.
+//! Everything a domain knows apart from its provider: operations, endpoints, queues, counters,
+//! address vectors.
 //!
 //! The [`Hub`] is what a provider sees as its [`Host`]. It lives under the domain's lock.
 
@@ -73,7 +74,15 @@ impl Bindings {
     #[inline]
     pub(crate) fn check_len(&self, len: usize) -> Result<()> {
         let limit = self.max_msg_size;
-        if len > limit { Err(Error::TooLong { what: "message", len, limit }) } else { Ok(()) }
+        if len > limit {
+            Err(Error::TooLong {
+                what: "message",
+                len,
+                limit,
+            })
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -146,8 +155,18 @@ impl Ep {
 
 impl std::fmt::Debug for Ep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { bound, transmit, posted_recvs, stats, express: _, door } = self;
-        write!(f, "Ep({bound:?}, {transmit:?}, {posted_recvs} receives, {stats:?}, {door:?})")
+        let Self {
+            bound,
+            transmit,
+            posted_recvs,
+            stats,
+            express: _,
+            door,
+        } = self;
+        write!(
+            f,
+            "Ep({bound:?}, {transmit:?}, {posted_recvs} receives, {stats:?}, {door:?})"
+        )
     }
 }
 
@@ -172,8 +191,8 @@ pub(crate) struct Hub {
     pub(crate) sends: usize,
     /// The last pass left something behind that the next one moves.
     pub(crate) goes_on: bool,
-    /// Something could not be taken in because a queue was full: what peers did to memory here, or a message for a
-    /// receive that takes several.
+    /// Something could not be taken in because a queue was full: what peers did to memory here, or
+    /// a message for a receive that takes several.
     pub(crate) held_notice: bool,
     /// Receives that take several messages.
     pub(crate) multis: Slab<Multi>,
@@ -208,7 +227,9 @@ pub(crate) enum FollowUp {
 
 /// Whether a number is one of this vector.
 pub(crate) fn known(vectors: &Table<Vector>, av: AvId, addr: FiAddr) -> Result<()> {
-    let vector = vectors.get(av.0).ok_or_else(|| Error::Closed(Class::AddressVector))?;
+    let vector = vectors
+        .get(av.0)
+        .ok_or_else(|| Error::Closed(Class::AddressVector))?;
     vector.table.get(addr).map(drop)
 }
 
@@ -241,17 +262,29 @@ impl Hub {
     }
 
     pub(crate) fn ep(&mut self, ep: EpId) -> Result<&mut Ep> {
-        self.eps.get_mut(ep.0).ok_or_else(|| Error::Closed(Class::Endpoint))
+        self.eps
+            .get_mut(ep.0)
+            .ok_or_else(|| Error::Closed(Class::Endpoint))
     }
 
     pub(crate) fn new_ep(bound: Bindings) -> Ep {
         let (transmit, stats) = (Transmit::new(bound.tx_size), EndpointStats::default());
-        Ep { transmit, posted_recvs: 0, stats, express: None, door: None, bound }
+        Ep {
+            transmit,
+            posted_recvs: 0,
+            stats,
+            express: None,
+            door: None,
+            bound,
+        }
     }
 
     /// Whether a number is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
-        let ep = self.eps.get(ep.0).ok_or_else(|| Error::Closed(Class::Endpoint))?;
+        let ep = self
+            .eps
+            .get(ep.0)
+            .ok_or_else(|| Error::Closed(Class::Endpoint))?;
         known(&self.vectors, ep.bound.av, addr)
     }
 
@@ -308,8 +341,9 @@ impl Hub {
         }
     }
 
-    /// Whether something of this domain has to be kept going. Under policy spin those who wait keep themselves runnable;
-    /// sends, and messages that peers wait to see fetched, go on by themselves all the same.
+    /// Whether something of this domain has to be kept going. Under policy spin those who wait keep
+    /// themselves runnable; sends, and messages that peers wait to see fetched, go on by themselves
+    /// all the same.
     pub(crate) fn is_awaited(&self, policy: WaitPolicy) -> bool {
         let waits = || self.waiters > 0 || self.eqs.iter().any(|eq| eq.is_awaited());
         self.sends > 0 || self.goes_on || (policy != WaitPolicy::Spin && waits())
@@ -317,7 +351,9 @@ impl Hub {
 
     /// Gives back a credit, or a place among the posted receives.
     pub(crate) fn release(&mut self, ep: EpId, kind: OpKind, peer: Option<FiAddr>) {
-        let Some(state) = self.eps.get_mut(ep.0) else { return };
+        let Some(state) = self.eps.get_mut(ep.0) else {
+            return;
+        };
         if kind == OpKind::Recv {
             state.posted_recvs -= 1;
         } else if let Some(peer) = peer {
@@ -330,7 +366,9 @@ impl Hub {
 
     /// Registers the waker of an operation's future.
     pub(crate) fn register(&mut self, key: OpKey, waker: &Waker) {
-        let Some(op) = self.ops.get_mut(key) else { return };
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
         let before = match &op.waker {
             Some(registered) if registered.will_wake(waker) => return,
             _ => op.waker.replace(waker.clone()),
@@ -340,7 +378,9 @@ impl Hub {
 
     /// An operation has ended whose future will look.
     pub(crate) fn done(&mut self, key: OpKey) {
-        let Some(op) = self.ops.get_mut(key) else { return };
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
         op.phase = Phase::Done;
         let waiter = op.waker.take();
         self.wake_waiter(waiter);
@@ -360,10 +400,14 @@ impl Hub {
 
     /// Likewise of one that has ended, with the buffer as its future has it.
     #[inline(always)] // on the way of a small message, and its result is large
-    pub(crate) fn take_result<B: IoBuf>(&mut self, key: OpKey) -> (B, Transfer, Option<Box<Error>>) {
+    pub(crate) fn take_result<B: IoBuf>(
+        &mut self,
+        key: OpKey,
+    ) -> (B, Transfer, Option<Box<Error>>) {
         let op = self.ops.free_done(key);
         let buf = B::from_any(std::mem::take(&mut op.buf));
-        let buf = buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
+        let buf =
+            buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
         let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
         let waiter = op.waker.take();
         self.drop_waiter(waiter);
@@ -374,7 +418,9 @@ impl Hub {
     /// The result of an operation was taken out: its slot is free.
     #[inline]
     fn taken(&mut self, key: OpKey) {
-        let Some(op) = self.ops.get_mut(key) else { return };
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
         let source = op.outcome.transfer.source;
         let waiter = op.waker.take();
         self.drop_waiter(waiter);
@@ -387,13 +433,18 @@ impl Hub {
             self.later.wake(waker);
         }
         for ring in self.cqs.iter_mut() {
-            ring.waker.take().into_iter().for_each(|waker| self.later.wake(waker));
+            ring.waker
+                .take()
+                .into_iter()
+                .for_each(|waker| self.later.wake(waker));
         }
         for cell in self.counters.iter_mut() {
             cell.wake_all(&mut self.later);
         }
         for door in self.eps.iter_mut().filter_map(|ep| ep.door.as_mut()) {
-            door.take_waker().into_iter().for_each(|waker| self.later.wake(waker));
+            door.take_waker()
+                .into_iter()
+                .for_each(|waker| self.later.wake(waker));
         }
         for waker in self.eqs.iter().filter_map(|eq| eq.take_waker()) {
             self.later.wake(waker);

@@ -45,7 +45,8 @@ impl Later {
         self.chores.push(Chore::Tell(note));
     }
 
-    /// Tells at once, where there is no lock. A panic of the subscriber is the caller's as little as one of a waker.
+    /// Tells at once, where there is no lock. A panic of the subscriber is the caller's as little
+    /// as one of a waker.
     pub(crate) fn tell(note: Note) {
         let mut later = Self::default();
         later.note(note);
@@ -56,7 +57,8 @@ impl Later {
         self.chores.is_empty()
     }
 
-    /// Carries everything out. A panic of user code is logged and does not keep the rest from happening.
+    /// Carries everything out. A panic of user code is logged and does not keep the rest from
+    /// happening.
     pub(crate) fn run(self) {
         for chore in self.chores {
             let ran = catch_unwind(AssertUnwindSafe(|| match chore {

@@ -1,12 +1,14 @@
 //! Receives that take several messages into one buffer (`FI_MULTI_RECV`).
 //!
-//! Such a receive is an operation that stays posted. For each message the provider has it *split*: part of its buffer goes
-//! into an operation of its own, which is filled, put back and abandoned as any other receive. The parts share memory by a
-//! reference count, so nothing has to wait for the rest of the buffer.
+//! Such a receive is an operation that stays posted. For each message the provider has it *split*:
+//! part of its buffer goes into an operation of its own, which is filled, put back and abandoned as
+//! any other receive. The parts share memory by a reference count, so nothing has to wait for the
+//! rest of the buffer.
 //!
-//! A message is split off only when there is a place to report it: an entry of the queue, reserved here, or room among the
-//! messages that a stream has not taken. A receive that reports to a queue holds two entries as long as it is posted: one
-//! for the next message, so that other posts cannot keep it from ever getting one, and one for its release.
+//! A message is split off only when there is a place to report it: an entry of the queue, reserved
+//! here, or room among the messages that a stream has not taken. A receive that reports to a queue
+//! holds two entries as long as it is posted: one for the next message, so that other posts cannot
+//! keep it from ever getting one, and one for its release.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
@@ -37,7 +39,8 @@ pub enum MultiSink {
 pub enum Part {
     /// A message, or the failure of one. Its buffer is a `BytesMut`.
     Message(Ended),
-    /// There is no more; here is what is left of the buffer, and why it ended, if it was not used up or taken back.
+    /// There is no more; here is what is left of the buffer, and why it ended, if it was not used
+    /// up or taken back.
     End(Option<Error>, BytesMut),
 }
 
@@ -104,7 +107,10 @@ impl Locked<'_> {
         };
         let entry = state.hub.multis.vacant_entry();
         let number = entry.key() as u32;
-        let key = state.hub.ops.insert_recv(ep, Route::Multi(number), AnyBuf::None);
+        let key = state
+            .hub
+            .ops
+            .insert_recv(ep, Route::Multi(number), AnyBuf::None);
         entry.insert(Multi {
             op: key,
             ep,
@@ -125,7 +131,9 @@ impl Locked<'_> {
     /// Takes no more messages. Those that have come are still reported.
     fn end_multi(&mut self, key: OpKey) {
         let state = &mut **self;
-        let Some(number) = state.hub.multi_of(key) else { return };
+        let Some(number) = state.hub.multi_of(key) else {
+            return;
+        };
         let multi = &mut state.hub.multis[number as usize];
         let (ep, is_news) = (multi.ep, !std::mem::replace(&mut multi.over, true));
         if is_news && state.cancel(ep, key) {
@@ -138,9 +146,12 @@ impl Locked<'_> {
         }
     }
 
-    /// Nobody waits for the messages any more: what has come and was not taken goes to other receives, in order.
+    /// Nobody waits for the messages any more: what has come and was not taken goes to other
+    /// receives, in order.
     pub(crate) fn abandon_multi(&mut self, key: OpKey) -> BytesMut {
-        let Some(number) = self.hub.multi_of(key) else { return BytesMut::new() };
+        let Some(number) = self.hub.multi_of(key) else {
+            return BytesMut::new();
+        };
         let multi = &mut self.hub.multis[number as usize];
         multi.over = true;
         let (ep, parts) = (multi.ep, std::mem::take(&mut multi.parts));
@@ -160,10 +171,19 @@ impl Locked<'_> {
         let hub = &self.hub;
         let queued = |multi: &Multi| matches!(multi.sink, Sink::Queue { .. });
         let of = |multi: &Multi| queued(multi) && hub.queue_of(multi.ep, OpKind::Recv) == Some(cq);
-        let keys: Vec<_> =
-            hub.multis.iter().filter(|(_, multi)| of(multi)).map(|(_, multi)| multi.op).collect();
+        let keys: Vec<_> = hub
+            .multis
+            .iter()
+            .filter(|(_, multi)| of(multi))
+            .map(|(_, multi)| multi.op)
+            .collect();
         // All of them first: what one leaves must not go to another that reports to the same queue.
-        for (_, multi) in self.hub.multis.iter_mut().filter(|(_, multi)| keys.contains(&multi.op)) {
+        for (_, multi) in self
+            .hub
+            .multis
+            .iter_mut()
+            .filter(|(_, multi)| keys.contains(&multi.op))
+        {
             multi.over = true;
         }
         for key in keys {
@@ -188,13 +208,20 @@ impl Hub {
             MultiSink::Queue(context) => {
                 let ring = self.queue_of(ep, OpKind::Recv).and_then(|id| self.cq(id));
                 if ring.is_some_and(|ring| ring.capacity() < 2) {
-                    let why = "of one entry, and a message and the release of the buffer need two".into();
-                    return Err(Error::Invalid { what: "completion queue", why });
+                    let why =
+                        "of one entry, and a message and the release of the buffer need two".into();
+                    return Err(Error::Invalid {
+                        what: "completion queue",
+                        why,
+                    });
                 }
                 self.reserve_entry(ep, OpKind::Recv)?;
                 self.reserve_entry(ep, OpKind::Recv)
                     .inspect_err(|_| self.unreserve_entry(ep, OpKind::Recv))?;
-                Sink::Queue { context, reserved: true }
+                Sink::Queue {
+                    context,
+                    reserved: true,
+                }
             }
         };
         self.ep(ep)?.posted_recvs += 1;
@@ -211,7 +238,9 @@ impl Hub {
 
     /// Whether a further message can be reported. If not, the provider is called again when it can.
     pub(crate) fn has_place_for_part(&mut self, key: OpKey) -> bool {
-        let Some(number) = self.multi_of(key) else { return false };
+        let Some(number) = self.multi_of(key) else {
+            return false;
+        };
         let multi = &mut self.multis[number as usize];
         let reserved = match &mut multi.sink {
             Sink::Stream { limit, full } => {
@@ -223,19 +252,28 @@ impl Hub {
         if *reserved {
             return true;
         }
-        let ring =
-            self.eps.get(multi.ep.0).and_then(|ep| ep.bound.rx_cq).and_then(|id| self.cqs.get_mut(id.0));
+        let ring = self
+            .eps
+            .get(multi.ep.0)
+            .and_then(|ep| ep.bound.rx_cq)
+            .and_then(|id| self.cqs.get_mut(id.0));
         *reserved = ring.is_some_and(|ring| ring.reserve());
         self.held_notice |= !*reserved;
         *reserved
     }
 
-    /// Reserves entries of this queue, which has some, for the next messages of those that have none yet.
+    /// Reserves entries of this queue, which has some, for the next messages of those that have
+    /// none yet.
     pub(crate) fn reserve_for_parts(&mut self, cq: CqId) {
-        let Some(ring) = self.cqs.get_mut(cq.0) else { return };
+        let Some(ring) = self.cqs.get_mut(cq.0) else {
+            return;
+        };
         for (_, multi) in self.multis.iter_mut().filter(|(_, multi)| !multi.over) {
             if let Sink::Queue { reserved, .. } = &mut multi.sink
-                && self.eps.get(multi.ep.0).is_some_and(|ep| ep.bound.rx_cq == Some(cq))
+                && self
+                    .eps
+                    .get(multi.ep.0)
+                    .is_some_and(|ep| ep.bound.rx_cq == Some(cq))
             {
                 *reserved = *reserved || ring.reserve();
             }
@@ -244,14 +282,20 @@ impl Hub {
 
     /// Makes a receive of part of the buffer for this message.
     pub(crate) fn split_off(&mut self, key: OpKey, envelope: &Envelope) -> Split {
-        let Some(number) = self.multi_of(key).filter(|number| !self.multis[*number as usize].over) else {
+        let Some(number) = self
+            .multi_of(key)
+            .filter(|number| !self.multis[*number as usize].over)
+        else {
             return Split::Used;
         };
         if !self.has_place_for_part(key) {
             return Split::Full;
         }
         let multi = &mut self.multis[number as usize];
-        let limit = self.eps.get(multi.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
+        let limit = self
+            .eps
+            .get(multi.ep.0)
+            .map_or(0, |ep| ep.bound.max_msg_size);
         let len = envelope.len.min(limit);
         if len > multi.rest.capacity() && !multi.whole {
             multi.over = true;
@@ -259,17 +303,24 @@ impl Hub {
             self.release_multi(number);
             return Split::Used;
         }
-        // A message that is too long for the whole buffer is truncated there, as by any other receive.
+        // A message that is too long for the whole buffer is truncated there, as by any other
+        // receive.
         let rest = multi.rest.split_off(len.min(multi.rest.capacity()));
         let part = std::mem::replace(&mut multi.rest, rest);
         multi.whole = false;
         multi.over = multi.rest.capacity() < multi.min_free || len > part.capacity();
         let (ep, over) = (multi.ep, multi.over);
-        let part = self.ops.insert_recv(ep, Route::Multi(number), AnyBuf::BytesMut(part));
+        let part = self
+            .ops
+            .insert_recv(ep, Route::Multi(number), AnyBuf::BytesMut(part));
         if let Some(op) = self.ops.get_mut(part) {
             op.credit = false;
         }
-        multi.parts.push_back(Piece { op: part, peer: envelope.peer, complete: false });
+        multi.parts.push_back(Piece {
+            op: part,
+            peer: envelope.peer,
+            complete: false,
+        });
         multi.arriving += 1;
         if let Sink::Queue { reserved, .. } = &mut multi.sink {
             *reserved = false;
@@ -279,15 +330,22 @@ impl Hub {
             return Split::Last(part);
         }
         if let Sink::Queue { reserved, .. } = &mut multi.sink {
-            let ring = self.eps.get(ep.0).and_then(|ep| ep.bound.rx_cq).and_then(|id| self.cqs.get_mut(id.0));
+            let ring = self
+                .eps
+                .get(ep.0)
+                .and_then(|ep| ep.bound.rx_cq)
+                .and_then(|id| self.cqs.get_mut(id.0));
             *reserved = ring.is_some_and(|ring| ring.reserve());
         }
         Split::Part(part)
     }
 
-    /// A part is complete; or the receive itself has ended, with everything of its endpoint or directed at a peer.
+    /// A part is complete; or the receive itself has ended, with everything of its endpoint or
+    /// directed at a peer.
     pub(crate) fn part_ended(&mut self, number: u32, key: OpKey, outcome: Outcome) {
-        let Some(multi) = self.multis.get_mut(number as usize) else { return };
+        let Some(multi) = self.multis.get_mut(number as usize) else {
+            return;
+        };
         if multi.op == key {
             multi.over = true;
             multi.error = outcome.error.map(|error| *error);
@@ -310,7 +368,10 @@ impl Hub {
             Sink::Queue { context, .. } => {
                 multi.parts.retain(|part| part.op != key);
                 let ep = multi.ep;
-                let buf = self.ops.remove(key).map_or(AnyBuf::None, |op| frozen(op.buf));
+                let buf = self
+                    .ops
+                    .remove(key)
+                    .map_or(AnyBuf::None, |op| frozen(op.buf));
                 self.report(ep, OpKind::Recv, context, outcome, buf);
             }
         }
@@ -319,7 +380,9 @@ impl Hub {
 
     /// The operation is no longer posted: its place among the posted receives is free.
     fn leave_queue(&mut self, key: OpKey) {
-        let Some(op) = self.ops.get_mut(key) else { return };
+        let Some(op) = self.ops.get_mut(key) else {
+            return;
+        };
         let ep = op.ep;
         if std::mem::take(&mut op.credit) {
             self.release(ep, OpKind::Recv, None);
@@ -332,13 +395,23 @@ impl Hub {
         if !multi.over || multi.arriving > 0 {
             return;
         }
-        let Sink::Queue { context, reserved } = multi.sink else { return self.wake(multi.op) };
+        let Sink::Queue { context, reserved } = multi.sink else {
+            return self.wake(multi.op);
+        };
         let multi = self.multis.remove(number as usize);
         if reserved {
             self.unreserve_entry(multi.ep, OpKind::Recv);
         }
-        let outcome = multi.error.map_or_else(|| Outcome::ok(Transfer::default()), Outcome::failed);
-        self.report(multi.ep, OpKind::Release, context, outcome, AnyBuf::BytesMut(multi.rest));
+        let outcome = multi
+            .error
+            .map_or_else(|| Outcome::ok(Transfer::default()), Outcome::failed);
+        self.report(
+            multi.ep,
+            OpKind::Release,
+            context,
+            outcome,
+            AnyBuf::BytesMut(multi.rest),
+        );
         self.discard(multi.op);
     }
 
@@ -349,7 +422,9 @@ impl Hub {
     }
 
     fn take_part(&mut self, key: OpKey) -> Option<Part> {
-        let Some(number) = self.multi_of(key) else { return Some(Part::End(None, BytesMut::new())) };
+        let Some(number) = self.multi_of(key) else {
+            return Some(Part::End(None, BytesMut::new()));
+        };
         let multi = &mut self.multis[number as usize];
         if let Some(at) = multi.next_complete() {
             let part = multi.parts.remove(at)?.op;
@@ -398,8 +473,8 @@ fn frozen(buf: AnyBuf) -> AnyBuf {
 }
 
 impl Domain {
-    /// Posts a receive that takes several messages into the spare capacity of this empty buffer, until fewer than
-    /// `min_free` bytes are left or a message does not fit.
+    /// Posts a receive that takes several messages into the spare capacity of this empty buffer,
+    /// until fewer than `min_free` bytes are left or a message does not fit.
     ///
     /// # Errors
     /// With the buffer: as [`Domain::recv`]; [`Error::Invalid`] of a queue with one entry.
@@ -415,18 +490,24 @@ impl Domain {
         self.with(|locked| locked.recv_multi(ep, spec, buf, min_free, sink))
     }
 
-    /// Drives until such a receive has a message for its stream, or has ended: it must not be polled again then.
+    /// Drives until such a receive has a message for its stream, or has ended: it must not be
+    /// polled again then.
     pub fn poll_part(&self, key: OpKey, cx: &mut Context<'_>) -> Poll<Part> {
-        self.engine().poll(cx.waker(), |hub| hub.take_part(key), |hub, waker| hub.register(key, waker))
+        self.engine().poll(
+            cx.waker(),
+            |hub| hub.take_part(key),
+            |hub, waker| hub.register(key, waker),
+        )
     }
 
-    /// Takes no more messages into this buffer; those that have come are still reported, and then its end.
+    /// Takes no more messages into this buffer; those that have come are still reported, and then
+    /// its end.
     pub fn cancel_multi(&self, key: OpKey) {
         self.with(|locked| locked.end_multi(key));
     }
 
-    /// Nobody takes the messages of this receive any more: those that were not taken go to other receives. Returns what
-    /// is left of the buffer.
+    /// Nobody takes the messages of this receive any more: those that were not taken go to other
+    /// receives. Returns what is left of the buffer.
     pub fn abandon_multi(&self, key: OpKey) -> BytesMut {
         self.with(|locked| locked.abandon_multi(key))
     }

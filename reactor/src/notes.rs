@@ -1,7 +1,7 @@
 //! What a domain tells the subscriber of `tracing`: the rare things, none of them per message.
 //!
-//! A subscriber is user code and may use the domain it hears of, so nothing is told under the lock: notes are put off like
-//! wake-ups ([`Later`](crate::later::Later)).
+//! A subscriber is user code and may use the domain it hears of, so nothing is told under the lock:
+//! notes are put off like wake-ups ([`Later`](crate::later::Later)).
 
 use fabric_core::Address;
 use fabric_core::event::{DownReason, EventKind};
@@ -14,7 +14,8 @@ pub(crate) enum Note {
     Closed(u64),
     /// Something happened on the endpoint of this number.
     Event(u64, EventKind),
-    /// A peer's connection ended while it had so many loans of this endpoint: their memory is not used again.
+    /// A peer's connection ended while it had so many loans of this endpoint: their memory is not
+    /// used again.
     GaveUp(u64, Address, usize),
     /// A driver of this kind is there, or has ended.
     Drives(&'static str),
@@ -34,8 +35,12 @@ impl Note {
             Self::GaveUp(endpoint, peer, loans) => {
                 tracing::info!(target: "fabric::connection", endpoint, %peer, loans, "loans given up");
             }
-            Self::Drives(driver) => tracing::debug!(target: "fabric::progress", driver, "driver started"),
-            Self::DrivesNoMore(driver) => tracing::debug!(target: "fabric::progress", driver, "driver ended"),
+            Self::Drives(driver) => {
+                tracing::debug!(target: "fabric::progress", driver, "driver started")
+            }
+            Self::DrivesNoMore(driver) => {
+                tracing::debug!(target: "fabric::progress", driver, "driver ended")
+            }
         }
     }
 }
@@ -45,13 +50,25 @@ fn tell_of(endpoint: u64, kind: &EventKind) {
         EventKind::PeerConnected { peer, .. } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer connected");
         }
-        EventKind::PeerDown { peer, reason: DownReason::Closed, .. } => {
+        EventKind::PeerDown {
+            peer,
+            reason: DownReason::Closed,
+            ..
+        } => {
             tracing::debug!(target: "fabric::connection", endpoint, %peer, "peer closed");
         }
-        EventKind::PeerDown { peer, reason: DownReason::Died, .. } => {
+        EventKind::PeerDown {
+            peer,
+            reason: DownReason::Died,
+            ..
+        } => {
             tracing::info!(target: "fabric::connection", endpoint, %peer, "peer died");
         }
-        EventKind::PeerDown { peer, reason: DownReason::Protocol(what), .. } => {
+        EventKind::PeerDown {
+            peer,
+            reason: DownReason::Protocol(what),
+            ..
+        } => {
             tracing::warn!(target: "fabric::connection", endpoint, %peer, what, "peer broke the protocol");
         }
         EventKind::PeerDown { peer, reason, .. } => {

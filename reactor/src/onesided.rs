@@ -1,6 +1,7 @@
 //! One-sided operations: reads and atomics of a peer's memory.
 //!
-//! A write is posted like a send: both give bytes away. A read takes bytes, an atomic operation does both.
+//! A write is posted like a send: both give bytes away. A read takes bytes, an atomic operation
+//! does both.
 
 use fabric_core::atomic::{AtomicSpec, MAX_ATOMIC};
 use fabric_core::buf::{IoBuf, IoBufMut};
@@ -17,7 +18,8 @@ impl Domain {
     /// Posts a read of a peer's memory.
     ///
     /// # Errors
-    /// With the buffer: [`Error::TooLong`] when it has not the room, [`Error::Key`], and as [`Domain::send`].
+    /// With the buffer: [`Error::TooLong`] when it has not the room, [`Error::Key`], and as
+    /// [`Domain::send`].
     pub fn read<B: IoBufMut>(
         &self,
         ep: EpId,
@@ -64,7 +66,8 @@ impl Domain {
     /// Executes an atomic operation at once if nothing stands in the way.
     ///
     /// # Errors
-    /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the place, and as [`Domain::send`].
+    /// [`Error::Key`], [`Error::TooLong`] and [`Error::Invalid`] for the place, and as
+    /// [`Domain::send`].
     pub fn atomic_now(
         &self,
         ep: EpId,
@@ -75,10 +78,12 @@ impl Domain {
         self.with(|locked| locked.atomic_now(ep, spec, operands, result))
     }
 
-    /// A region of a peer's that has been accessed, to be reached without the domain; `None` when it has not.
+    /// A region of a peer's that has been accessed, to be reached without the domain; `None` when
+    /// it has not.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] when the provider or the peer has to take part in accesses; [`Error::Closed`].
+    /// [`Error::NotSupported`] when the provider or the peer has to take part in accesses;
+    /// [`Error::Closed`].
     pub fn reach(&self, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
         let mut locked = self.engine().lock();
         let state = &mut *locked;
@@ -112,15 +117,26 @@ impl Locked<'_> {
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
         let len = spec.remote.map_or(0, |remote| remote.len);
-        let back = |any| B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"));
+        let back =
+            |any| B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"));
         let mut any = buf.into_any();
         let room = any.room();
         if len > room {
-            let error = Error::TooLong { what: "read into a buffer", len, limit: room };
+            let error = Error::TooLong {
+                what: "read into a buffer",
+                len,
+                limit: room,
+            };
             return Err(Failed::new(error, back(any)));
         }
         self.attempt(ep, &spec, len, (any, back), route, credit, |locked, any| {
-            locked.at_once(ep, &spec, len, |_| Ok(()), |provider, hub| provider.read_now(hub, ep, &spec, any))
+            locked.at_once(
+                ep,
+                &spec,
+                len,
+                |_| Ok(()),
+                |provider, hub| provider.read_now(hub, ep, &spec, any),
+            )
         })
     }
 
@@ -135,7 +151,16 @@ impl Locked<'_> {
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
         let spread = self.spread(places);
-        let posted = self.send(ep, &SendSpec { spread: Some(spread), ..spec }, buf, route, credit);
+        let posted = self.send(
+            ep,
+            &SendSpec {
+                spread: Some(spread),
+                ..spec
+            },
+            buf,
+            route,
+            credit,
+        );
         self.forget_refused(spread, posted)
     }
 
@@ -150,7 +175,16 @@ impl Locked<'_> {
         credit: Credit,
     ) -> Result<Posted<B>, Failed<B>> {
         let spread = self.spread(places);
-        let posted = self.read(ep, SendSpec { spread: Some(spread), ..spec }, buf, route, credit);
+        let posted = self.read(
+            ep,
+            SendSpec {
+                spread: Some(spread),
+                ..spec
+            },
+            buf,
+            route,
+            credit,
+        );
         self.forget_refused(spread, posted)
     }
 
@@ -198,14 +232,29 @@ impl Locked<'_> {
         credit: Credit,
     ) -> Result<Posted<Vec<u8>>> {
         let len = spec.remote.map_or(0, |remote| remote.len);
-        let posted = self.attempt(ep, &spec, len, (buf, |buf| buf), route, credit, |locked, buf| {
-            let mut result = vec![0; if spec.kind == OpKind::FetchAtomic { len } else { 0 }];
-            let done = locked.atomic_now(ep, &spec, buf, &mut result)?;
-            if done == SendNow::Done && !result.is_empty() {
-                *buf = result;
-            }
-            Ok(done)
-        });
+        let posted = self.attempt(
+            ep,
+            &spec,
+            len,
+            (buf, |buf| buf),
+            route,
+            credit,
+            |locked, buf| {
+                let mut result = vec![
+                    0;
+                    if spec.kind == OpKind::FetchAtomic {
+                        len
+                    } else {
+                        0
+                    }
+                ];
+                let done = locked.atomic_now(ep, &spec, buf, &mut result)?;
+                if done == SendNow::Done && !result.is_empty() {
+                    *buf = result;
+                }
+                Ok(done)
+            },
+        );
         posted.map_err(|failed| failed.error)
     }
 }
@@ -217,7 +266,11 @@ impl Locked<'_> {
 pub fn check_atomic(atomic: AtomicSpec, len: usize) -> Result<()> {
     atomic.check()?;
     if len > MAX_ATOMIC {
-        return Err(Error::TooLong { what: "row of atomic values", len, limit: MAX_ATOMIC });
+        return Err(Error::TooLong {
+            what: "row of atomic values",
+            len,
+            limit: MAX_ATOMIC,
+        });
     }
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! Op slots: every posted operation lives in one, with its buffer, until its one completion has been delivered.
+//! Op slots: every posted operation lives in one, with its buffer, until its one completion has
+//! been delivered.
 //!
-//! A slot is named by position and generation, so a late completion cannot reach a slot that is used again. The future
-//! of an operation holds only the name: dropping it never frees memory that a provider may still use.
+//! A slot is named by position and generation, so a late completion cannot reach a slot that is
+//! used again. The future of an operation holds only the name: dropping it never frees memory that
+//! a provider may still use.
 
 use std::task::Waker;
 
@@ -21,7 +23,8 @@ pub enum Route {
     Failure(u64),
     /// Nobody; a failure becomes an event.
     Nobody,
-    /// The receive of this number that takes several messages: of that receive itself, and of its parts.
+    /// The receive of this number that takes several messages: of that receive itself, and of its
+    /// parts.
     Multi(u32),
 }
 
@@ -118,8 +121,8 @@ impl Op {
 /// The generation of a slot that is free.
 const FREE: u32 = 0;
 
-/// All operations of a domain. Slots are filled and emptied in place: an operation is large, and moving it about is
-/// what a small message would spend most of its time on.
+/// All operations of a domain. Slots are filled and emptied in place: an operation is large, and
+/// moving it about is what a small message would spend most of its time on.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
     slots: Vec<Op>,
@@ -167,17 +170,24 @@ impl OpTable {
     #[inline]
     fn next_key(&mut self) -> OpKey {
         self.generation = self.generation.checked_add(1).unwrap_or(FREE + 1);
-        OpKey { index: self.free.pop().unwrap_or(self.slots.len() as u32), generation: self.generation }
+        OpKey {
+            index: self.free.pop().unwrap_or(self.slots.len() as u32),
+            generation: self.generation,
+        }
     }
 
     #[inline]
     pub(crate) fn get(&self, key: OpKey) -> Option<&Op> {
-        self.slots.get(key.index as usize).filter(|op| op.generation == key.generation)
+        self.slots
+            .get(key.index as usize)
+            .filter(|op| op.generation == key.generation)
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, key: OpKey) -> Option<&mut Op> {
-        self.slots.get_mut(key.index as usize).filter(|op| op.generation == key.generation)
+        self.slots
+            .get_mut(key.index as usize)
+            .filter(|op| op.generation == key.generation)
     }
 
     /// Whether it has ended, and its future has not looked.
@@ -188,13 +198,17 @@ impl OpTable {
 
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<Op> {
         let slot = self.get_mut(key)?;
-        let vacant = Op { generation: FREE, ..Op::new(slot.ep, slot.kind, slot.route, AnyBuf::None) };
+        let vacant = Op {
+            generation: FREE,
+            ..Op::new(slot.ep, slot.kind, slot.route, AnyBuf::None)
+        };
         let op = std::mem::replace(slot, vacant);
         self.free.push(key.index);
         Some(op)
     }
 
-    /// Empties the slot of an operation whose end has been reported: its buffer and waker have been taken out.
+    /// Empties the slot of an operation whose end has been reported: its buffer and waker have been
+    /// taken out.
     #[inline]
     pub(crate) fn free(&mut self, key: OpKey) {
         if let Some(slot) = self.get_mut(key) {
@@ -204,18 +218,22 @@ impl OpTable {
         }
     }
 
-    /// Frees the slot of an operation that has ended, and shows what is left in it: its result and its waker, to be taken
-    /// out now.
+    /// Frees the slot of an operation that has ended, and shows what is left in it: its result and
+    /// its waker, to be taken out now.
     #[inline]
     pub(crate) fn free_done(&mut self, key: OpKey) -> &mut Op {
         let slot = &mut self.slots[key.index as usize];
-        assert!(slot.generation == key.generation, "an operation that has ended has its slot");
+        assert!(
+            slot.generation == key.generation,
+            "an operation that has ended has its slot"
+        );
         slot.generation = FREE;
         self.free.push(key.index);
         slot
     }
 
-    /// Whether the provider has something to do at this peer. Looks at all operations: only for those that are fenced.
+    /// Whether the provider has something to do at this peer. Looks at all operations: only for
+    /// those that are fenced.
     pub(crate) fn is_under_way(&self, ep: EpId, peer: FiAddr) -> bool {
         self.slots.iter().any(|op| {
             op.generation != FREE
@@ -229,7 +247,12 @@ impl OpTable {
     pub(crate) fn posted_to_queues(&self) -> Vec<OpKey> {
         let slots = self.slots.iter().zip(0..);
         let posted = slots.filter(|(op, _)| op.generation != FREE && op.route.reserves());
-        posted.map(|(op, index)| OpKey { index, generation: op.generation }).collect()
+        posted
+            .map(|(op, index)| OpKey {
+                index,
+                generation: op.generation,
+            })
+            .collect()
     }
 
     /// Takes every waker out.
@@ -264,7 +287,9 @@ mod tests {
         assert!(ops.remove(first).is_some());
         let second = ops.insert(op());
         assert_eq!(first.index, second.index, "the position is used again");
-        assert!(ops.get(first).is_none() && ops.get_mut(first).is_none() && ops.remove(first).is_none());
+        assert!(
+            ops.get(first).is_none() && ops.get_mut(first).is_none() && ops.remove(first).is_none()
+        );
         assert_eq!(ops.len(), 1);
     }
 }

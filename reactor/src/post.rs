@@ -48,8 +48,9 @@ impl Locked<'_> {
         self.attempt(ep, spec, len, (buf, |buf| buf), route, credit, now)
     }
 
-    /// Posts an operation of this length: `now` tries it at once, and what has to wait is queued. What is refused has no entry of
-    /// a queue. `held` is what `now` wants of the buffer, and how the buffer is made of it again.
+    /// Posts an operation of this length: `now` tries it at once, and what has to wait is queued.
+    /// What is refused has no entry of a queue. `held` is what `now` wants of the buffer, and how
+    /// the buffer is made of it again.
     #[inline(always)] // on the way of a small message
     #[allow(clippy::too_many_arguments)] // those of every post
     pub(crate) fn attempt<H, B: IoBuf>(
@@ -81,7 +82,8 @@ impl Locked<'_> {
         Err(failed)
     }
 
-    /// Has the provider do something at a peer at once, unless the endpoint does not let it or others come first, and counts it.
+    /// Has the provider do something at a peer at once, unless the endpoint does not let it or
+    /// others come first, and counts it.
     #[inline(always)] // likewise
     pub(crate) fn at_once(
         &mut self,
@@ -137,10 +139,17 @@ impl Locked<'_> {
 
     /// Sends, or writes, at once if nothing stands in the way.
     #[inline(always)] // on the way of a small message
-    pub(crate) fn send_now(&mut self, ep: EpId, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
+    pub(crate) fn send_now(
+        &mut self,
+        ep: EpId,
+        spec: &SendSpec,
+        payload: Payload<'_>,
+    ) -> Result<SendNow> {
         let len = payload.len();
         let check = |bound: &Bindings| bound.check_len(len);
-        self.at_once(ep, spec, len, check, |provider, hub| provider.send_now(hub, ep, spec, payload))
+        self.at_once(ep, spec, len, check, |provider, hub| {
+            provider.send_now(hub, ep, spec, payload)
+        })
     }
 
     pub(crate) fn queue_send<B: IoBuf>(
@@ -159,14 +168,19 @@ impl Locked<'_> {
         };
         let mut has_credit = credit == Credit::Held;
         if has_credit && transmit.is_behind_message(spec.peer) {
-            // Sends that were posted before this one wait for credit: it does not overtake them, but gives them its own.
+            // Sends that were posted before this one wait for credit: it does not overtake them,
+            // but gives them its own.
             has_credit = false;
             state.hub.release(ep, spec.kind, Some(spec.peer));
         } else if !has_credit {
             has_credit = transmit.take(spec.peer);
         }
         if !has_credit {
-            state.hub.ep(ep).into_iter().for_each(|ep| ep.stats.out_of_credit += 1);
+            state
+                .hub
+                .ep(ep)
+                .into_iter()
+                .for_each(|ep| ep.stats.out_of_credit += 1);
         }
         if !has_credit && credit == Credit::Now {
             return Err(Failed::new(Error::Again(Scarce::TransmitCredit), buf));
@@ -180,7 +194,8 @@ impl Locked<'_> {
             state.hub.sends += usize::from(has_credit);
             if let Ok(ep) = state.hub.ep(ep) {
                 if spec.fence {
-                    ep.transmit.wait_fenced(key, spec.peer, Fence { credit: has_credit });
+                    ep.transmit
+                        .wait_fenced(key, spec.peer, Fence { credit: has_credit });
                 } else {
                     ep.transmit.wait(key, spec.peer, true);
                 }
@@ -203,11 +218,21 @@ impl Locked<'_> {
         Ok(key)
     }
 
-    pub(crate) fn inject(&mut self, ep: EpId, spec: &SendSpec, bytes: &[u8], pool: &Arc<Pool>) -> Result<()> {
+    pub(crate) fn inject(
+        &mut self,
+        ep: EpId,
+        spec: &SendSpec,
+        bytes: &[u8],
+        pool: &Arc<Pool>,
+    ) -> Result<()> {
         let state = &mut **self;
         let limit = state.hub.ep(ep)?.bound.inject_size;
         if bytes.len() > limit {
-            return Err(Error::TooLong { what: "injected message", len: bytes.len(), limit });
+            return Err(Error::TooLong {
+                what: "injected message",
+                len: bytes.len(),
+                limit,
+            });
         }
         if self.send_now(ep, spec, Payload::Whole(bytes))? == SendNow::Done {
             return Ok(());
@@ -237,7 +262,8 @@ impl Locked<'_> {
 }
 
 impl Hub {
-    /// Checks a receive before it is posted, counts it, and reserves what it needs. Returns why it is refused.
+    /// Checks a receive before it is posted, counts it, and reserves what it needs. Returns why it
+    /// is refused.
     #[inline(always)] // on the way of a small message
     pub(crate) fn admit_recv(
         &mut self,
@@ -246,8 +272,12 @@ impl Hub {
         route: Route,
         credit: Credit,
     ) -> Option<Error> {
-        let Self { eps, cqs, vectors, .. } = self;
-        let Some(state) = eps.get_mut(ep.0) else { return Some(Error::Closed(Class::Endpoint)) };
+        let Self {
+            eps, cqs, vectors, ..
+        } = self;
+        let Some(state) = eps.get_mut(ep.0) else {
+            return Some(Error::Closed(Class::Endpoint));
+        };
         if credit == Credit::Now && state.posted_recvs >= state.bound.rx_size {
             return Some(Error::Again(Scarce::ReceiveEntry));
         }
@@ -272,7 +302,9 @@ impl Hub {
     /// Counts an operation that has ended where it was posted.
     #[inline]
     fn count_at_once(&mut self, ep: EpId, kind: OpKind, len: usize) {
-        let Some(ep) = self.eps.get_mut(ep.0) else { return };
+        let Some(ep) = self.eps.get_mut(ep.0) else {
+            return;
+        };
         ep.stats.moved(kind, len);
         ep.stats.at_once += 1;
         if let Some(counter) = ep.bound.counters.of(kind) {
@@ -291,7 +323,11 @@ impl Hub {
     /// What a completed operation has for its queue: what was lent is the peer's now.
     #[inline(always)] // on the way of a small message
     pub(crate) fn kept(&mut self, spec: &SendSpec, buf: AnyBuf) -> AnyBuf {
-        if spec.loan.is_none() { buf } else { self.passed_on(buf) }
+        if spec.loan.is_none() {
+            buf
+        } else {
+            self.passed_on(buf)
+        }
     }
 
     /// What was lent is not the sender's any more.
@@ -320,8 +356,8 @@ impl Domain {
     /// Posts a send.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Again`] without credit, [`Error::TooLong`], [`Error::StaleAddress`],
-    /// [`Error::Closed`], or what the provider knows to be impossible.
+    /// With the buffer: [`Error::Again`] without credit, [`Error::TooLong`],
+    /// [`Error::StaleAddress`], [`Error::Closed`], or what the provider knows to be impossible.
     pub fn send<B: IoBuf>(
         &self,
         ep: EpId,
@@ -348,8 +384,8 @@ impl Domain {
     /// Posts a receive.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Again`] when the endpoint's receive entries or the queue's are taken,
-    /// [`Error::Closed`].
+    /// With the buffer: [`Error::Again`] when the endpoint's receive entries or the queue's are
+    /// taken, [`Error::Closed`].
     pub fn recv<B: IoBufMut>(
         &self,
         ep: EpId,

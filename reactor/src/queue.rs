@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sync::{Mutex, lock};
 
-/// A completion queue. It cannot overrun: every operation that will report here reserved its entry when it was posted.
+/// A completion queue. It cannot overrun: every operation that will report here reserved its entry
+/// when it was posted.
 #[derive(Debug)]
 pub(crate) struct CompletionRing {
     entries: VecDeque<Completion>,
@@ -22,7 +23,12 @@ pub(crate) struct CompletionRing {
 
 impl CompletionRing {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { entries: VecDeque::with_capacity(capacity), reserved: 0, capacity, waker: None }
+        Self {
+            entries: VecDeque::with_capacity(capacity),
+            reserved: 0,
+            capacity,
+            waker: None,
+        }
     }
 
     /// How many entries there are, free or not.
@@ -92,7 +98,10 @@ impl CounterCell {
         let (value, seen) = (self.value, self.errors);
         let before = self.waiters.len();
         if before > 0 {
-            for waiter in self.waiters.extract_if(.., |w| value >= w.threshold || seen != w.errors_seen) {
+            for waiter in self
+                .waiters
+                .extract_if(.., |w| value >= w.threshold || seen != w.errors_seen)
+            {
                 later.wake(waiter.waker);
             }
         }
@@ -106,7 +115,9 @@ impl CounterCell {
 
     /// Wakes everybody.
     pub(crate) fn wake_all(&mut self, later: &mut Later) {
-        self.waiters.drain(..).for_each(|waiter| later.wake(waiter.waker));
+        self.waiters
+            .drain(..)
+            .for_each(|waiter| later.wake(waiter.waker));
     }
 
     /// Registers a waiter, or renews its waker. True when it is new.
@@ -126,7 +137,12 @@ impl CounterCell {
         }
         self.next += 1;
         *id = Some(self.next);
-        self.waiters.push(Waiter { id: self.next, threshold, errors_seen, waker: waker.clone() });
+        self.waiters.push(Waiter {
+            id: self.next,
+            threshold,
+            errors_seen,
+            waker: waker.clone(),
+        });
         true
     }
 
@@ -157,10 +173,15 @@ struct EventState {
 }
 
 impl EventRing {
-    /// A queue that keeps at most `capacity` events; those beyond are counted and reported as an overrun.
+    /// A queue that keeps at most `capacity` events; those beyond are counted and reported as an
+    /// overrun.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        Self { capacity, awaited: AtomicBool::new(false), state: Mutex::new(EventState::default()) }
+        Self {
+            capacity,
+            awaited: AtomicBool::new(false),
+            state: Mutex::new(EventState::default()),
+        }
     }
 
     /// Appends an event and returns whom to wake.
@@ -185,7 +206,8 @@ impl EventRing {
         (lost > 0).then(|| Event::new(0, 0, EventKind::Overrun { lost }))
     }
 
-    /// Whether a reader waits. Exact under the lock of a domain whose reader has registered before taking that lock.
+    /// Whether a reader waits. Exact under the lock of a domain whose reader has registered before
+    /// taking that lock.
     pub(crate) fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::Relaxed)
     }

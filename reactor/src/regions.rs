@@ -29,16 +29,28 @@ impl State {
         Ok(key)
     }
 
-    /// Counts what peers do to a region from now on, with the remote ones of these counters; those of it that are not
-    /// given stay as they are.
+    /// Counts what peers do to a region from now on, with the remote ones of these counters; those
+    /// of it that are not given stay as they are.
     pub(crate) fn count_region(&mut self, key: u64, counters: Counters) -> Result<()> {
-        let bound = self.hub.region_counters.get(&key).copied().unwrap_or_default();
+        let bound = self
+            .hub
+            .region_counters
+            .get(&key)
+            .copied()
+            .unwrap_or_default();
         let taken = |old: Option<CounterId>, new: Option<CounterId>| old.is_some() && new.is_some();
-        if taken(bound.remote_read, counters.remote_read) || taken(bound.remote_write, counters.remote_write)
+        if taken(bound.remote_read, counters.remote_read)
+            || taken(bound.remote_write, counters.remote_write)
         {
-            return Err(Error::Invalid { what: "counter of a region", why: "one is bound already".into() });
+            return Err(Error::Invalid {
+                what: "counter of a region",
+                why: "one is bound already".into(),
+            });
         }
-        let region = self.hub.regions.heed(key).ok_or(Error::Key { key, why: "is unknown" })?;
+        let region = self.hub.regions.heed(key).ok_or(Error::Key {
+            key,
+            why: "is unknown",
+        })?;
         self.provider.region_opened(key, region);
         let bound = Counters {
             remote_read: bound.remote_read.or(counters.remote_read),
@@ -58,10 +70,12 @@ impl State {
 }
 
 impl Hub {
-    /// A peer has done something to memory here: counts it, and reports what came with data. False when the queue is
-    /// full.
+    /// A peer has done something to memory here: counts it, and reports what came with data. False
+    /// when the queue is full.
     pub(crate) fn hear_of(&mut self, ep: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool {
-        let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else { return true };
+        let Some(bound) = self.eps.get(ep.0).map(|ep| &ep.bound) else {
+            return true;
+        };
         let counter = bound.counters.of_deed(deed);
         if transfer.data.is_some()
             && let Some(ring) = bound.rx_cq.and_then(|id| self.cqs.get_mut(id.0))
@@ -70,7 +84,8 @@ impl Hub {
                 self.held_notice = true;
                 return false;
             }
-            let completion = Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);
+            let completion =
+                Completion::new(0, OpKind::RemoteWrite, Outcome::ok(transfer), AnyBuf::None);
             let waiter = ring.push(completion);
             self.wake_waiter(waiter);
             self.seen(transfer.source);
@@ -78,7 +93,10 @@ impl Hub {
         if let Some(ep) = self.eps.get_mut(ep.0) {
             ep.stats.moved(OpKind::RemoteWrite, transfer.len);
         }
-        let of_region = self.region_counters.get(&key).and_then(|counters| counters.of_deed(deed));
+        let of_region = self
+            .region_counters
+            .get(&key)
+            .and_then(|counters| counters.of_deed(deed));
         for counter in [counter, of_region].into_iter().flatten() {
             self.count_at(counter, true);
         }
@@ -87,8 +105,8 @@ impl Hub {
 }
 
 impl Domain {
-    /// Lets peers reach memory of the provider's by a key: the requested one, or a fresh one. `by_address`: they name
-    /// places in it by their addresses here.
+    /// Lets peers reach memory of the provider's by a key: the requested one, or a fresh one.
+    /// `by_address`: they name places in it by their addresses here.
     ///
     /// # Errors
     /// [`Error::Key`] when the key is taken; [`Error::BadFlags`] without a right.
@@ -99,7 +117,9 @@ impl Domain {
         key: Option<u64>,
         by_address: bool,
     ) -> Result<u64> {
-        self.engine().lock().open_region(memory, access, key, by_address)
+        self.engine()
+            .lock()
+            .open_region(memory, access, key, by_address)
     }
 
     /// Counts what peers do to a region from now on, with the remote ones of these counters.

@@ -1,5 +1,5 @@
-//! Where operations report: completion queues and counters, and those who read them or wait there. Of event queues, how their
-//! readers wait for a domain.
+//! Where operations report: completion queues and counters, and those who read them or wait there.
+//! Of event queues, how their readers wait for a domain.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -20,8 +20,14 @@ use crate::table::Table;
 #[inline]
 pub(crate) fn reserve_in(cqs: &mut Table<CompletionRing>, id: Option<CqId>) -> Result<()> {
     let id = id.ok_or_else(|| Error::Unbound(Class::CompletionQueue))?;
-    let ring = cqs.get_mut(id.0).ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
-    if ring.reserve() { Ok(()) } else { Err(Error::Again(Scarce::CompletionEntry)) }
+    let ring = cqs
+        .get_mut(id.0)
+        .ok_or_else(|| Error::Closed(Class::CompletionQueue))?;
+    if ring.reserve() {
+        Ok(())
+    } else {
+        Err(Error::Again(Scarce::CompletionEntry))
+    }
 }
 
 impl Hub {
@@ -29,7 +35,11 @@ impl Hub {
     #[inline]
     pub(crate) fn queue_of(&self, ep: EpId, kind: OpKind) -> Option<CqId> {
         let bound = &self.eps.get(ep.0)?.bound;
-        if kind.receives() { bound.rx_cq } else { bound.tx_cq }
+        if kind.receives() {
+            bound.rx_cq
+        } else {
+            bound.tx_cq
+        }
     }
 
     pub(crate) fn cq(&mut self, id: CqId) -> Option<&mut CompletionRing> {
@@ -53,7 +63,14 @@ impl Hub {
     }
 
     /// Reports an operation to the queue where it reserved an entry.
-    pub(crate) fn report(&mut self, ep: EpId, kind: OpKind, context: u64, outcome: Outcome, buf: AnyBuf) {
+    pub(crate) fn report(
+        &mut self,
+        ep: EpId,
+        kind: OpKind,
+        context: u64,
+        outcome: Outcome,
+        buf: AnyBuf,
+    ) {
         let queue = self.queue_of(ep, kind);
         self.report_to(queue, kind, context, outcome, buf);
     }
@@ -79,7 +96,9 @@ impl Hub {
     /// Counts an operation that has ended.
     #[inline]
     pub(crate) fn count(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
-        let Some(ep) = self.eps.get_mut(ep.0) else { return };
+        let Some(ep) = self.eps.get_mut(ep.0) else {
+            return;
+        };
         if ok {
             ep.stats.moved(kind, len);
         } else {
@@ -153,11 +172,17 @@ impl Domain {
     /// Opens a completion queue of this many entries.
     #[must_use]
     pub fn open_cq(&self, capacity: usize) -> CqId {
-        CqId(self.engine().lock().hub.cqs.insert(CompletionRing::new(capacity)))
+        CqId(
+            self.engine()
+                .lock()
+                .hub
+                .cqs
+                .insert(CompletionRing::new(capacity)),
+        )
     }
 
-    /// Closes a completion queue; completions in it are lost. Receives that were to report to it take no more messages,
-    /// sends go on.
+    /// Closes a completion queue; completions in it are lost. Receives that were to report to it
+    /// take no more messages, sends go on.
     pub fn close_cq(&self, id: CqId) {
         let ring = self.with(|locked| locked.close_cq(id));
         // Its entries own buffers of the user's types: they are dropped without the lock.
@@ -167,7 +192,13 @@ impl Domain {
     /// Opens a counter.
     #[must_use]
     pub fn open_counter(&self) -> CounterId {
-        CounterId(self.engine().lock().hub.counters.insert(CounterCell::default()))
+        CounterId(
+            self.engine()
+                .lock()
+                .hub
+                .counters
+                .insert(CounterCell::default()),
+        )
     }
 
     /// Closes a counter.
@@ -198,7 +229,8 @@ impl Domain {
             Some(count) => (count > 0).then_some(count),
             None => Some(0),
         };
-        self.engine().poll(cx.waker(), take, |hub, waker| hub.register_cq(cq, waker))
+        self.engine()
+            .poll(cx.waker(), take, |hub, waker| hub.register_cq(cq, waker))
     }
 
     /// Makes a pass and moves what is in the queue out, without waiting.
@@ -213,7 +245,11 @@ impl Domain {
     #[must_use]
     pub fn read_counter(&self, id: CounterId) -> (u64, u64) {
         let locked = self.engine().lock();
-        locked.hub.counters.get(id.0).map_or((0, 0), |cell| (cell.value, cell.errors))
+        locked
+            .hub
+            .counters
+            .get(id.0)
+            .map_or((0, 0), |cell| (cell.value, cell.errors))
     }
 
     /// Adds to a counter.
@@ -226,7 +262,8 @@ impl Domain {
         });
     }
 
-    /// Drives until the counter reaches the threshold, or its error count is no longer `errors_seen`.
+    /// Drives until the counter reaches the threshold, or its error count is no longer
+    /// `errors_seen`.
     pub fn poll_counter(
         &self,
         id: CounterId,
@@ -244,7 +281,8 @@ impl Domain {
         };
         self.engine().poll(cx.waker(), ready, |hub, waker| {
             if let Some(cell) = hub.counters.get_mut(id.0) {
-                hub.waiters += usize::from(cell.wait(waiter, threshold, errors_seen, waker, &mut hub.later));
+                hub.waiters +=
+                    usize::from(cell.wait(waiter, threshold, errors_seen, waker, &mut hub.later));
             }
         })
     }
@@ -267,8 +305,8 @@ impl Domain {
         }
     }
 
-    /// The reader of an event queue is about to wait: makes a pass, and sees to it that the domain goes on. True when
-    /// the reader must keep itself runnable.
+    /// The reader of an event queue is about to wait: makes a pass, and sees to it that the domain
+    /// goes on. True when the reader must keep itself runnable.
     #[must_use]
     pub fn attend(&self) -> bool {
         let mut locked = self.engine().lock();

@@ -1,9 +1,10 @@
 //! Receive contexts that several endpoints share (`fi_srx_context`).
 //!
-//! Such a context has a number among the endpoints, and the bindings of one: what is posted to it is an operation of that
-//! number, with its entries, counters and limits. The provider knows nothing of it but the matching engine that its
-//! endpoints bring their messages to. What an endpoint's provider does for a context of the endpoint's own is done here:
-//! posting, taking back, copying by and by.
+//! Such a context has a number among the endpoints, and the bindings of one: what is posted to it
+//! is an operation of that number, with its entries, counters and limits. The provider knows
+//! nothing of it but the matching engine that its endpoints bring their messages to. What an
+//! endpoint's provider does for a context of the endpoint's own is done here: posting, taking back,
+//! copying by and by.
 
 use fabric_core::buf::PooledBuf;
 use fabric_core::completion::{OpKind, Transfer};
@@ -24,7 +25,10 @@ pub(crate) type SharedContexts = Vec<(EpId, SharedContext)>;
 impl State {
     /// The shared context of this number, if it is one.
     fn shared_at(&self, id: EpId) -> Option<SharedContext> {
-        self.shared.iter().find(|(shared, _)| *shared == id).map(|(_, context)| context.clone())
+        self.shared
+            .iter()
+            .find(|(shared, _)| *shared == id)
+            .map(|(_, context)| context.clone())
     }
 
     /// Does something at a shared context.
@@ -58,7 +62,9 @@ impl State {
 
     #[cold]
     fn post_to_shared(&mut self, id: EpId, op: OpKey, spec: RecvSpec) -> bool {
-        let Some(context) = self.shared_at(id) else { return false };
+        let Some(context) = self.shared_at(id) else {
+            return false;
+        };
         self.at_shared(&context, |rx, hub| rx.post(hub, op, spec));
         true
     }
@@ -89,14 +95,18 @@ impl State {
             None => self.provider.put_back(&mut self.hub, ep, envelope, bytes),
             Some(context) => {
                 // The context's vector does not have the one peer of a connected endpoint.
-                let source =
-                    envelope.source.filter(|source| self.hub.is_number_of(ep, envelope.peer, *source));
-                self.at_shared(&context, |rx, hub| rx.put_back(hub, envelope, source, bytes));
+                let source = envelope
+                    .source
+                    .filter(|source| self.hub.is_number_of(ep, envelope.peer, *source));
+                self.at_shared(&context, |rx, hub| {
+                    rx.put_back(hub, envelope, source, bytes)
+                });
             }
         }
     }
 
-    /// Does something at the receive side of an endpoint, or at a shared context, unless it is closed.
+    /// Does something at the receive side of an endpoint, or at a shared context, unless it is
+    /// closed.
     pub(crate) fn at_receive_side<T>(
         &mut self,
         ep: EpId,
@@ -112,7 +122,9 @@ impl State {
 
     pub(crate) fn address_inserted(&mut self, ep: EpId, addr: FiAddr, address: &Address) {
         match self.shared_at(ep) {
-            None => self.provider.address_inserted(&mut self.hub, ep, addr, address),
+            None => self
+                .provider
+                .address_inserted(&mut self.hub, ep, addr, address),
             Some(context) => self.at_shared(&context, |rx, hub| rx.inserted(hub, addr, address)),
         }
     }
@@ -136,9 +148,10 @@ impl State {
     pub(crate) fn provider_stats(&self, ep: EpId) -> ProviderStats {
         match self.shared_at(ep) {
             None => self.provider.stats(ep),
-            Some(context) => {
-                ProviderStats { unexpected: context.lock().unexpected(), ..ProviderStats::default() }
-            }
+            Some(context) => ProviderStats {
+                unexpected: context.lock().unexpected(),
+                ..ProviderStats::default()
+            },
         }
     }
 
@@ -147,7 +160,11 @@ impl State {
     /// Moves what can be moved, once: what providers move, and what lies in shared contexts.
     #[inline]
     pub(crate) fn progress(&mut self) -> bool {
-        if self.shared.is_empty() { self.provider.progress(&mut self.hub) } else { self.progress_all() }
+        if self.shared.is_empty() {
+            self.provider.progress(&mut self.hub)
+        } else {
+            self.progress_all()
+        }
     }
 
     #[cold]
@@ -188,7 +205,9 @@ impl State {
     /// Whether a shared context has something to do before one sleeps.
     #[inline]
     pub(crate) fn has_shared_chores(&self) -> bool {
-        self.shared.iter().any(|(_, context)| context.lock().has_chores())
+        self.shared
+            .iter()
+            .any(|(_, context)| context.lock().has_chores())
     }
 
     // ---- objects
@@ -198,13 +217,19 @@ impl State {
     /// # Errors
     /// [`Error::Closed`] when it is to share a context that is closed.
     pub(crate) fn context_of(&self, bound: &Bindings) -> Result<Option<SharedContext>> {
-        let Some(id) = bound.shared else { return Ok(None) };
-        self.shared_at(id).map(Some).ok_or_else(|| Error::Closed(Class::SharedReceive))
+        let Some(id) = bound.shared else {
+            return Ok(None);
+        };
+        self.shared_at(id)
+            .map(Some)
+            .ok_or_else(|| Error::Closed(Class::SharedReceive))
     }
 
     /// Closes a shared context, if it is one.
     pub(crate) fn close_shared(&mut self, id: EpId) -> bool {
-        let Some(at) = self.shared.iter().position(|(shared, _)| *shared == id) else { return false };
+        let Some(at) = self.shared.iter().position(|(shared, _)| *shared == id) else {
+            return false;
+        };
         let (_, context) = self.shared.swap_remove(at);
         context.lock().close(&mut self.hub);
         true
@@ -214,12 +239,15 @@ impl State {
 impl Hub {
     /// The endpoints that share this context.
     fn sharers_of(&self, id: EpId) -> Vec<EpId> {
-        let sharers = self.eps.iter().filter(|(_, ep)| ep.bound.shared == Some(id));
+        let sharers = self
+            .eps
+            .iter()
+            .filter(|(_, ep)| ep.bound.shared == Some(id));
         sharers.map(|(number, _)| EpId(number)).collect()
     }
 
-    /// A message has ended in a receive: where that was posted to a shared context, the endpoint that had the message counts
-    /// it too.
+    /// A message has ended in a receive: where that was posted to a shared context, the endpoint
+    /// that had the message counts it too.
     #[cold]
     pub(crate) fn count_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, len: usize, ok: bool) {
         if let Some(sharer) = self.sharer(posted_to, peer) {
@@ -234,9 +262,12 @@ impl Hub {
         (bound.shared == Some(context)).then_some(sharer)
     }
 
-    /// Whether the endpoint that a peer is connected to, and that shares this context, knows somebody by this number.
+    /// Whether the endpoint that a peer is connected to, and that shares this context, knows
+    /// somebody by this number.
     fn is_number_of(&self, context: EpId, peer: PeerKey, number: FiAddr) -> bool {
-        let sharer = self.sharer(context, peer).and_then(|sharer| self.eps.get(sharer.0));
+        let sharer = self
+            .sharer(context, peer)
+            .and_then(|sharer| self.eps.get(sharer.0));
         sharer.is_some_and(|sharer| known(&self.vectors, sharer.bound.av, number).is_ok())
     }
 }
@@ -247,12 +278,14 @@ impl Domain {
         let mut locked = self.engine().lock();
         let state = &mut *locked;
         let id = EpId(state.hub.eps.insert(Hub::new_ep(bound)));
-        state.shared.push((id, SharedContext::new(id, self.pool().clone())));
+        state
+            .shared
+            .push((id, SharedContext::new(id, self.pool().clone())));
         id
     }
 
-    /// The number in the object tree of the endpoint that a message came to which was received at this context; nothing when it
-    /// is closed.
+    /// The number in the object tree of the endpoint that a message came to which was received at
+    /// this context; nothing when it is closed.
     #[must_use]
     pub fn received_by(&self, context: EpId, transfer: &Transfer) -> Option<u64> {
         let locked = self.engine().lock();
@@ -262,6 +295,9 @@ impl Domain {
 }
 
 /// What the provider is told of the context that an endpoint receives with.
-pub(crate) fn receiving<'a>(shared: Option<&'a SharedContext>, domain: &'a Domain) -> Receiving<'a> {
+pub(crate) fn receiving<'a>(
+    shared: Option<&'a SharedContext>,
+    domain: &'a Domain,
+) -> Receiving<'a> {
     shared.map_or_else(|| Receiving::Own(domain.pool()), Receiving::Shared)
 }

@@ -56,8 +56,8 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 /// Locks. What a lock guards is kept consistent by not calling user code under it.
 ///
-/// Threads that look for messages take such a lock again as soon as they have let go of it. This one is handed over after
-/// half a millisecond, so that others get their turn.
+/// Threads that look for messages take such a lock again as soon as they have let go of it. This
+/// one is handed over after half a millisecond, so that others get their turn.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     #[cfg(not(loom))]
@@ -68,9 +68,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Locks what nobody holds for long, or has again and again.
 ///
-/// Letting go of it is a plain store, which a mutex that puts its waiters to sleep cannot do: there whoever lets go must find
-/// out, with an atomic exchange, whether somebody sleeps. Who finds it taken looks again, gives its core away, and sleeps at
-/// last, should the holder be of lower priority, to which yielding would mean nothing.
+/// Letting go of it is a plain store, which a mutex that puts its waiters to sleep cannot do: there
+/// whoever lets go must find out, with an atomic exchange, whether somebody sleeps. Who finds it
+/// taken looks again, gives its core away, and sleeps at last, should the holder be of lower
+/// priority, to which yielding would mean nothing.
 #[inline]
 pub(crate) fn look_for<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
     #[cfg(not(loom))]
@@ -99,7 +100,8 @@ fn wait_for<T>(lock: &SpinLock<T>) -> SpinGuard<'_, T> {
     }
 }
 
-/// How often a taken lock is looked at before this thread gives its core away, and before it sleeps.
+/// How often a taken lock is looked at before this thread gives its core away, and before it
+/// sleeps.
 #[cfg(not(loom))]
 const SPINS: u32 = 64;
 #[cfg(not(loom))]

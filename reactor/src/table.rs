@@ -1,12 +1,14 @@
-//! Objects by number. A number is never used twice, so that a handle of a closed object names nobody.
+//! Objects by number. A number is never used twice, so that a handle of a closed object names
+//! nobody.
 
 use fabric_core::provider::EpId;
 
-/// How many there can be at once. The bits of a number above that of its place count how often it was taken before.
+/// How many there can be at once. The bits of a number above that of its place count how often it
+/// was taken before.
 const PLACES: usize = 1 << EpId::PLACE_BITS;
 
-/// Objects by number. It takes as much memory as there were objects at once. A place is used again under other numbers,
-/// until it has had all that it can have.
+/// Objects by number. It takes as much memory as there were objects at once. A place is used again
+/// under other numbers, until it has had all that it can have.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     rows: Vec<Row<T>>,
@@ -22,7 +24,10 @@ struct Row<T> {
 
 impl<T> Table<T> {
     pub(crate) const fn new() -> Self {
-        Self { rows: Vec::new(), free: Vec::new() }
+        Self {
+            rows: Vec::new(),
+            free: Vec::new(),
+        }
     }
 
     /// # Panics
@@ -42,18 +47,27 @@ impl<T> Table<T> {
 
     #[inline]
     pub(crate) fn get(&self, number: u32) -> Option<&T> {
-        let row = self.rows.get(Self::place(number)).filter(|row| row.number == number)?;
+        let row = self
+            .rows
+            .get(Self::place(number))
+            .filter(|row| row.number == number)?;
         row.value.as_deref()
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut T> {
-        let row = self.rows.get_mut(Self::place(number)).filter(|row| row.number == number)?;
+        let row = self
+            .rows
+            .get_mut(Self::place(number))
+            .filter(|row| row.number == number)?;
         row.value.as_deref_mut()
     }
 
     pub(crate) fn remove(&mut self, number: u32) -> Option<Box<T>> {
-        let row = self.rows.get_mut(Self::place(number)).filter(|row| row.number == number)?;
+        let row = self
+            .rows
+            .get_mut(Self::place(number))
+            .filter(|row| row.number == number)?;
         let value = row.value.take()?;
         // A place that has had its last number stays empty.
         if let Some(next) = number.checked_add(PLACES as u32) {
@@ -64,11 +78,15 @@ impl<T> Table<T> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.rows.iter().filter_map(|row| Some((row.number, row.value.as_deref()?)))
+        self.rows
+            .iter()
+            .filter_map(|row| Some((row.number, row.value.as_deref()?)))
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.rows.iter_mut().filter_map(|row| row.value.as_deref_mut())
+        self.rows
+            .iter_mut()
+            .filter_map(|row| row.value.as_deref_mut())
     }
 
     fn place(number: u32) -> usize {
@@ -87,10 +105,16 @@ mod tests {
         let first = table.insert(0);
         for round in 1..1000 {
             let (stays, goes) = (table.insert(round), table.insert(round));
-            assert_eq!((table.remove(goes), table.remove(goes)), (Some(Box::new(round)), None));
+            assert_eq!(
+                (table.remove(goes), table.remove(goes)),
+                (Some(Box::new(round)), None)
+            );
             assert_eq!((table.get(stays), table.get(goes)), (Some(&round), None));
             assert_eq!(table.get_mut(first), Some(&mut 0));
-            assert_eq!(table.iter().collect::<Vec<_>>(), [(first, &0), (stays, &round)]);
+            assert_eq!(
+                table.iter().collect::<Vec<_>>(),
+                [(first, &0), (stays, &round)]
+            );
             assert_eq!(table.remove(stays), Some(Box::new(round)));
         }
         assert_eq!((table.rows.len(), table.iter().count()), (3, 1));

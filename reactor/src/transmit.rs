@@ -1,11 +1,13 @@
-//! Transmit credits: how many sends an endpoint may have under way, in all and to one peer, and who waits for more.
+//! Transmit credits: how many sends an endpoint may have under way, in all and to one peer, and who
+//! waits for more.
 
 use std::collections::{HashMap, VecDeque};
 
 use fabric_core::FiAddr;
 use fabric_core::provider::OpKey;
 
-/// The transmit side of one endpoint. One slow peer can take its own share of the credits, not all of them.
+/// The transmit side of one endpoint. One slow peer can take its own share of the credits, not all
+/// of them.
 #[derive(Debug)]
 pub(crate) struct Transmit {
     free: usize,
@@ -52,7 +54,9 @@ impl Transmit {
 
     /// Whether a message to this peer waits: one that is posted now must not overtake it.
     pub(crate) fn is_behind_message(&self, peer: FiAddr) -> bool {
-        self.waiting.iter().any(|waiting| waiting.message && waiting.peer == peer)
+        self.waiting
+            .iter()
+            .any(|waiting| waiting.message && waiting.peer == peer)
     }
 
     /// Takes a credit, unless there is none or others wait for it.
@@ -79,23 +83,37 @@ impl Transmit {
 
     /// Queues for a credit.
     pub(crate) fn wait(&mut self, op: OpKey, peer: FiAddr, message: bool) {
-        self.waiting.push_back(Waiting { op, peer, message, fence: None });
+        self.waiting.push_back(Waiting {
+            op,
+            peer,
+            message,
+            fence: None,
+        });
     }
 
     /// Queues until everything before it has ended, and for a credit if it has none.
     pub(crate) fn wait_fenced(&mut self, op: OpKey, peer: FiAddr, fence: Fence) {
         self.fences += 1;
-        self.waiting.push_back(Waiting { op, peer, message: true, fence: Some(fence) });
+        self.waiting.push_back(Waiting {
+            op,
+            peer,
+            message: true,
+            fence: Some(fence),
+        });
     }
 
     /// Leaves the queue.
     pub(crate) fn leave(&mut self, op: OpKey) {
         self.waiting.retain(|waiting| waiting.op != op);
-        self.fences = self.waiting.iter().filter(|waiting| waiting.fence.is_some()).count();
+        self.fences = self
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.fence.is_some())
+            .count();
     }
 
-    /// The next in the queue that can have a credit, which is taken for it. Order is kept per peer. One that is fenced
-    /// goes when nothing is under way to its peer.
+    /// The next in the queue that can have a credit, which is taken for it. Order is kept per peer.
+    /// One that is fenced goes when nothing is under way to its peer.
     pub(crate) fn next(&mut self, under_way: impl Fn(FiAddr) -> bool) -> Option<OpKey> {
         if self.free == 0 && self.fences == 0 {
             return None;
@@ -111,7 +129,8 @@ impl Transmit {
 
     fn may_go(&self, at: usize, under_way: &impl Fn(FiAddr) -> bool) -> bool {
         let Waiting { peer, fence, .. } = self.waiting[at];
-        let has_credit = || self.free > 0 && self.used.get(&peer).copied().unwrap_or(0) < self.per_peer;
+        let has_credit =
+            || self.free > 0 && self.used.get(&peer).copied().unwrap_or(0) < self.per_peer;
         if self.fences > 0 && self.waiting.range(..at).any(|before| before.peer == peer) {
             return false;
         }
@@ -132,7 +151,12 @@ impl Transmit {
     }
 
     fn grant(&mut self, peer: FiAddr) -> bool {
-        if self.free == 0 || self.used.get(&peer).is_some_and(|used| *used >= self.per_peer) {
+        if self.free == 0
+            || self
+                .used
+                .get(&peer)
+                .is_some_and(|used| *used >= self.per_peer)
+        {
             return false;
         }
         self.retake(peer);
@@ -150,14 +174,21 @@ mod tests {
     fn a_slow_peer_cannot_take_every_credit_and_order_is_kept_per_peer() {
         let mut table = AddressTable::new();
         let [slow, other] = ["shm://a", "shm://b"].map(|text| table.insert(text.parse().unwrap()));
-        let op = |index| OpKey { index, generation: 0 };
+        let op = |index| OpKey {
+            index,
+            generation: 0,
+        };
         let mut transmit = Transmit::new(8);
         assert!(transmit.take(slow) && transmit.take(slow));
         assert!(!transmit.take(slow), "a quarter of eight");
         transmit.wait(op(1), slow, true);
         transmit.wait(op(2), slow, true);
         transmit.wait(op(3), other, true);
-        assert_eq!(transmit.next(|_| false), Some(op(3)), "the other peer goes ahead");
+        assert_eq!(
+            transmit.next(|_| false),
+            Some(op(3)),
+            "the other peer goes ahead"
+        );
         assert_eq!(transmit.next(|_| false), None);
         transmit.give(slow);
         assert!(!transmit.take(slow), "nobody overtakes the queue");
@@ -172,7 +203,10 @@ mod tests {
     fn a_fence_waits_for_what_was_before_and_is_not_overtaken() {
         let mut table = AddressTable::new();
         let [peer, other] = ["shm://a", "shm://b"].map(|text| table.insert(text.parse().unwrap()));
-        let op = |index| OpKey { index, generation: 0 };
+        let op = |index| OpKey {
+            index,
+            generation: 0,
+        };
         let mut transmit = Transmit::new(8);
         assert!(transmit.take(peer) && transmit.take(peer));
         transmit.wait_fenced(op(1), peer, Fence { credit: true });
@@ -180,12 +214,24 @@ mod tests {
         transmit.wait(op(2), peer, true);
         transmit.wait_fenced(op(3), other, Fence { credit: false });
         let busy = |busy: bool| move |address| busy && address == peer;
-        assert_eq!(transmit.next(busy(true)), Some(op(3)), "nothing is under way to the other");
+        assert_eq!(
+            transmit.next(busy(true)),
+            Some(op(3)),
+            "nothing is under way to the other"
+        );
         assert_eq!(transmit.next(busy(true)), None);
         transmit.give(peer);
-        assert_eq!(transmit.next(busy(true)), None, "a credit alone does not lift a fence");
+        assert_eq!(
+            transmit.next(busy(true)),
+            None,
+            "a credit alone does not lift a fence"
+        );
         assert_eq!(transmit.next(busy(false)), Some(op(1)));
-        assert_eq!(transmit.next(busy(true)), Some(op(2)), "behind the fence nothing is fenced");
+        assert_eq!(
+            transmit.next(busy(true)),
+            Some(op(2)),
+            "behind the fence nothing is fenced"
+        );
         transmit.wait_fenced(op(4), peer, Fence { credit: false });
         transmit.leave(op(4));
         assert!(transmit.is_idle() && transmit.next(busy(false)).is_none());

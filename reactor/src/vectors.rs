@@ -1,8 +1,9 @@
 //! Address vectors: numbers, the guests of a welcoming vector, and who has to hear of a change.
 //!
-//! A guest is a peer that got its number by connecting. It is *leaving* when its last connection has ended; the number
-//! is taken back as soon as no message of it waits at an endpoint, and none lies in a receive nobody has looked at. So
-//! whoever receives a message learns whose it is, also from a peer that is gone.
+//! A guest is a peer that got its number by connecting. It is *leaving* when its last connection
+//! has ended; the number is taken back as soon as no message of it waits at an endpoint, and none
+//! lies in a receive nobody has looked at. So whoever receives a message learns whose it is, also
+//! from a peer that is gone.
 
 use std::collections::HashMap;
 
@@ -26,13 +27,19 @@ pub(crate) struct Vector {
 
 impl Vector {
     pub(crate) fn new(welcoming: bool) -> Self {
-        Self { table: AddressTable::new(), welcoming, guests: HashMap::new() }
+        Self {
+            table: AddressTable::new(),
+            welcoming,
+            guests: HashMap::new(),
+        }
     }
 }
 
 impl Hub {
     pub(crate) fn vector(&mut self, av: AvId) -> Result<&mut Vector> {
-        self.vectors.get_mut(av.0).ok_or_else(|| Error::Closed(Class::AddressVector))
+        self.vectors
+            .get_mut(av.0)
+            .ok_or_else(|| Error::Closed(Class::AddressVector))
     }
 
     fn vector_of(&mut self, ep: EpId) -> Option<(AvId, &mut Vector)> {
@@ -59,11 +66,15 @@ impl Hub {
         Some(addr)
     }
 
-    /// A connection has ended that was made under this number. Numbers never come again, so that one which has become
-    /// the user's own since, or was taken back, is not counted down.
+    /// A connection has ended that was made under this number. Numbers never come again, so that
+    /// one which has become the user's own since, or was taken back, is not counted down.
     pub(crate) fn leave(&mut self, ep: EpId, addr: FiAddr) {
-        let Some((av, vector)) = self.vector_of(ep) else { return };
-        let Some(connections) = vector.guests.get_mut(&addr) else { return };
+        let Some((av, vector)) = self.vector_of(ep) else {
+            return;
+        };
+        let Some(connections) = vector.guests.get_mut(&addr) else {
+            return;
+        };
         *connections = connections.saturating_sub(1);
         if *connections == 0 {
             self.leaving.insert(addr, av);
@@ -79,7 +90,8 @@ impl Hub {
         }
     }
 
-    /// Somebody has looked at a message of this source, or given it back: it may have been the last of a leaving guest.
+    /// Somebody has looked at a message of this source, or given it back: it may have been the last
+    /// of a leaving guest.
     #[inline]
     pub(crate) fn seen(&mut self, source: Option<FiAddr>) {
         if !self.leaving.is_empty()
@@ -93,14 +105,18 @@ impl Hub {
     /// An endpoint of this vector has closed: messages that waited there wait no more.
     pub(crate) fn seen_all(&mut self, av: AvId) {
         let leaving = self.leaving.iter().filter(|(_, of)| **of == av);
-        self.follow_ups.extend(leaving.map(|(&addr, _)| FollowUp::Dismiss(av, addr)));
+        self.follow_ups
+            .extend(leaving.map(|(&addr, _)| FollowUp::Dismiss(av, addr)));
     }
 }
 
 impl State {
     /// Tells the endpoints of a vector that an address has a number now.
     pub(crate) fn announce(&mut self, av: AvId, addr: FiAddr) {
-        let address = self.hub.vector(av).and_then(|vector| vector.table.get(addr).cloned());
+        let address = self
+            .hub
+            .vector(av)
+            .and_then(|vector| vector.table.get(addr).cloned());
         let Ok(address) = address else { return };
         for ep in self.endpoints_of(av) {
             self.address_inserted(ep, addr, &address);
@@ -136,10 +152,17 @@ impl State {
 }
 
 impl Domain {
-    /// Opens an address vector; a welcoming one takes in peers that connect, and forgets them when they go.
+    /// Opens an address vector; a welcoming one takes in peers that connect, and forgets them when
+    /// they go.
     #[must_use]
     pub fn open_av(&self, welcoming: bool) -> AvId {
-        AvId(self.engine().lock().hub.vectors.insert(Vector::new(welcoming)))
+        AvId(
+            self.engine()
+                .lock()
+                .hub
+                .vectors
+                .insert(Vector::new(welcoming)),
+        )
     }
 
     /// Closes an address vector.
@@ -175,7 +198,13 @@ impl Domain {
     /// # Errors
     /// [`Error::StaleAddress`].
     pub fn address_of(&self, av: AvId, addr: FiAddr) -> Result<Address> {
-        self.engine().lock().hub.vector(av)?.table.get(addr).cloned()
+        self.engine()
+            .lock()
+            .hub
+            .vector(av)?
+            .table
+            .get(addr)
+            .cloned()
     }
 
     /// Every address of a vector with its number.
@@ -183,6 +212,8 @@ impl Domain {
     pub fn addresses(&self, av: AvId) -> Vec<(FiAddr, Address)> {
         let locked = self.engine().lock();
         let vector = locked.hub.vectors.get(av.0);
-        vector.map_or_else(Vec::new, |v| v.table.iter().map(|(n, a)| (n, a.clone())).collect())
+        vector.map_or_else(Vec::new, |v| {
+            v.table.iter().map(|(n, a)| (n, a.clone())).collect()
+        })
     }
 }

@@ -1,4 +1,5 @@
-//! Taking operations back that have not begun, and leaving those to themselves for which nobody waits any more.
+//! Taking operations back that have not begun, and leaving those to themselves for which nobody
+//! waits any more.
 
 use fabric_core::Error;
 use fabric_core::buf::AnyBuf;
@@ -15,7 +16,9 @@ impl Locked<'_> {
     /// Takes an operation back that has not begun; its slot stays.
     pub(crate) fn withdraw(&mut self, key: OpKey) -> bool {
         let state = &mut **self;
-        let Some(op) = state.hub.ops.get(key) else { return false };
+        let Some(op) = state.hub.ops.get(key) else {
+            return false;
+        };
         let ep = op.ep;
         match op.phase {
             Phase::Waiting => {
@@ -36,11 +39,14 @@ impl Locked<'_> {
 
     pub(crate) fn abandon(&mut self, key: OpKey) {
         let state = &mut **self;
-        let Some(op) = state.hub.ops.get(key) else { return };
+        let Some(op) = state.hub.ops.get(key) else {
+            return;
+        };
         let (ep, kind) = (op.ep, op.kind);
         let is_atomic = matches!(kind, OpKind::Atomic | OpKind::FetchAtomic);
         match op.phase {
-            // Nobody has been told that it was accepted, and it is not one that takes effect whoever looks.
+            // Nobody has been told that it was accepted, and it is not one that takes effect
+            // whoever looks.
             Phase::Waiting if !op.credit && op.route == Route::Future && !is_atomic => {
                 self.withdraw(key);
                 self.hub.discard(key);
@@ -49,9 +55,12 @@ impl Locked<'_> {
                 state.abandon_recv(ep, key);
                 state.hub.discard(key);
             }
-            // One that waits and has a credit is fenced, and was accepted; so was one that was posted to a queue.
+            // One that waits and has a credit is fenced, and was accepted; so was one that was
+            // posted to a queue.
             Phase::Waiting | Phase::Posted => {
-                let Some(op) = state.hub.ops.get_mut(key) else { return };
+                let Some(op) = state.hub.ops.get_mut(key) else {
+                    return;
+                };
                 op.route = Route::Nobody;
                 let waiter = op.waker.take();
                 state.hub.drop_waiter(waiter);
@@ -69,13 +78,23 @@ impl Locked<'_> {
                     state.put_back(ep, envelope, bytes);
                     state.hub.seen(source);
                 }
-                let failed = state.hub.ops.get(key).filter(|op| op.kind != OpKind::Recv && !op.permit);
+                let failed = state
+                    .hub
+                    .ops
+                    .get(key)
+                    .filter(|op| op.kind != OpKind::Recv && !op.permit);
                 let failed = failed.and_then(|op| {
-                    let error = op.outcome.error.as_deref().filter(|error| **error != Error::Canceled)?;
+                    let error = op
+                        .outcome
+                        .error
+                        .as_deref()
+                        .filter(|error| **error != Error::Canceled)?;
                     Some((op.spec.map(|spec| spec.peer), error.clone()))
                 });
                 if let Some((peer, error)) = failed {
-                    state.hub.event(ep, EventKind::OperationFailed { peer, error });
+                    state
+                        .hub
+                        .event(ep, EventKind::OperationFailed { peer, error });
                 }
                 self.hub.discard(key);
             }
@@ -84,7 +103,8 @@ impl Locked<'_> {
 }
 
 impl Domain {
-    /// Gives a permit back, with its credit; or only forgets the permit when its credit has been used.
+    /// Gives a permit back, with its credit; or only forgets the permit when its credit has been
+    /// used.
     pub fn release_permit(&self, key: OpKey, used: bool) {
         self.with(|locked| {
             if used && let Some(op) = locked.hub.ops.get_mut(key) {
@@ -95,8 +115,8 @@ impl Domain {
         });
     }
 
-    /// Takes an operation back if it has not begun. `Ok`: here is its buffer; it will not complete. `Err`: it has
-    /// begun, or has ended, and will complete.
+    /// Takes an operation back if it has not begun. `Ok`: here is its buffer; it will not complete.
+    /// `Err`: it has begun, or has ended, and will complete.
     ///
     /// # Errors
     /// The unit, when it is too late.
@@ -104,7 +124,10 @@ impl Domain {
     pub fn cancel(&self, key: OpKey) -> Result<AnyBuf, ()> {
         self.with(|locked| {
             let withdrawn = locked.withdraw(key);
-            let mut op = withdrawn.then(|| locked.hub.ops.remove(key)).flatten().ok_or(())?;
+            let mut op = withdrawn
+                .then(|| locked.hub.ops.remove(key))
+                .flatten()
+                .ok_or(())?;
             locked.hub.forget_waker(&mut op);
             locked.hub.give_back(&mut op);
             Ok(op.buf)

@@ -1,4 +1,5 @@
-//! The inner parts at work, one piece at a time: what the micro-benchmarks look at. Not part of the interface.
+//! The inner parts at work, one piece at a time: what the micro-benchmarks look at. Not part of the
+//! interface.
 
 use std::hint::black_box;
 
@@ -33,7 +34,9 @@ fn slots(recv: bool) -> Box<dyn FnMut() -> usize> {
         let buf = std::mem::take(&mut spare).into_any();
         let key = match recv {
             true => hub.ops.insert_recv(EpId(0), Route::Future, buf),
-            false => hub.ops.insert(Op::new(EpId(0), OpKind::Send, Route::Future, buf)),
+            false => hub
+                .ops
+                .insert(Op::new(EpId(0), OpKind::Send, Route::Future, buf)),
         };
         if let Some(op) = hub.ops.get_mut(black_box(key)) {
             op.credit = false;

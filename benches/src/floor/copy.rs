@@ -11,8 +11,9 @@ const RUNS: usize = 101;
 const RUN_BYTES: usize = 1 << 20;
 const TIME: Duration = Duration::from_millis(300);
 
-/// Bytes per second that one core copies between two buffers of this size, and of how many runs that is the median;
-/// `None` when it is told to stop before the first. One run is made however long it takes.
+/// Bytes per second that one core copies between two buffers of this size, and of how many runs
+/// that is the median; `None` when it is told to stop before the first. One run is made however
+/// long it takes.
 pub(super) fn copy(size: usize, stop: &Stop) -> Option<(f64, usize)> {
     let (source, mut target) = (vec![1u8; size], vec![2u8; size]);
     let copies = (RUN_BYTES / size.max(1)).clamp(1, 1 << 14);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::pin;
 use crate::stop::Stop;
 
-/// Round trips of a run. Runs are short: most of them fall between the moments in which a thread has lost its core to
-/// somebody else.
+/// Round trips of a run. Runs are short: most of them fall between the moments in which a thread
+/// has lost its core to somebody else.
 const TRIPS: u64 = 200;
 /// How often to look for an answer between two looks at the clock.
 const PATIENCE: u32 = 1 << 12;
@@ -20,9 +20,10 @@ const OVER: u64 = u64::MAX;
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// How long a cache line takes from one of these cores to the other, or between any when they are not named: half of a
-/// round trip in nanoseconds, for each run in about this time. When others keep the cores busy, the first run may take
-/// longer, up to the second time. None where both sides would share a core.
+/// How long a cache line takes from one of these cores to the other, or between any when they are
+/// not named: half of a round trip in nanoseconds, for each run in about this time. When others
+/// keep the cores busy, the first run may take longer, up to the second time. None where both sides
+/// would share a core.
 pub(super) fn line(
     (here, there): (Option<usize>, Option<usize>),
     time: (Duration, Duration),

@@ -31,17 +31,17 @@ const COPIES: [usize; 6] = [64, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20];
 /// How long one way of waking is measured, and how long a cache line is passed.
 const TIME: Duration = Duration::from_millis(500);
 const LINE_TIME: Duration = Duration::from_millis(100);
-/// One look of many at the cache line: how long, how long the first one may take on busy cores, and how much time lies
-/// between two.
+/// One look of many at the cache line: how long, how long the first one may take on busy cores, and
+/// how much time lies between two.
 const LOOK: Duration = Duration::from_millis(1);
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const BETWEEN: Duration = Duration::from_millis(80);
 
 /// The least that a message takes on a pair of cores.
 ///
-/// Virtual cores wander: now they are two of the host, now two halves of one, which pass a cache line several times as
-/// fast. So the line is looked at again and again, between the rounds of what is measured, and the median of the looks
-/// counts.
+/// Virtual cores wander: now they are two of the host, now two halves of one, which pass a cache
+/// line several times as fast. So the line is looked at again and again, between the rounds of what
+/// is measured, and the median of the looks counts.
 #[derive(Debug)]
 pub struct Floor {
     cores: (Option<usize>, Option<usize>),
@@ -59,26 +59,36 @@ impl Floor {
     /// Of these cores. Nothing is measured yet.
     #[must_use]
     pub fn new(cores: (Option<usize>, Option<usize>), stop: &Stop) -> Self {
-        Self { cores, stop: stop.clone(), looks: Mutex::default() }
+        Self {
+            cores,
+            stop: stop.clone(),
+            looks: Mutex::default(),
+        }
     }
 
     /// Whether the last look at the cache line is so long ago that it is time for another.
     #[must_use]
     pub fn is_due(&self) -> bool {
-        self.looks().last.is_none_or(|last| last.elapsed() >= BETWEEN)
+        self.looks()
+            .last
+            .is_none_or(|last| last.elapsed() >= BETWEEN)
     }
 
     /// Looks how long a cache line takes from core to core. Both should be idle.
     pub fn look(&self) {
         let mut looks = self.looks();
-        let first = if looks.line_ns.is_empty() { FIRST_LOOK } else { LOOK };
+        let first = if looks.line_ns.is_empty() {
+            FIRST_LOOK
+        } else {
+            LOOK
+        };
         let ns = median(&mut line(self.cores, (LOOK, first), &self.stop));
         looks.line_ns.extend(ns);
         looks.last = Some(Instant::now());
     }
 
-    /// A cache line from core to core, in nanoseconds: the median of the looks since this was asked last. `None` when
-    /// there are none, or only one core.
+    /// A cache line from core to core, in nanoseconds: the median of the looks since this was asked
+    /// last. `None` when there are none, or only one core.
     #[must_use]
     pub fn line_ns(&self) -> Option<f64> {
         median(&mut std::mem::take(&mut *self.looks()).line_ns)
@@ -90,7 +100,8 @@ impl Floor {
     pub fn copy_ns(&self, size: usize) -> Option<f64> {
         match size {
             0 => Some(0.0),
-            _ => pin::on(self.cores.0, || copy(size, &self.stop)).map(|(rate, _)| size as f64 / rate * 1e9),
+            _ => pin::on(self.cores.0, || copy(size, &self.stop))
+                .map(|(rate, _)| size as f64 / rate * 1e9),
         }
     }
 
@@ -99,8 +110,8 @@ impl Floor {
     }
 }
 
-/// How long a cache line takes from one core to another, between the first and the last that this process may use; zero
-/// where there is only one.
+/// How long a cache line takes from one core to another, between the first and the last that this
+/// process may use; zero where there is only one.
 #[must_use]
 pub fn core_to_core() -> Duration {
     let cores = pin::cores();
@@ -115,17 +126,21 @@ pub fn memcpy(size: usize) -> f64 {
     copy(size, &Stop::default()).map_or(0.0, |(rate, _)| rate)
 }
 
-/// Half a round trip of eight bytes over loopback TCP, by calls that never sleep: the median, in nanoseconds.
+/// Half a round trip of eight bytes over loopback TCP, by calls that never sleep: the median, in
+/// nanoseconds.
 ///
 /// # Errors
 /// The system has no descriptors or threads left.
 pub fn bounced(cores: (Option<usize>, Option<usize>), time: Duration) -> Result<Option<f64>> {
     let mut record = Record::default();
-    socket::tcp_spinning(cores, time).map_err(Error::io("tcp socket"))?.describe(&mut record);
+    socket::tcp_spinning(cores, time)
+        .map_err(Error::io("tcp socket"))?
+        .describe(&mut record);
     Ok(record.p50_ns)
 }
 
-/// Messages of eight bytes per second over loopback TCP in one direction, each with a call of its own.
+/// Messages of eight bytes per second over loopback TCP in one direction, each with a call of its
+/// own.
 ///
 /// # Errors
 /// As above.
@@ -161,7 +176,9 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
     }
     for size in COPIES {
         progress::show("memcpy", 0.1);
-        let Some((rate, runs)) = pin::on(here, || copy(size, stop)) else { return Ok(()) };
+        let Some((rate, runs)) = pin::on(here, || copy(size, stop)) else {
+            return Ok(());
+        };
         emit(Record {
             bytes_per_s: Some(rate),
             p50_ns: Some(size as f64 / rate * 1e9),
@@ -169,7 +186,8 @@ pub fn measure(pin: &Pin, stop: &Stop, mut emit: impl FnMut(Record) -> Result<()
             ..blank("memcpy", "copy", "", size)
         })?;
     }
-    type Way = fn((Option<usize>, Option<usize>), Duration) -> std::io::Result<crate::samples::Samples>;
+    type Way =
+        fn((Option<usize>, Option<usize>), Duration) -> std::io::Result<crate::samples::Samples>;
     let ways: [(&str, &str, Way); 6] = [
         ("eventfd", "block", wake::eventfds),
         ("futex", "block", wake::futexes),
@@ -214,7 +232,14 @@ mod tests {
         floor.look();
         assert_eq!(floor.line_ns(), None);
         stop.raise();
-        assert!(line((None, None), (Duration::from_secs(600), Duration::from_secs(600)), &stop).is_empty());
+        assert!(
+            line(
+                (None, None),
+                (Duration::from_secs(600), Duration::from_secs(600)),
+                &stop
+            )
+            .is_empty()
+        );
         assert_eq!(copy(64, &stop), None);
     }
 
@@ -228,7 +253,10 @@ mod tests {
             socket::unix_spinning,
         ];
         for way in ways {
-            assert!(way((None, None), Duration::from_millis(5)).is_ok_and(|samples| samples.count() > 0));
+            assert!(
+                way((None, None), Duration::from_millis(5))
+                    .is_ok_and(|samples| samples.count() > 0)
+            );
         }
         assert!(sent((None, None), Duration::from_millis(5)).is_ok_and(|rate| rate > 0.0));
     }

@@ -1,5 +1,5 @@
-//! Eight bytes over a socket of the kernel, with plain system calls: sleeping in `read`, or calling it until something
-//! is there.
+//! Eight bytes over a socket of the kernel, with plain system calls: sleeping in `read`, or calling
+//! it until something is there.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -40,7 +40,8 @@ pub(super) fn unix_spinning(cores: Cores, time: Duration) -> io::Result<Samples>
     bounce(cores, (Ends(near), Ends(far)), time)
 }
 
-/// Messages of eight bytes per second in one direction, each with a call of its own; the other side reads as much as there is.
+/// Messages of eight bytes per second in one direction, each with a call of its own; the other side
+/// reads as much as there is.
 pub(super) fn tcp_sends((here, there): Cores, time: Duration) -> io::Result<f64> {
     let (mut near, mut far) = tcp_pair()?;
     let read = move || {
@@ -91,7 +92,8 @@ impl<S: Read + Write + Send> End for Ends<S> {
             match self.0.read(&mut buf[got..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => got += count,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -18,7 +18,10 @@ type Cores = (Option<usize>, Option<usize>);
 pub(super) fn eventfds(cores: Cores, time: Duration) -> io::Result<Samples> {
     let new = || eventfd(0, EventfdFlags::CLOEXEC).map(Arc::new);
     let (a, b) = (new()?, new()?);
-    let near = EventFd { mine: a.clone(), theirs: b.clone() };
+    let near = EventFd {
+        mine: a.clone(),
+        theirs: b.clone(),
+    };
     bounce(cores, (near, EventFd { mine: b, theirs: a }), time)
 }
 
@@ -26,7 +29,10 @@ pub(super) fn eventfds(cores: Cores, time: Duration) -> io::Result<Samples> {
 pub(super) fn futexes(cores: Cores, time: Duration) -> io::Result<Samples> {
     let new = || Arc::new(AtomicU32::new(0));
     let (a, b) = (new(), new());
-    let near = Futex { mine: a.clone(), theirs: b.clone() };
+    let near = Futex {
+        mine: a.clone(),
+        theirs: b.clone(),
+    };
     bounce(cores, (near, Futex { mine: b, theirs: a }), time)
 }
 

@@ -21,8 +21,8 @@ pub(super) enum Figure {
     Window(Bench, Op, usize),
     /// Half a round trip of the fabric, waiting and moved on like this.
     Driven(Wait, Drive, usize),
-    /// The fabric with as many messages under way as in the goals of sockets, and the congestion control of the machine,
-    /// which others have.
+    /// The fabric with as many messages under way as in the goals of sockets, and the congestion
+    /// control of the machine, which others have.
     Alike(Bench, Op, usize),
     /// Likewise, and completions taken from a queue, as many at a time as there are.
     AlikeBatch(Op, usize),
@@ -34,7 +34,8 @@ pub(super) enum Figure {
     Datagram(usize),
     /// Somebody else's program.
     Theirs(Whose, Bench, Op, usize),
-    /// What such a program calls its bandwidth: the bytes of both directions of a ping-pong, by its time.
+    /// What such a program calls its bandwidth: the bytes of both directions of a ping-pong, by its
+    /// time.
     Pingpong(Whose, usize),
     /// Half a round trip of eight bytes over loopback TCP by plain calls that never sleep.
     Bounce,
@@ -97,7 +98,10 @@ impl Whose {
 
     /// Whether it says no more of latencies than their mean.
     pub(super) fn says_means(self) -> bool {
-        matches!(self, Self::Libfabric | Self::LibfabricTcp | Self::LibfabricUdp)
+        matches!(
+            self,
+            Self::Libfabric | Self::LibfabricTcp | Self::LibfabricUdp
+        )
     }
 }
 
@@ -121,8 +125,8 @@ impl Figure {
 
     pub(super) fn name(self, provider: &str) -> String {
         match self {
-            Us(..) | Batch(..) | Window(..) | Driven(..) | Alike(..) | AlikeBatch(..) | Crowd(..)
-            | PerConnection(_) => format!("fabric {provider}"),
+            Us(..) | Batch(..) | Window(..) | Driven(..) | Alike(..) | AlikeBatch(..)
+            | Crowd(..) | PerConnection(_) => format!("fabric {provider}"),
             Datagram(_) => Datagrams.name().into(),
             Theirs(whose, ..) => whose.peer().name().into(),
             Pingpong(whose, _) => format!("{} MB/s", whose.peer().name()),
@@ -137,7 +141,13 @@ impl Figure {
     /// A value of this figure with its unit.
     pub(super) fn show(self, value: f64) -> String {
         match self {
-            Us(Lat, ..) | Theirs(_, Lat, ..) | Driven(..) | Line | Crowd(..) | Datagram(_) | Bounce => {
+            Us(Lat, ..)
+            | Theirs(_, Lat, ..)
+            | Driven(..)
+            | Line
+            | Crowd(..)
+            | Datagram(_)
+            | Bounce => {
                 format!("{:.3} us", value / 1e3)
             }
             Us(Bw, ..) | Memcpy(_) | Pingpong(..) => format!("{:.2} GB/s", value / 1e9),

@@ -1,8 +1,9 @@
-//! What is aimed at over a provider: figures of ours, each held against another that is measured in the same minute.
+//! What is aimed at over a provider: figures of ours, each held against another that is measured in
+//! the same minute.
 //!
-//! Every figure is measured several times, in turn with all others, and the median of the runs is taken. Ratios are what a
-//! machine with other cores and other neighbours can be expected to show as well; times are not. What libfabric's program
-//! prints is a mean, and held against means.
+//! Every figure is measured several times, in turn with all others, and the median of the runs is
+//! taken. Ratios are what a machine with other cores and other neighbours can be expected to show
+//! as well; times are not. What libfabric's program prints is a mean, and held against means.
 //!
 //! | file | subject |
 //! |---|---|
@@ -38,20 +39,29 @@ const UNDER_WAY: usize = 64;
 /// [`Error::Refused`], with those over which something is.
 pub fn check(provider: &str) -> Result<()> {
     match table::of(provider) {
-        [] => Err(Error::Refused(format!("nothing is aimed at over {provider}; known: shm, tcp, udp"))),
+        [] => Err(Error::Refused(format!(
+            "nothing is aimed at over {provider}; known: shm, tcp, udp"
+        ))),
         _ => Ok(()),
     }
 }
 
-/// Measures every figure of this provider `repeat` times for about this long, and prints how they relate. What cannot be measured here is
-/// named with the reason. What was measured until it is told to stop is shown.
+/// Measures every figure of this provider `repeat` times for about this long, and prints how they
+/// relate. What cannot be measured here is named with the reason. What was measured until it is
+/// told to stop is shown.
 ///
 /// # Errors
 /// The fabric fails; [`Error::Interrupted`]; nothing can be printed.
 pub fn goals(provider: &str, repeat: usize, time: Duration, pin: &Pin, stop: &Stop) -> Result<()> {
     let goals = table::of(provider);
-    let mut board =
-        Board { provider, time, cores: pin.lane(0), stop, values: figures(goals), missing: Vec::new() };
+    let mut board = Board {
+        provider,
+        time,
+        cores: pin.lane(0),
+        stop,
+        values: figures(goals),
+        missing: Vec::new(),
+    };
     let mut ended = Ok(());
     for round in 0..repeat {
         ended = board.round(round, repeat);
@@ -60,11 +70,17 @@ pub fn goals(provider: &str, repeat: usize, time: Duration, pin: &Pin, stop: &St
         }
     }
     progress::clear();
-    print(&format!("\ngoals over {provider}: medians, and what they are to be\n"))?;
+    print(&format!(
+        "\ngoals over {provider}: medians, and what they are to be\n"
+    ))?;
     let widths = [15, 8, 12, 18, 12, 9, 9, 4];
     let line = |cells: [String; 8]| tables::line(cells.into_iter().zip(widths));
-    print(&line(["", "size", "ours", "beside", "", "ratio", "goal", "met"].map(str::to_owned)))?;
-    goals.iter().try_for_each(|goal| print(&line(board.row(goal))))?;
+    print(&line(
+        ["", "size", "ours", "beside", "", "ratio", "goal", "met"].map(str::to_owned),
+    ))?;
+    goals
+        .iter()
+        .try_for_each(|goal| print(&line(board.row(goal))))?;
     board.missing.iter().try_for_each(|why| print(why))?;
     congestion::note(provider, None).map_or(Ok(()), |note| print(&note))?;
     ended
@@ -113,12 +129,21 @@ impl Board<'_> {
         Ok(())
     }
 
-    /// Measures it once, in nanoseconds, bytes or messages per second. Nothing where it cannot be measured.
+    /// Measures it once, in nanoseconds, bytes or messages per second. Nothing where it cannot be
+    /// measured.
     fn measure(&mut self, figure: Figure) -> Result<Option<Value>> {
-        let case = |bench, op, size| Case { bench, op, size, time: self.time, cores: self.cores };
+        let case = |bench, op, size| Case {
+            bench,
+            op,
+            size,
+            time: self.time,
+            cores: self.cores,
+        };
         let ours = Ours::new(self.provider);
         let (bench, record) = match figure {
-            Figure::Ours(bench, op, size) => (bench, ours.measure(&case(bench, op, size), self.stop)?),
+            Figure::Ours(bench, op, size) => {
+                (bench, ours.measure(&case(bench, op, size), self.stop)?)
+            }
             Figure::Batch(op, size) => {
                 let mut plan = ours.plan(&case(Rate, op, size));
                 plan.api = Api::Batch;
@@ -141,7 +166,8 @@ impl Board<'_> {
             }
             Figure::AlikeBatch(op, size) => {
                 let mut plan = ours.plan(&case(Rate, op, size));
-                (plan.window, plan.congestion, plan.api) = (UNDER_WAY, congestion::machine(), Api::Batch);
+                (plan.window, plan.congestion, plan.api) =
+                    (UNDER_WAY, congestion::machine(), Api::Batch);
                 (Rate, ours.run(&plan, self.stop)?)
             }
             Figure::Crowd(count, size) => {
@@ -150,9 +176,14 @@ impl Board<'_> {
                 (Lat, ours.run(&plan, self.stop)?)
             }
             Figure::PerConnection(count) => return Ok(self.per_connection(count)?.map(Value::of)),
-            Figure::Datagram(size) => (Lat, Datagrams.measure(&case(Lat, Op::Send, size), self.stop)?),
+            Figure::Datagram(size) => (
+                Lat,
+                Datagrams.measure(&case(Lat, Op::Send, size), self.stop)?,
+            ),
             Figure::Theirs(whose, bench, op, size) => {
-                let Some(record) = self.theirs(whose, &case(bench, op, size)) else { return Ok(None) };
+                let Some(record) = self.theirs(whose, &case(bench, op, size)) else {
+                    return Ok(None);
+                };
                 (bench, record)
             }
             Figure::Pingpong(whose, size) => {
@@ -170,7 +201,9 @@ impl Board<'_> {
             }
             Figure::Memcpy(size) => {
                 let floor = Floor::new(self.cores, self.stop);
-                return Ok(floor.copy_ns(size).map(|ns| Value::of(size as f64 / ns * 1e9)));
+                return Ok(floor
+                    .copy_ns(size)
+                    .map(|ns| Value::of(size as f64 / ns * 1e9)));
             }
         };
         Ok(value(bench, figure.size(), &record))
@@ -181,15 +214,28 @@ impl Board<'_> {
         let peer = whose.peer();
         let measured = match peer.missing() {
             Some(why) => Err(why),
-            None => peer.measure(case, self.stop).map_err(|error| error.to_string()),
+            None => peer
+                .measure(case, self.stop)
+                .map_err(|error| error.to_string()),
         };
-        measured.map_err(|why| self.note(format!("{} is left out: {why}", peer.name()))).ok()
+        measured
+            .map_err(|why| self.note(format!("{} is left out: {why}", peer.name())))
+            .ok()
     }
 
     /// Measured in a fresh process: this one has memory left from what it did before.
     fn per_connection(&self, count: usize) -> Result<Option<f64>> {
         let mut command = program()?;
-        command.args(["lat", "--provider", self.provider, "--size", "8", "--iters", "100", "--json"]);
+        command.args([
+            "lat",
+            "--provider",
+            self.provider,
+            "--size",
+            "8",
+            "--iters",
+            "100",
+            "--json",
+        ]);
         let output = command.args(["--idle", &count.to_string()]).output();
         let output = output.map_err(Error::io("starting a process"))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -226,7 +272,9 @@ impl Board<'_> {
             Bound::AtLeast(times) => format!(">= {times}"),
             Bound::Above(ns) => format!("+{ns:.0} ns"),
         };
-        let met = mine.zip(theirs).map(|(mine, theirs)| bound.holds(mine, theirs));
+        let met = mine
+            .zip(theirs)
+            .map(|(mine, theirs)| bound.holds(mine, theirs));
         [
             (*what).to_owned(),
             Size(ours.size()).to_string(),
@@ -235,21 +283,28 @@ impl Board<'_> {
             shown(theirs),
             tables::ratio(mine, theirs),
             goal,
-            met.map_or("-", |met| if met { "yes" } else { "no" }).to_owned(),
+            met.map_or("-", |met| if met { "yes" } else { "no" })
+                .to_owned(),
         ]
     }
 }
 
 impl Value {
     fn of(typical: f64) -> Self {
-        Self { typical, mean: None }
+        Self {
+            typical,
+            mean: None,
+        }
     }
 }
 
 /// What a run says about this. Small messages are counted, large ones weighed.
 fn value(bench: Bench, size: usize, record: &Record) -> Option<Value> {
     match bench {
-        Lat => record.typical_ns().map(|typical| Value { typical, mean: record.mean_ns }),
+        Lat => record.typical_ns().map(|typical| Value {
+            typical,
+            mean: record.mean_ns,
+        }),
         Bw if size >= 1024 => record.bytes_per_s.map(Value::of),
         Rate | Bw => record.msgs_per_s.map(Value::of),
     }
@@ -272,7 +327,10 @@ mod tests {
         for (what, ours, other, _) in ["shm", "tcp", "udp"].into_iter().flat_map(table::of) {
             let unit = |figure: Figure| figure.show(1.0).rsplit(' ').next().map(str::to_owned);
             let counted = matches!(other, Figure::Theirs(_, Bw, _, size) if *size < 1024);
-            assert!(counted || unit(*ours) == unit(*other), "{what}: {ours:?} and {other:?}");
+            assert!(
+                counted || unit(*ours) == unit(*other),
+                "{what}: {ours:?} and {other:?}"
+            );
         }
     }
 
@@ -289,12 +347,21 @@ mod tests {
         };
         let row = board.row(&goals[0]);
         assert_eq!(row[2..].join(" "), "- cache line - - <= 1.8 -");
-        let of = |typical| Value { typical, mean: Some(400.0) };
+        let of = |typical| Value {
+            typical,
+            mean: Some(400.0),
+        };
         board.values[0].1 = vec![of(300.0), of(200.0), of(100.0)];
         board.values[1].1 = vec![Value::of(100.0)];
         board.values[2].1 = vec![of(900.0)];
-        assert_eq!(board.row(&goals[0]).join(" "), "send 8B 0.200 us cache line 0.100 us 2.00 <= 1.8 no");
+        assert_eq!(
+            board.row(&goals[0]).join(" "),
+            "send 8B 0.200 us cache line 0.100 us 2.00 <= 1.8 no"
+        );
         let means = board.row(&goals[1]).join(" ");
-        assert_eq!(means, " 8B 0.400 us fi_pingpong shm 0.400 us 1.00 <= 0.45 no");
+        assert_eq!(
+            means,
+            " 8B 0.400 us fi_pingpong shm 0.400 us 1.00 <= 0.45 no"
+        );
     }
 }

@@ -48,11 +48,15 @@ pub(super) enum Answer {
 impl Answer {
     /// It does not fit the question.
     pub(super) fn unexpected(&self) -> Error {
-        Error::NotUnderstood { who: "the other side".into(), text: format!("{self:?}") }
+        Error::NotUnderstood {
+            who: "the other side".into(),
+            text: format!("{self:?}"),
+        }
     }
 }
 
-/// Starts lane `number` and returns the names of its endpoints. What goes wrong later is sent to `failures`.
+/// Starts lane `number` and returns the names of its endpoints. What goes wrong later is sent to
+/// `failures`.
 pub(crate) async fn start(
     plan: &Plan,
     number: usize,
@@ -61,7 +65,10 @@ pub(crate) async fn start(
     let (opened, mut names) = mpsc::unbounded_channel();
     let plan = plan.clone();
     let work = move || {
-        plan.cores.get(number).and_then(|cores| cores.1).map(pin::to_core);
+        plan.cores
+            .get(number)
+            .and_then(|cores| cores.1)
+            .map(pin::to_core);
         let (runtime, failed) = (plan.runtime, opened.clone());
         let run = async move {
             let stations = open(&plan, plan.peers).await?;
@@ -76,7 +83,10 @@ pub(crate) async fn start(
                     }
                 }
             };
-            let tasks: Vec<_> = stations.into_iter().map(|station| tokio::spawn(serve(station))).collect();
+            let tasks: Vec<_> = stations
+                .into_iter()
+                .map(|station| tokio::spawn(serve(station)))
+                .collect();
             for task in tasks {
                 let _ = task.await;
             }
@@ -91,7 +101,10 @@ pub(crate) async fn start(
         .spawn(work)
         .map_err(Error::io("starting a thread"))?;
     // A thread that panics says why on stderr.
-    names.recv().await.unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
+    names
+        .recv()
+        .await
+        .unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
 }
 
 async fn serve(mut station: Station, plan: &Plan) -> Result<()> {
@@ -114,7 +127,8 @@ async fn serve(mut station: Station, plan: &Plan) -> Result<()> {
             Task::Reach { size, remote } => {
                 let region = onesided::memory(&station, size)?;
                 let told = region.remote().to_bytes().to_vec();
-                reach = Some(Reach::new(&station, plan.api, (size, region), (peer, &remote)).await?);
+                reach =
+                    Some(Reach::new(&station, plan.api, (size, region), (peer, &remote)).await?);
                 tell(&station.ep, peer, &Answer::Reached(told)).await?;
             }
             Task::Bounce { count } => {
@@ -129,7 +143,13 @@ async fn serve(mut station: Station, plan: &Plan) -> Result<()> {
                 tell(&station.ep, peer, &Answer::Finished).await?;
             }
             Task::Sink { size, count } => {
-                sink(&mut station, peer, size, (count as usize, plan.far_buffers())).await?;
+                sink(
+                    &mut station,
+                    peer,
+                    size,
+                    (count as usize, plan.far_buffers()),
+                )
+                .await?;
                 tell(&station.ep, peer, &Answer::Finished).await?;
             }
         }
@@ -156,7 +176,8 @@ async fn sink(
     let (mut posted, mut received) = (0, 0);
     while received < count {
         let requests = (posted..count).zip(std::iter::from_fn(|| free.pop()));
-        let (accepted, rest) = station.post_all(requests.map(|(_, buf)| station.recv(peer, buf)))?;
+        let (accepted, rest) =
+            station.post_all(requests.map(|(_, buf)| station.recv(peer, buf)))?;
         free.extend(rest);
         if posted == 0 {
             tell(&station.ep, peer, &Answer::Ready).await?;

@@ -1,14 +1,16 @@
 //! Latency, bandwidth and rate over the fabric, between two processes.
 //!
-//! A measurement has lanes, one per thread: an endpoint on this side, and one or several on the other, each side with a
-//! domain and a runtime of its own. They work in rounds of about a tenth of a second. The other side is told what a
-//! round is made of and answers when it is ready, then messages move, then the next round is planned. Between rounds of
-//! latency, while the other side sleeps for a moment, the floor is looked at.
+//! A measurement has lanes, one per thread: an endpoint on this side, and one or several on the
+//! other, each side with a domain and a runtime of its own. They work in rounds of about a tenth of
+//! a second. The other side is told what a round is made of and answers when it is ready, then
+//! messages move, then the next round is planned. Between rounds of latency, while the other side
+//! sleeps for a moment, the floor is looked at.
 //!
-//! * **Latency** is the half round trip of a ping-pong, or a whole operation where nothing comes back of the other side's
-//!   doing: reads and atomics. After each trip the clock is looked at once.
-//! * **Streams** go in one direction, a window of messages under way. A round ends when the receiver has said that it
-//!   has all of it. A sample is the mean time of a message in one round.
+//! * **Latency** is the half round trip of a ping-pong, or a whole operation where nothing comes
+//!   back of the other side's doing: reads and atomics. After each trip the clock is looked at
+//!   once.
+//! * **Streams** go in one direction, a window of messages under way. A round ends when the
+//!   receiver has said that it has all of it. A sample is the mean time of a message in one round.
 //!
 //! | file | subject |
 //! |---|---|
@@ -40,8 +42,8 @@ use crate::stop::Stop;
 use crate::{Result, pin, progress};
 use near::Lane;
 
-/// Measures all sizes of the plan; each result is passed on when it is there. Ends early, with what it has, when it is
-/// told to stop.
+/// Measures all sizes of the plan; each result is passed on when it is there. Ends early, with what
+/// it has, when it is told to stop.
 ///
 /// # Errors
 /// The other side died or failed.
@@ -53,7 +55,10 @@ pub fn measure(
 ) -> Result<()> {
     let here = plan.cores.first().and_then(|cores| cores.0);
     let timer = pin::on(here, timer_cost);
-    let floor = Arc::new(Floor::new(plan.cores.first().copied().unwrap_or_default(), stop));
+    let floor = Arc::new(Floor::new(
+        plan.cores.first().copied().unwrap_or_default(),
+        stop,
+    ));
     let ended = lanes(plan, pair, stop, &floor).and_then(|lanes| {
         for size in plan.sizes.iter().copied() {
             if stop.raised() {
@@ -83,7 +88,9 @@ fn lanes(plan: &Plan, pair: &mut Pair, stop: &Stop, floor: &Arc<Floor>) -> Resul
     let names = pair.set_up(plan)?;
     let lanes = names.into_iter().enumerate();
     let leads = |number| (number == 0).then(|| floor.clone());
-    lanes.map(|(number, names)| Lane::start(plan, number, names, (stop.clone(), leads(number)))).collect()
+    lanes
+        .map(|(number, names)| Lane::start(plan, number, names, (stop.clone(), leads(number))))
+        .collect()
 }
 
 fn one_size(plan: &Plan, pair: &mut Pair, lanes: &[Lane], size: usize) -> Result<Record> {

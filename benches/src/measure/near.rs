@@ -28,8 +28,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Starts the thread of lane `number`, which talks to the endpoints of these names. The lane that is given the
-    /// floor looks at it, and shows progress.
+    /// Starts the thread of lane `number`, which talks to the endpoints of these names. The lane
+    /// that is given the floor looks at it, and shows progress.
     pub(super) fn start(
         plan: &Plan,
         number: usize,
@@ -39,7 +39,10 @@ impl Lane {
         let ((orders, sizes), (results, outcomes)) = (channel(), channel());
         let plan = plan.clone();
         let work = move || {
-            plan.cores.get(number).and_then(|cores| cores.0).map(pin::to_core);
+            plan.cores
+                .get(number)
+                .and_then(|cores| cores.0)
+                .map(pin::to_core);
             let failed = results.clone();
             let runtime = plan.runtime;
             let run = async move {
@@ -70,7 +73,9 @@ impl Lane {
 
     /// Waits for what came of it.
     pub(super) fn finish(&self) -> Result<Outcome> {
-        self.outcomes.recv().unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
+        self.outcomes
+            .recv()
+            .unwrap_or(Err(Error::Fabric(FabricError::Canceled)))
     }
 }
 
@@ -89,7 +94,12 @@ struct Near {
 }
 
 impl Near {
-    async fn connect(plan: Plan, names: &[String], stop: Stop, floor: Option<Arc<Floor>>) -> Result<Self> {
+    async fn connect(
+        plan: Plan,
+        names: &[String],
+        stop: Stop,
+        floor: Option<Arc<Floor>>,
+    ) -> Result<Self> {
         let station = open(&plan, 1).await?.swap_remove(0);
         let (active, idle) = names.split_at(plan.peers.min(names.len()));
         let mut peers = Vec::with_capacity(active.len());
@@ -97,7 +107,16 @@ impl Near {
             peers.push(station.ep.lookup(&name[..]).await?);
         }
         let idle_bytes = Self::meet(&station, idle).await?;
-        Ok(Self { plan, station, peers, idle_bytes, stop, floor, stamps: Stamps::new(0), reach: None })
+        Ok(Self {
+            plan,
+            station,
+            peers,
+            idle_bytes,
+            stop,
+            floor,
+            stamps: Stamps::new(0),
+            reach: None,
+        })
     }
 
     /// Connects to those that stay silent. Returns what each took of this process.
@@ -132,11 +151,17 @@ impl Near {
             };
             rounds.ended(count, took, &self.stamps);
             if self.floor.is_some() {
-                progress::show(&format!("{} {}", name(self.plan.bench), Size(size)), rounds.part());
+                progress::show(
+                    &format!("{} {}", name(self.plan.bench), Size(size)),
+                    rounds.part(),
+                );
             }
         }
         self.look().await?;
-        Ok(Outcome { idle_bytes: self.idle_bytes, ..rounds.outcome() })
+        Ok(Outcome {
+            idle_bytes: self.idle_bytes,
+            ..rounds.outcome()
+        })
     }
 
     /// Has both sides make memory for operations of this size.
@@ -148,21 +173,26 @@ impl Near {
             (_, Answer::Reached(told)) => told,
             (_, other) => return Err(other.unexpected()),
         };
-        self.reach = Some(Reach::new(&self.station, self.plan.api, (size, region), (peer, &told)).await?);
+        self.reach =
+            Some(Reach::new(&self.station, self.plan.api, (size, region), (peer, &told)).await?);
         Ok(())
     }
 
     /// A round of one-sided operations.
     async fn one_sided(&mut self, count: u64) -> Result<Duration> {
         let op = self.plan.op;
-        let Some(reach) = self.reach.take() else { return Err(FabricError::Canceled.into()) };
+        let Some(reach) = self.reach.take() else {
+            return Err(FabricError::Canceled.into());
+        };
         let took = if self.plan.bench == Bench::Lat {
             self.stamps.reserve(count as usize);
             if op.is_answered() {
                 reach.reset()?;
                 self.ask(|count| Task::Bounce { count }, count).await?;
             }
-            reach.trips(&mut self.station, op, count, &mut self.stamps).await?
+            reach
+                .trips(&mut self.station, op, count, &mut self.stamps)
+                .await?
         } else {
             if op == Op::Writedata {
                 self.ask(|count| Task::Entries { count }, count).await?;
@@ -224,7 +254,8 @@ impl Near {
         Ok(self.stamps.elapsed())
     }
 
-    /// Messages in one direction, to each peer in turn, until the last one says that it has all of its own.
+    /// Messages in one direction, to each peer in turn, until the last one says that it has all of
+    /// its own.
     async fn stream(&mut self, size: usize, count: u64) -> Result<Duration> {
         let buffers = self.station.buffers(self.plan.near_buffers(), size);
         self.ask(|count| Task::Sink { size, count }, count).await?;
@@ -234,7 +265,11 @@ impl Near {
                 let mut buffers = buffers;
                 for at in 0..count as usize {
                     let buf = buffers.pop().unwrap_or_default();
-                    buffers.push(self.station.send_one(self.peers[at % self.peers.len()], buf).await?);
+                    buffers.push(
+                        self.station
+                            .send_one(self.peers[at % self.peers.len()], buf)
+                            .await?,
+                    );
                 }
                 buffers
             }
@@ -250,7 +285,9 @@ impl Near {
             }
             (Op::Inject, _) => {
                 for at in 0..count as usize {
-                    self.station.inject(self.peers[at % self.peers.len()], &buffers[0]).await?;
+                    self.station
+                        .inject(self.peers[at % self.peers.len()], &buffers[0])
+                        .await?;
                 }
                 buffers
             }
@@ -263,8 +300,13 @@ impl Near {
         Ok(took)
     }
 
-    /// Operations that are started, and awaited in their order when the window is full. Returns the buffers.
-    async fn stream_futures(&mut self, mut free: Vec<Vec<u8>>, count: usize) -> Result<Vec<Vec<u8>>> {
+    /// Operations that are started, and awaited in their order when the window is full. Returns the
+    /// buffers.
+    async fn stream_futures(
+        &mut self,
+        mut free: Vec<Vec<u8>>,
+        count: usize,
+    ) -> Result<Vec<Vec<u8>>> {
         let mut under_way: VecDeque<Operation<Vec<u8>>> = VecDeque::with_capacity(free.len());
         for at in 0..count {
             let peer = self.peers[at % self.peers.len()];
@@ -305,7 +347,12 @@ impl Near {
             posted += accepted;
             free.extend(rest);
             if posted == completed {
-                drop(self.station.ep.reserve(self.peers[posted % self.peers.len()]).await?);
+                drop(
+                    self.station
+                        .ep
+                        .reserve(self.peers[posted % self.peers.len()])
+                        .await?,
+                );
                 continue;
             }
             self.station.sent().await?;

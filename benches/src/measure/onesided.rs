@@ -1,7 +1,9 @@
-//! One-sided operations between the two sides of a lane: the memory they work on, and the two loops.
+//! One-sided operations between the two sides of a lane: the memory they work on, and the two
+//! loops.
 //!
-//! A write is measured as a ping-pong: each side waits until it sees the other's in its own memory. Reads and atomic
-//! operations have no counterpart: a sample is a whole operation, and the other side does nothing.
+//! A write is measured as a ping-pong: each side waits until it sees the other's in its own memory.
+//! Reads and atomic operations have no counterpart: a sample is a whole operation, and the other
+//! side does nothing.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,10 @@ pub(super) struct Reach {
 
 /// Memory for operations of this size.
 pub(super) fn memory(station: &Station, size: usize) -> Result<MemoryRegion> {
-    Ok(station.ep.domain().alloc(size.max(8), Access::REMOTE_READ | Access::REMOTE_WRITE)?)
+    Ok(station
+        .ep
+        .domain()
+        .alloc(size.max(8), Access::REMOTE_READ | Access::REMOTE_WRITE)?)
 }
 
 impl Reach {
@@ -44,7 +49,13 @@ impl Reach {
             Api::Window => Some(station.ep.window(peer, remote).await?),
             _ => None,
         };
-        Ok(Self { size, region, remote, peer, window })
+        Ok(Self {
+            size,
+            region,
+            remote,
+            peer,
+            window,
+        })
     }
 
     /// Before a round of writes: none has come yet.
@@ -52,7 +63,8 @@ impl Reach {
         Ok(self.region.write(self.size - 1, &[0])?)
     }
 
-    /// Waits until the other side has written this number. Writes go from the first byte to the last.
+    /// Waits until the other side has written this number. Writes go from the first byte to the
+    /// last.
     async fn seen(&self, station: &Station, number: u8) -> Result<()> {
         loop {
             for _ in 0..LOOKS {
@@ -62,7 +74,10 @@ impl Reach {
                 std::hint::spin_loop();
             }
             // Fails when the peer is gone.
-            station.ep.write(self.peer, self.remote.at(0), Vec::new()).await?;
+            station
+                .ep
+                .write(self.peer, self.remote.at(0), Vec::new())
+                .await?;
             tokio::task::yield_now().await;
         }
     }
@@ -75,15 +90,30 @@ impl Reach {
             window.write(0, &buf)?;
             return Ok(buf);
         }
-        Ok(station.ep.write(self.peer, self.remote.at(0), buf).await?.into_buf())
+        Ok(station
+            .ep
+            .write(self.peer, self.remote.at(0), buf)
+            .await?
+            .into_buf())
     }
 
     async fn write_data(&self, station: &Station, buf: Vec<u8>) -> Result<Vec<u8>> {
-        Ok(station.ep.write(self.peer, self.remote.at(0), buf).data(7).await?.into_buf())
+        Ok(station
+            .ep
+            .write(self.peer, self.remote.at(0), buf)
+            .data(7)
+            .await?
+            .into_buf())
     }
 
     /// One operation, and for writes its counterpart.
-    async fn trip(&self, station: &mut Station, op: Op, buf: Vec<u8>, number: u8) -> Result<Vec<u8>> {
+    async fn trip(
+        &self,
+        station: &mut Station,
+        op: Op,
+        buf: Vec<u8>,
+        number: u8,
+    ) -> Result<Vec<u8>> {
         match op {
             Op::Write => {
                 let buf = self.write(station, buf, number).await?;
@@ -118,9 +148,9 @@ impl Reach {
                 .await
                 .map(|_| buf)
                 .map_err(Error::from),
-            _ => {
-                Err(Error::Fabric(fabric_async::Error::NotSupported("a message among one-sided operations")))
-            }
+            _ => Err(Error::Fabric(fabric_async::Error::NotSupported(
+                "a message among one-sided operations",
+            ))),
         }
     }
 
@@ -143,7 +173,12 @@ impl Reach {
     }
 
     /// Operations one after the other, without a counterpart.
-    pub(super) async fn stream(&self, station: &mut Station, op: Op, count: u64) -> Result<Instant> {
+    pub(super) async fn stream(
+        &self,
+        station: &mut Station,
+        op: Op,
+        count: u64,
+    ) -> Result<Instant> {
         let mut buf = station.buffers(1, self.size).swap_remove(0);
         let began = Instant::now();
         if let Some(window) = &self.window {

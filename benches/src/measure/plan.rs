@@ -79,7 +79,11 @@ impl Plan {
         match self.api {
             Api::Await => {}
             Api::Window if windowed => {}
-            Api::Window => return Err(Error::Refused("--api window is for write, read and atomic".into())),
+            Api::Window => {
+                return Err(Error::Refused(
+                    "--api window is for write, read and atomic".into(),
+                ));
+            }
             Api::Cq | Api::Batch if !self.op.is_one_sided() && self.op != Op::Loan => {}
             _ if windowed => return Err(self.refuse("only measured with --api await or window")),
             _ => return Err(self.refuse("only measured with --api await")),
@@ -96,8 +100,11 @@ impl Plan {
             }
         }
         if self.provider == ALONE {
-            let mut others: Vec<_> =
-                discover(&self.hints()).await?.into_iter().map(|info| info.fabric.provider).collect();
+            let mut others: Vec<_> = discover(&self.hints())
+                .await?
+                .into_iter()
+                .map(|info| info.fabric.provider)
+                .collect();
             others.retain(|name| name != ALONE);
             others.dedup();
             return Err(Error::Refused(format!(
@@ -108,18 +115,34 @@ impl Plan {
         let largest = self.sizes.iter().copied().max().unwrap_or(0);
         let limit = self.limit(&offer);
         if largest > limit {
-            let why = format!("messages of {} are over its limit of {}", Size(largest), Size(limit));
+            let why = format!(
+                "messages of {} are over its limit of {}",
+                Size(largest),
+                Size(limit)
+            );
             return Err(self.refuse(&why));
         }
-        for (what, count) in [("window", self.window), ("peers", self.peers), ("threads", self.threads)] {
+        for (what, count) in [
+            ("window", self.window),
+            ("peers", self.peers),
+            ("threads", self.threads),
+        ] {
             if !(1..=MOST).contains(&count) {
-                return Err(Error::Refused(format!("--{what} {count} is not within 1 to {MOST}")));
+                return Err(Error::Refused(format!(
+                    "--{what} {count} is not within 1 to {MOST}"
+                )));
             }
         }
         if self.idle > MOST_IDLE {
-            return Err(Error::Refused(format!("--idle {} is more than {MOST_IDLE}", self.idle)));
+            return Err(Error::Refused(format!(
+                "--idle {} is more than {MOST_IDLE}",
+                self.idle
+            )));
         }
-        let (needed, there) = (self.memory(largest), memory::available().unwrap_or(u64::MAX));
+        let (needed, there) = (
+            self.memory(largest),
+            memory::available().unwrap_or(u64::MAX),
+        );
         if needed > there.into() {
             return Err(Error::Refused(format!(
                 "messages of {} take {} MiB in buffers of both sides, {} MiB are available; less is needed with a \
@@ -132,7 +155,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Bytes of the buffers of both sides for messages of this size, or of the floor's if they are more.
+    /// Bytes of the buffers of both sides for messages of this size, or of the floor's if they are
+    /// more.
     fn memory(&self, size: usize) -> u128 {
         let (near, far) = (self.near_buffers(), self.far_buffers() * self.peers);
         let lanes = (near as u128 + far as u128) * self.threads as u128;
@@ -148,7 +172,8 @@ impl Plan {
         }
     }
 
-    /// How many buffers each endpoint of the other side has: streams that report to a queue post ahead.
+    /// How many buffers each endpoint of the other side has: streams that report to a queue post
+    /// ahead.
     pub(super) fn far_buffers(&self) -> usize {
         match (self.bench, self.api) {
             (Bench::Lat, _) | (_, Api::Await) => 1,
@@ -156,7 +181,8 @@ impl Plan {
         }
     }
 
-    /// Leaves out the sizes that are over the provider's limit; measures the limit when none is left.
+    /// Leaves out the sizes that are over the provider's limit; measures the limit when none is
+    /// left.
     ///
     /// # Errors
     /// [`Error::Refused`], when the provider cannot do this at any size.
@@ -177,14 +203,18 @@ impl Plan {
         }
     }
 
-    /// What a provider must be able to do: the operation, and what the two sides need to speak to each other.
+    /// What a provider must be able to do: the operation, and what the two sides need to speak to
+    /// each other.
     pub(super) fn caps(&self) -> Caps {
         let talk = Caps::MSG | Caps::TAGGED | Caps::DIRECTED_RECV | Caps::SOURCE;
         talk | self.op.caps()
     }
 
     fn hints(&self) -> Hints {
-        Hints::new().ep_type(EpType::Rdm).caps(self.caps()).progress(self.progress.progress())
+        Hints::new()
+            .ep_type(EpType::Rdm)
+            .caps(self.caps())
+            .progress(self.progress.progress())
     }
 
     /// What the provider offers, if it can do this.
@@ -192,23 +222,35 @@ impl Plan {
         match discover(&self.hints().provider(&self.provider)).await {
             Ok(mut offers) => Ok(offers.swap_remove(0)),
             Err(FabricError::NoMatch(none)) => {
-                let theirs = none.refusals.iter().find(|refusal| refusal.provider == self.provider);
+                let theirs = none
+                    .refusals
+                    .iter()
+                    .find(|refusal| refusal.provider == self.provider);
                 Err(self.refuse(&match theirs {
                     Some(refusal) if refusal.attribute == "caps" => {
                         let names = refusal.asked.split(" | ").map(|name| format!("FI_{name}"));
-                        format!("the capability {} is missing", names.collect::<Vec<_>>().join(" | "))
+                        format!(
+                            "the capability {} is missing",
+                            names.collect::<Vec<_>>().join(" | ")
+                        )
                     }
                     Some(refusal) => refusal.to_string(),
                     None => none.to_string(),
                 }))
             }
-            Err(unknown @ FabricError::UnknownProvider { .. }) => Err(Error::Refused(unknown.to_string())),
+            Err(unknown @ FabricError::UnknownProvider { .. }) => {
+                Err(Error::Refused(unknown.to_string()))
+            }
             Err(error) => Err(error.into()),
         }
     }
 
     fn refuse(&self, why: &str) -> Error {
-        Error::Refused(format!("--op {} over {}: {why}", name(self.op), self.provider))
+        Error::Refused(format!(
+            "--op {} over {}: {why}",
+            name(self.op),
+            self.provider
+        ))
     }
 
     /// A result of this plan without numbers.

@@ -8,7 +8,8 @@ use crate::record::Record;
 use crate::samples::{Samples, Stamps, tenths};
 use crate::stop::Stop;
 
-/// The length of a round: long enough that asking for it does not count, short enough to be stopped.
+/// The length of a round: long enough that asking for it does not count, short enough to be
+/// stopped.
 const ROUND: Duration = Duration::from_millis(100);
 /// Messages of the first round, which is warm-up and not counted; and most bytes of it.
 const WARM_UP: u64 = 512;
@@ -45,9 +46,20 @@ pub(crate) struct Rounds {
 impl Rounds {
     pub(crate) fn new(bench: Bench, budget: Budget, size: usize) -> Self {
         let count = WARM_UP.min(WARM_UP_BYTES / size.max(1) as u64).max(1);
-        let outcome =
-            Outcome { samples: Samples::new(), messages: 0, busy: Duration::ZERO, idle_bytes: None };
-        Self { bench, budget, parts: 2, count, began: None, outcome }
+        let outcome = Outcome {
+            samples: Samples::new(),
+            messages: 0,
+            busy: Duration::ZERO,
+            idle_bytes: None,
+        };
+        Self {
+            bench,
+            budget,
+            parts: 2,
+            count,
+            began: None,
+            outcome,
+        }
     }
 
     /// Latencies are whole trips, not halves.
@@ -56,8 +68,8 @@ impl Rounds {
         self
     }
 
-    /// How many messages the next round has, a multiple of `share`; `None` when it is enough. However short the time
-    /// is, and whoever else had the core meanwhile: one round is measured.
+    /// How many messages the next round has, a multiple of `share`; `None` when it is enough.
+    /// However short the time is, and whoever else had the core meanwhile: one round is measured.
     pub(crate) fn next(&self, share: u64, stop: &Stop) -> Option<u64> {
         let enough = self.part() >= 1.0 && self.outcome.messages > 0 || stop.raised();
         (!enough).then(|| self.count.clamp(1, LONGEST_ROUND).next_multiple_of(share))
@@ -72,7 +84,8 @@ impl Rounds {
         }
     }
 
-    /// A round of so many messages has taken so long. Latencies have left a stamp for each round trip.
+    /// A round of so many messages has taken so long. Latencies have left a stamp for each round
+    /// trip.
     pub(crate) fn ended(&mut self, count: u64, took: Duration, stamps: &Stamps) {
         if self.began.is_some() {
             self.outcome.messages += count;
@@ -80,7 +93,9 @@ impl Rounds {
             match self.bench {
                 Bench::Lat => self.outcome.samples.add_stamps(stamps, self.parts),
                 Bench::Bw | Bench::Rate => {
-                    self.outcome.samples.add(took.as_nanos() as f64 / count as f64);
+                    self.outcome
+                        .samples
+                        .add(took.as_nanos() as f64 / count as f64);
                 }
             }
         }
@@ -98,8 +113,8 @@ impl Rounds {
     }
 }
 
-/// Writes times and rates into a result: those of lanes that began together. Some may have ended before others, so the
-/// rate is that of all messages within the longest of their times.
+/// Writes times and rates into a result: those of lanes that began together. Some may have ended
+/// before others, so the rate is that of all messages within the longest of their times.
 pub(crate) fn describe(lanes: &[Outcome], record: &mut Record) {
     let mut samples = Samples::new();
     let (mut messages, mut busy, mut longest) = (0, Duration::ZERO, Duration::ZERO);
@@ -109,13 +124,20 @@ pub(crate) fn describe(lanes: &[Outcome], record: &mut Record) {
         busy += lane.busy;
         longest = longest.max(lane.busy);
     }
-    let rate = if longest.is_zero() { 0.0 } else { messages as f64 / longest.as_secs_f64() };
+    let rate = if longest.is_zero() {
+        0.0
+    } else {
+        messages as f64 / longest.as_secs_f64()
+    };
     samples.describe(record);
     // Rounds of a stream differ in length, and a mean of their means would count them alike.
     if record.bench != "lat" && messages > 0 {
         record.mean_ns = Some(tenths(busy.as_nanos() as f64 / messages as f64));
     }
-    record.idle_bytes = lanes.iter().find_map(|lane| lane.idle_bytes).map(f64::round);
+    record.idle_bytes = lanes
+        .iter()
+        .find_map(|lane| lane.idle_bytes)
+        .map(f64::round);
     record.msgs_per_s = Some(rate.round());
     record.bytes_per_s = Some((rate * record.size as f64).round());
 }
@@ -147,9 +169,16 @@ mod tests {
             busy: Duration::from_secs(busy),
             idle_bytes: None,
         };
-        let mut record = Record { bench: "rate".into(), size: 8, ..Record::default() };
+        let mut record = Record {
+            bench: "rate".into(),
+            size: 8,
+            ..Record::default()
+        };
         describe(&[lane(1), lane(3)], &mut record);
-        assert_eq!((record.msgs_per_s, record.bytes_per_s), (Some(400.0), Some(3200.0)));
+        assert_eq!(
+            (record.msgs_per_s, record.bytes_per_s),
+            (Some(400.0), Some(3200.0))
+        );
         describe(&[], &mut record);
         assert_eq!(record.msgs_per_s, Some(0.0));
     }
@@ -160,9 +189,19 @@ mod tests {
         for (count, nanos) in [(1, 7), (100, 1000), (300, 9000)] {
             rounds.ended(count, Duration::from_nanos(nanos), &Stamps::new(0));
         }
-        let mut record = Record { bench: "bw".into(), size: 8, ..Record::default() };
+        let mut record = Record {
+            bench: "bw".into(),
+            size: 8,
+            ..Record::default()
+        };
         describe(&[rounds.outcome()], &mut record);
-        assert_eq!((record.samples, record.p50_ns, record.max_ns), (2, Some(10.0), Some(30.0)));
-        assert_eq!((record.mean_ns, record.msgs_per_s), (Some(25.0), Some(40_000_000.0)));
+        assert_eq!(
+            (record.samples, record.p50_ns, record.max_ns),
+            (2, Some(10.0), Some(30.0))
+        );
+        assert_eq!(
+            (record.mean_ns, record.msgs_per_s),
+            (Some(25.0), Some(40_000_000.0))
+        );
     }
 }

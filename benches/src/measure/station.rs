@@ -2,8 +2,8 @@
 #![allow(unsafe_code)] // one call: receiving where the other side has lent it
 
 use fabric_async::{
-    Batchable, Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, Failed, FiAddr,
-    RecvRequest, SendRequest, Shared, SocketOptions,
+    Batchable, Completion, CompletionQueue, CqBind, Endpoint, Error as FabricError, Fabric, Failed,
+    FiAddr, RecvRequest, SendRequest, Shared, SocketOptions,
 };
 use futures_util::StreamExt;
 
@@ -70,7 +70,10 @@ pub(super) async fn open(plan: &Plan, count: usize) -> Result<Vec<Station>> {
     let fresh = format!("{}://", plan.provider);
     let mut stations = Vec::with_capacity(count);
     for _ in 0..count {
-        let (tx, rx) = (domain.completion_queue(plan.window)?, domain.completion_queue(plan.window)?);
+        let (tx, rx) = (
+            domain.completion_queue(plan.window)?,
+            domain.completion_queue(plan.window)?,
+        );
         let ep = domain
             .endpoint(&info)?
             .name(&fresh)?
@@ -80,7 +83,15 @@ pub(super) async fn open(plan: &Plan, count: usize) -> Result<Vec<Station>> {
             .enable()
             .await?;
         let done = Vec::with_capacity(BATCH);
-        stations.push(Station { ep, tx, rx, op: plan.op, api: plan.api, done, free: Vec::new() });
+        stations.push(Station {
+            ep,
+            tx,
+            rx,
+            op: plan.op,
+            api: plan.api,
+            done,
+            free: Vec::new(),
+        });
     }
     Ok(stations)
 }
@@ -92,12 +103,20 @@ pub(super) async fn open_idle(plan: &Plan, count: usize) -> Result<Vec<Station>>
     }
     // A listener, a clock and a connection each.
     limits::descriptors(3 * count as u64 + 256)?;
-    open(&Plan { wait: Wait::Park, window: 1, ..plan.clone() }, count).await
+    open(
+        &Plan {
+            wait: Wait::Park,
+            window: 1,
+            ..plan.clone()
+        },
+        count,
+    )
+    .await
 }
 
 impl Station {
-    /// So many buffers of this size. They were written to, so that no page of them is missing, and those that were left
-    /// by the last round are used again.
+    /// So many buffers of this size. They were written to, so that no page of them is missing, and
+    /// those that were left by the last round are used again.
     pub(super) fn buffers(&mut self, count: usize, size: usize) -> Vec<Vec<u8>> {
         let mut buffers = std::mem::take(&mut self.free);
         buffers.retain(|buf| buf.len() == size);
@@ -112,12 +131,20 @@ impl Station {
 
     pub(super) fn send(&self, peer: FiAddr, buf: Vec<u8>) -> SendRequest<'_, Vec<u8>> {
         let request = self.ep.send(peer, buf);
-        if self.op == Op::Tagged { request.tag(TAG) } else { request }
+        if self.op == Op::Tagged {
+            request.tag(TAG)
+        } else {
+            request
+        }
     }
 
     pub(super) fn recv(&self, peer: FiAddr, buf: Vec<u8>) -> RecvRequest<'_, Vec<u8>> {
         let request = self.ep.recv_into(buf).from(peer);
-        if self.op == Op::Tagged { request.tag(TAG) } else { request }
+        if self.op == Op::Tagged {
+            request.tag(TAG)
+        } else {
+            request
+        }
     }
 
     /// Copies a message out, waiting for room if there is none.
@@ -131,7 +158,12 @@ impl Station {
     }
 
     /// The same for so many messages to a peer, handed over together.
-    pub(super) async fn inject_all(&self, peer: FiAddr, bytes: &[u8], mut count: usize) -> Result<()> {
+    pub(super) async fn inject_all(
+        &self,
+        peer: FiAddr,
+        bytes: &[u8],
+        mut count: usize,
+    ) -> Result<()> {
         while count > 0 {
             let (accepted, ended) = self.ep.inject_all(peer, std::iter::repeat_n(bytes, count));
             count -= accepted;
@@ -143,8 +175,8 @@ impl Station {
         Ok(())
     }
 
-    /// Posts requests that report to a queue, each by itself or all together as planned. Returns how many there is room
-    /// for, and the buffers of the others.
+    /// Posts requests that report to a queue, each by itself or all together as planned. Returns
+    /// how many there is room for, and the buffers of the others.
     pub(super) fn post_all<'a, R: Posting<'a>>(
         &'a self,
         requests: impl Iterator<Item = R>,
@@ -153,9 +185,10 @@ impl Station {
         if self.api == Api::Batch {
             return match self.ep.post_all(requests) {
                 Ok(posted) => Ok((posted, Vec::new())),
-                Err(stopped) if matches!(stopped.error, FabricError::Again(_)) => {
-                    Ok((stopped.posted, stopped.rest.into_iter().map(R::into_buf).collect()))
-                }
+                Err(stopped) if matches!(stopped.error, FabricError::Again(_)) => Ok((
+                    stopped.posted,
+                    stopped.rest.into_iter().map(R::into_buf).collect(),
+                )),
                 Err(stopped) => Err(stopped.error.into()),
             };
         }
@@ -183,7 +216,10 @@ impl Station {
                         Err(error) => return Err(error.into()),
                     }
                 };
-                self.ep.lend(peer, loan).await.map_err(|failed| failed.error)?;
+                self.ep
+                    .lend(peer, loan)
+                    .await
+                    .map_err(|failed| failed.error)?;
                 Ok(buf)
             }
             (_, Api::Await) => Ok(self.send(peer, buf).await?.into_buf()),
@@ -211,7 +247,8 @@ impl Station {
         self.next_buf()
     }
 
-    /// Waits for completions of sends, one or as many as there are; [`Station::next_buf`] hands out their buffers.
+    /// Waits for completions of sends, one or as many as there are; [`Station::next_buf`] hands out
+    /// their buffers.
     pub(super) async fn sent(&mut self) -> Result<()> {
         completions(&mut self.tx, self.api, &mut self.done).await
     }
@@ -248,7 +285,11 @@ impl Station {
     }
 }
 
-async fn completions(queue: &mut CompletionQueue, api: Api, done: &mut Vec<Completion>) -> Result<()> {
+async fn completions(
+    queue: &mut CompletionQueue,
+    api: Api,
+    done: &mut Vec<Completion>,
+) -> Result<()> {
     if api == Api::Batch {
         queue.next_batch(done, BATCH).await;
     } else {

@@ -13,10 +13,12 @@ use crate::{Error, Result};
 const LISTENING: &str = "listening on ";
 /// How long a process that was told to end has for it.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long to wait for a process whose connection broke to be seen dead. It may not get a core at once.
+/// How long to wait for a process whose connection broke to be seen dead. It may not get a core at
+/// once.
 const DYING: Duration = Duration::from_secs(5);
 
-/// A process that ends with this value. It ends by itself when its stdin does, that is, however this process ends.
+/// A process that ends with this value. It ends by itself when its stdin does, that is, however
+/// this process ends.
 #[derive(Debug)]
 pub struct Child {
     who: String,
@@ -30,7 +32,9 @@ pub struct Child {
 /// # Errors
 /// It cannot be found any more.
 pub fn program() -> Result<Command> {
-    std::env::current_exe().map(Command::new).map_err(Error::io("finding this program"))
+    std::env::current_exe()
+        .map(Command::new)
+        .map_err(Error::io("finding this program"))
 }
 
 impl Child {
@@ -39,23 +43,44 @@ impl Child {
     /// # Errors
     /// [`Error::Io`] when it cannot be started, [`Error::PeerDied`] when it ends without that line.
     pub fn start(who: &str, mut command: Command) -> Result<(Self, String)> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         // In a group of its own Ctrl-C does not reach it: the measuring side tells it when to end.
-        let mut process = command.process_group(0).spawn().map_err(Error::io(format!("starting {who}")))?;
-        let (stdout, stderr, stdin) = (process.stdout.take(), process.stderr.take(), process.stdin.take());
-        let mut child = Self { who: who.to_owned(), process, stdin, stderr: Drain::of(stderr) };
+        let mut process = command
+            .process_group(0)
+            .spawn()
+            .map_err(Error::io(format!("starting {who}")))?;
+        let (stdout, stderr, stdin) = (
+            process.stdout.take(),
+            process.stderr.take(),
+            process.stdin.take(),
+        );
+        let mut child = Self {
+            who: who.to_owned(),
+            process,
+            stdin,
+            stderr: Drain::of(stderr),
+        };
         let mut line = String::new();
         if let Some(stdout) = stdout {
-            BufReader::new(stdout).read_line(&mut line).map_err(Error::io(format!("listening to {who}")))?;
+            BufReader::new(stdout)
+                .read_line(&mut line)
+                .map_err(Error::io(format!("listening to {who}")))?;
         }
         match line.trim_end().strip_prefix(LISTENING) {
             Some(address) => Ok((child, address.to_owned())),
-            None => Err(child.explain(Error::NotUnderstood { who: who.to_owned(), text: line })),
+            None => Err(child.explain(Error::NotUnderstood {
+                who: who.to_owned(),
+                text: line,
+            })),
         }
     }
 
-    /// Looks behind an error: when this process is dead, that is the reason. A connection breaks before its process is
-    /// seen dead, so this waits for it, but not where the error cannot come of it.
+    /// Looks behind an error: when this process is dead, that is the reason. A connection breaks
+    /// before its process is seen dead, so this waits for it, but not where the error cannot come
+    /// of it.
     pub fn explain(&mut self, error: Error) -> Error {
         match error {
             Error::Interrupted | Error::NobodyReads | Error::Refused(_) => error,
@@ -71,7 +96,11 @@ impl Child {
     fn died(&mut self) -> Option<Error> {
         let status = self.wait(DYING)?;
         let stderr = self.stderr.text();
-        Some(Error::PeerDied { who: self.who.clone(), status: status.to_string(), stderr })
+        Some(Error::PeerDied {
+            who: self.who.clone(),
+            status: status.to_string(),
+            stderr,
+        })
     }
 
     fn wait(&mut self, time: Duration) -> Option<ExitStatus> {

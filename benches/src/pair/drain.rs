@@ -1,12 +1,13 @@
-//! What a process prints, read while it runs: a pipe that nobody reads fills up, and who writes into it waits.
+//! What a process prints, read while it runs: a pipe that nobody reads fills up, and who writes
+//! into it waits.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How long to wait for more of what was printed by a process that has ended. Usually its pipe has ended, too; somebody
-/// whom it has started may still hold it.
+/// How long to wait for more of what was printed by a process that has ended. Usually its pipe has
+/// ended, too; somebody whom it has started may still hold it.
 const MORE: Duration = Duration::from_secs(1);
 
 /// What comes out of a pipe.

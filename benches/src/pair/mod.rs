@@ -68,7 +68,9 @@ impl Pair {
     }
 
     fn connected(at: &str, mut child: Option<Child>) -> Result<Self> {
-        let runtime = Runtime::Current.build().map_err(Error::io("starting a runtime"))?;
+        let runtime = Runtime::Current
+            .build()
+            .map_err(Error::io("starting a runtime"))?;
         let connect = async {
             let scheme = at.split_once("://").map_or(at, |(scheme, _)| scheme);
             let ep = Endpoint::bind(&format!("{scheme}://")[..]).await?;
@@ -76,12 +78,18 @@ impl Pair {
             Ok((ep, peer))
         };
         match runtime.block_on(connect) {
-            Ok((ep, peer)) => Ok(Self { ep, peer, child, runtime }),
+            Ok((ep, peer)) => Ok(Self {
+                ep,
+                peer,
+                child,
+                runtime,
+            }),
             Err(error) => Err(explain(error, child.as_mut())),
         }
     }
 
-    /// Has the other side open its half of the lanes; returns the names of its endpoints, lane by lane.
+    /// Has the other side open its half of the lanes; returns the names of its endpoints, lane by
+    /// lane.
     ///
     /// # Errors
     /// It is gone or cannot.

@@ -18,7 +18,9 @@ use crate::{Error, Result};
 /// # Errors
 /// The address is bad or taken; the measuring side is gone; a lane failed.
 pub fn serve(at: &str) -> Result<()> {
-    let runtime = Runtime::Current.build().map_err(Error::io("starting a runtime"))?;
+    let runtime = Runtime::Current
+        .build()
+        .map_err(Error::io("starting a runtime"))?;
     runtime.block_on(async {
         let ep = Endpoint::bind(at).await?;
         println!("listening on {}", ep.name());
@@ -56,6 +58,9 @@ pub fn until_stdin_ends() -> Result<()> {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(1);
     };
-    thread::Builder::new().name("stdin".into()).spawn(watch).map_err(Error::io("starting a thread"))?;
+    thread::Builder::new()
+        .name("stdin".into())
+        .spawn(watch)
+        .map_err(Error::io("starting a thread"))?;
     Ok(())
 }

@@ -14,8 +14,10 @@ const TAG: u64 = 0xc0;
 /// # Errors
 /// The peer is gone.
 pub(crate) async fn tell(ep: &Endpoint, peer: FiAddr, what: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_vec(what)
-        .map_err(|error| Error::NotUnderstood { who: "the JSON writer".into(), text: error.to_string() })?;
+    let text = serde_json::to_vec(what).map_err(|error| Error::NotUnderstood {
+        who: "the JSON writer".into(),
+        text: error.to_string(),
+    })?;
     ep.send(peer, text).tag(TAG).await?;
     Ok(())
 }
@@ -27,7 +29,10 @@ pub(crate) async fn tell(ep: &Endpoint, peer: FiAddr, what: &impl Serialize) -> 
 ///
 /// # Cancel safety
 /// Safe: what was said stays there.
-pub(crate) async fn hear<T: DeserializeOwned>(ep: &Endpoint, peer: Option<FiAddr>) -> Result<(FiAddr, T)> {
+pub(crate) async fn hear<T: DeserializeOwned>(
+    ep: &Endpoint,
+    peer: Option<FiAddr>,
+) -> Result<(FiAddr, T)> {
     let receive = ep.recv().tag(TAG);
     let message = match peer {
         Some(peer) => receive.from(peer).await?,

@@ -1,5 +1,5 @@
-//! The fabric over udp. What `lat` does takes messages that arrive, one after the other; here the measuring side is answered
-//! whatever it sends, and nothing else is said.
+//! The fabric over udp. What `lat` does takes messages that arrive, one after the other; here the
+//! measuring side is answered whatever it sends, and nothing else is said.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,10 +66,14 @@ impl Peer for Datagrams {
 }
 
 async fn endpoint() -> Result<Endpoint> {
-    Ok(Endpoint::options().wait_policy(WaitPolicy::Spin).bind(ANYWHERE).await?)
+    Ok(Endpoint::options()
+        .wait_policy(WaitPolicy::Spin)
+        .bind(ANYWHERE)
+        .await?)
 }
 
-/// Makes round trips, which count themselves; `None` when none has ended for a long while: a datagram was lost.
+/// Makes round trips, which count themselves; `None` when none has ended for a long while: a
+/// datagram was lost.
 pub async fn unless_lost<T>(trips: impl Future<Output = T>, done: &AtomicU64) -> Option<T> {
     let mut trips = pin!(trips);
     loop {
@@ -86,7 +90,11 @@ async fn near(at: &str, case: &Case, stop: &Stop) -> Result<Outcome> {
     let peer = ep.lookup(at).await?;
     let (mut ping, mut pong) = (vec![7u8; case.size], vec![7u8; case.size]);
     let mut stamps = Stamps::new(0);
-    let mut rounds = Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size);
+    let mut rounds = Rounds::new(
+        case.bench,
+        Budget::Seconds(case.time.as_secs_f64()),
+        case.size,
+    );
     while let Some(count) = rounds.next(1, stop) {
         stamps.reserve(count as usize);
         stamps.begin();

@@ -1,5 +1,5 @@
-//! libfabric, by its own program `fi_pingpong`. What it prints is reported as it stands: a mean, of two digits behind the
-//! point, over all round trips from the first on.
+//! libfabric, by its own program `fi_pingpong`. What it prints is reported as it stands: a mean, of
+//! two digits behind the point, over all round trips from the first on.
 
 use std::process::Command;
 use std::time::Duration;
@@ -40,7 +40,13 @@ impl FiPingpong {
         micros: u64,
         limit: usize,
     ) -> Self {
-        Self { name, provider, ep, guess: Duration::from_micros(micros), limit }
+        Self {
+            name,
+            provider,
+            ep,
+            guess: Duration::from_micros(micros),
+            limit,
+        }
     }
 }
 
@@ -70,7 +76,10 @@ impl Peer for FiPingpong {
             command
         };
         let text = program::run(self.name, case, stop, build)?;
-        let mean = parse(&text).ok_or(Error::NotUnderstood { who: self.name.into(), text })?;
+        let mean = parse(&text).ok_or(Error::NotUnderstood {
+            who: self.name.into(),
+            text,
+        })?;
         let per_second = (1e9 / mean).round();
         Ok(Record {
             wait: "spin".into(),
@@ -87,8 +96,16 @@ impl Peer for FiPingpong {
 /// The half round trip in nanoseconds: the column `usec/xfer` of the last line.
 fn parse(text: &str) -> Option<f64> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
-    let column = lines.next()?.split_ascii_whitespace().position(|title| title == "usec/xfer")?;
-    let micros: f64 = lines.next_back()?.split_ascii_whitespace().nth(column)?.parse().ok()?;
+    let column = lines
+        .next()?
+        .split_ascii_whitespace()
+        .position(|title| title == "usec/xfer")?;
+    let micros: f64 = lines
+        .next_back()?
+        .split_ascii_whitespace()
+        .nth(column)?
+        .parse()
+        .ok()?;
     (micros > 0.0).then_some(micros * 1e3)
 }
 

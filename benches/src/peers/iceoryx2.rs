@@ -1,6 +1,7 @@
 //! iceoryx2: two services that publish byte slices, one each way; both sides spin.
 //!
-//! Its way is to write messages in place. Here each side copies its message in and out, as all others do.
+//! Its way is to write messages in place. Here each side copies its message in and out, as all
+//! others do.
 
 use std::fmt::Debug;
 use std::hint::spin_loop;
@@ -20,8 +21,8 @@ use crate::samples::Stamps;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
-/// The first byte of the messages that find the other side, of those that are measured, and of the last one. All but
-/// that are sent back.
+/// The first byte of the messages that find the other side, of those that are measured, and of the
+/// last one. All but that are sent back.
 const FIND: u8 = 1;
 const PING: u8 = 2;
 const END: u8 = 0;
@@ -44,7 +45,8 @@ impl Peer for Iceoryx2 {
         None
     }
 
-    /// A message of no bytes has no first one, which says what it is for: its latency is not measured.
+    /// A message of no bytes has no first one, which says what it is for: its latency is not
+    /// measured.
     fn measures(&self, case: &Case) -> bool {
         (case.bench, case.op) == (Bench::Lat, Op::Send) && case.size > 0
     }
@@ -84,13 +86,19 @@ impl Ends {
             .map_err(failed)?;
         let service = |name: &str| {
             let builder = node.service_builder(&name.try_into().map_err(failed)?);
-            builder.publish_subscribe::<[u8]>().open_or_create().map_err(failed)
+            builder
+                .publish_subscribe::<[u8]>()
+                .open_or_create()
+                .map_err(failed)
         };
         let service_out = service(out)?;
         let publisher = service_out.publisher_builder().initial_max_slice_len(size);
         Ok(Self {
             out: publisher.create().map_err(failed)?,
-            back: service(back)?.subscriber_builder().create().map_err(failed)?,
+            back: service(back)?
+                .subscriber_builder()
+                .create()
+                .map_err(failed)?,
         })
     }
 
@@ -127,8 +135,14 @@ fn near(name: &str, case: &Case, child: &mut Child, stop: &Stop) -> Result<Round
             return Err(failed("nobody answers"));
         }
     }
-    let (mut rounds, mut stamps) =
-        (Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size), Stamps::new(0));
+    let (mut rounds, mut stamps) = (
+        Rounds::new(
+            case.bench,
+            Budget::Seconds(case.time.as_secs_f64()),
+            case.size,
+        ),
+        Stamps::new(0),
+    );
     while let Some(count) = rounds.next(1, stop) {
         stamps.reserve(count as usize);
         stamps.begin();
@@ -174,5 +188,8 @@ pub fn echo_iceoryx2(name: &str, size: usize) -> Result<()> {
 }
 
 fn failed(error: impl Debug) -> Error {
-    Error::Io { what: "iceoryx2".into(), error: std::io::Error::other(format!("{error:?}")) }
+    Error::Io {
+        what: "iceoryx2".into(),
+        error: std::io::Error::other(format!("{error:?}")),
+    }
 }

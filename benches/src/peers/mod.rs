@@ -10,19 +10,22 @@
 //! | `iceoryx2` | the crate of this name, with the feature of this name |
 //! | `program` | running such a program twice, as server and client |
 //!
-//! A new one is a file here and a line in [`all`]. A program of others is run by `program`, which pins both sides and
-//! ends them; the file says its arguments and reads what it prints. What this program measures itself takes a little
-//! more, as `sockets` shows:
+//! A new one is a file here and a line in [`all`]. A program of others is run by `program`, which
+//! pins both sides and ends them; the file says its arguments and reads what it prints. What this
+//! program measures itself takes a little more, as `sockets` shows:
 //!
-//! 1. The other side is a hidden command in `cli`. It calls [`until_stdin_ends`](crate::pair::until_stdin_ends) first,
-//!    so that it never outlives us, and prints `listening on ADDRESS` when it can be reached.
-//! 2. [`Child::start`](crate::pair::Child::start) starts it, within [`pin::on`] the second core of the case; the
-//!    measuring runs within [`pin::on`] the first. What is asynchronous runs as a task, by `Runtime::run`.
-//! 3. `Rounds` say how many messages come next, and take the first round for warm-up. Before the clock starts, buffers
-//!    are touched, stamps are reserved, and the other side has said that it is ready.
+//! 1. The other side is a hidden command in `cli`. It calls
+//!    [`until_stdin_ends`](crate::pair::until_stdin_ends) first, so that it never outlives us, and
+//!    prints `listening on ADDRESS` when it can be reached.
+//! 2. [`Child::start`](crate::pair::Child::start) starts it, within [`pin::on`] the second core of
+//!    the case; the measuring runs within [`pin::on`] the first. What is asynchronous runs as a
+//!    task, by `Runtime::run`.
+//! 3. `Rounds` say how many messages come next, and take the first round for warm-up. Before the
+//!    clock starts, buffers are touched, stamps are reserved, and the other side has said that it
+//!    is ready.
 //! 4. The result is `case.record` with numbers by `rounds::describe`, `timer_ns`, and the words of
-//!    [`choice`](crate::choice) for `op`, `api`, `wait`, `progress` and `runtime` where they fit; what does not apply
-//!    stays empty.
+//!    [`choice`](crate::choice) for `op`, `api`, `wait`, `progress` and `runtime` where they fit;
+//!    what does not apply stays empty.
 //! 5. When `stop` is raised it ends within a second or so; what it returns then does not count.
 
 mod datagrams;
@@ -77,8 +80,8 @@ pub trait Peer {
     /// Whether this can be measured with it. Only messages, where nothing else is said.
     fn measures(&self, case: &Case) -> bool;
 
-    /// Measures it once; ends early when it is told to stop. The other side is a fresh process, and programs of others
-    /// measure in a fresh one as well.
+    /// Measures it once; ends early when it is told to stop. The other side is a fresh process, and
+    /// programs of others measure in a fresh one as well.
     ///
     /// # Errors
     /// One of the processes failed, or said what is not understood.
@@ -89,7 +92,11 @@ pub trait Peer {
 #[must_use]
 pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
     vec![
-        if provider == "udp" { Box::new(Datagrams) } else { Box::new(Ours::new(provider)) },
+        if provider == "udp" {
+            Box::new(Datagrams)
+        } else {
+            Box::new(Ours::new(provider))
+        },
         #[cfg(feature = "iceoryx2")]
         Box::new(Iceoryx2),
         Box::new(UcxPerftest::TAG),
@@ -103,7 +110,8 @@ pub fn all(provider: &str) -> Vec<Box<dyn Peer>> {
 }
 
 impl Case {
-    /// A result of this case without numbers. Nobody says how many messages of a stream are under way.
+    /// A result of this case without numbers. Nobody says how many messages of a stream are under
+    /// way.
     fn record(&self, peer: &dyn Peer) -> Record {
         Record {
             bench: name(self.bench),

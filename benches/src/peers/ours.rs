@@ -19,7 +19,10 @@ impl Ours {
     /// Over this provider.
     #[must_use]
     pub fn new(provider: &str) -> Self {
-        Self { provider: provider.to_owned(), name: format!("fabric {provider}") }
+        Self {
+            provider: provider.to_owned(),
+            name: format!("fabric {provider}"),
+        }
     }
 
     /// What is measured: operations that are awaited, both sides spinning.
@@ -53,7 +56,10 @@ impl Ours {
         let mut measured = None;
         let mut pair = Pair::start(&self.provider)?;
         measure(plan, &mut pair, stop, |record| {
-            measured = Some(Record { provider: self.name.clone(), ..record });
+            measured = Some(Record {
+                provider: self.name.clone(),
+                ..record
+            });
             Ok(())
         })?;
         measured.ok_or(Error::Interrupted)

@@ -16,8 +16,8 @@ use crate::pair::program;
 use crate::stop::Stop;
 use crate::{Error, Result, pin};
 
-/// How long a server may take until it listens, and how long its client may run beyond four times what was planned: how
-/// many messages fill the time is guessed.
+/// How long a server may take until it listens, and how long its client may run beyond four times
+/// what was planned: how many messages fill the time is guessed.
 const STARTS: Duration = Duration::from_secs(10);
 const RUNS: Duration = Duration::from_secs(30);
 /// How long one of them may outlive the other when that has failed.
@@ -32,7 +32,8 @@ pub(super) fn missing(program: &str, package: &str) -> Option<String> {
     (!found).then(|| format!("{program} is not installed; on Debian: apt-get install {package}"))
 }
 
-/// Runs a server, waits until it listens on the port it is given, runs a client, and returns what the client printed.
+/// Runs a server, waits until it listens on the port it is given, runs a client, and returns what
+/// the client printed.
 ///
 /// # Errors
 /// One of them fails or takes too long; [`Error::Interrupted`].
@@ -46,7 +47,10 @@ pub(super) fn run(
         .and_then(|listener| listener.local_addr())
         .map_err(Error::io("finding a free port"))?
         .port();
-    let mut server = Running::start(&format!("{name}, as server,"), tie(&build(port, true), case.cores.1)?)?;
+    let mut server = Running::start(
+        &format!("{name}, as server,"),
+        tie(&build(port, true), case.cores.1)?,
+    )?;
     let began = Instant::now();
     while !listens(port) {
         if server.status()?.is_some() || began.elapsed() > STARTS {
@@ -60,7 +64,12 @@ pub(super) fn run(
 }
 
 /// Waits for the client, and returns what it printed. Without its server it may wait for ever.
-fn finish(mut client: Running, mut server: Running, longest: Duration, stop: &Stop) -> Result<String> {
+fn finish(
+    mut client: Running,
+    mut server: Running,
+    longest: Duration,
+    stop: &Stop,
+) -> Result<String> {
     let (began, mut alone) = (Instant::now(), None);
     let status = loop {
         if let Some(status) = client.status()? {
@@ -100,13 +109,20 @@ fn tie(command: &Command, core: Option<usize>) -> Result<Command> {
     if let Some(core) = core {
         tied.args(["--core", &core.to_string()]);
     }
-    tied.arg("--").arg(command.get_program()).args(command.get_args());
-    tied.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    tied.arg("--")
+        .arg(command.get_program())
+        .args(command.get_args());
+    tied.envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
     Ok(tied)
 }
 
-/// Becomes this program, on this core, that is killed when its parent ends, however that comes. For the system the
-/// parent is the thread that started it, and that has to live as long: those of [`pin::on`] do not.
+/// Becomes this program, on this core, that is killed when its parent ends, however that comes. For
+/// the system the parent is the thread that started it, and that has to live as long: those of
+/// [`pin::on`] do not.
 ///
 /// # Errors
 /// The program cannot be started; the parent has ended already.
@@ -117,7 +133,9 @@ pub fn tied(parent: u32, core: Option<usize>, command: &[OsString]) -> Result<()
     let Some((name, args)) = command.split_first().filter(|_| parent_id() == parent) else {
         return Err(Error::Interrupted);
     };
-    Err(Error::io(format!("starting {}", name.display()))(Command::new(name).args(args).exec()))
+    Err(Error::io(format!("starting {}", name.display()))(
+        Command::new(name).args(args).exec(),
+    ))
 }
 
 /// A program that is ended with this value.
@@ -130,16 +148,32 @@ struct Running {
 
 impl Running {
     fn start(name: &str, mut command: Command) -> Result<Self> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         // In a group of its own Ctrl-C does not reach it: it is ended with this value.
-        let mut process = command.process_group(0).spawn().map_err(Error::io(format!("starting {name}")))?;
-        let (stdout, stderr) = (Drain::of(process.stdout.take()), Drain::of(process.stderr.take()));
-        Ok(Self { name: name.to_owned(), process, stdout, stderr })
+        let mut process = command
+            .process_group(0)
+            .spawn()
+            .map_err(Error::io(format!("starting {name}")))?;
+        let (stdout, stderr) = (
+            Drain::of(process.stdout.take()),
+            Drain::of(process.stderr.take()),
+        );
+        Ok(Self {
+            name: name.to_owned(),
+            process,
+            stdout,
+            stderr,
+        })
     }
 
     /// How it ended, if it did.
     fn status(&mut self) -> Result<Option<ExitStatus>> {
-        self.process.try_wait().map_err(Error::io(format!("watching {}", self.name)))
+        self.process
+            .try_wait()
+            .map_err(Error::io(format!("watching {}", self.name)))
     }
 
     /// Likewise, within this time.
@@ -156,12 +190,19 @@ impl Running {
     /// Ends it and says what it had to say.
     fn failed(&mut self, how: &str) -> Error {
         let _ = self.process.kill();
-        let status = self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        let status = self
+            .process
+            .wait()
+            .map_or_else(|error| error.to_string(), |status| status.to_string());
         self.died(&format!("{how}; {status}"))
     }
 
     fn died(&self, status: &str) -> Error {
-        Error::PeerDied { who: self.name.clone(), status: status.to_owned(), stderr: self.stderr.text() }
+        Error::PeerDied {
+            who: self.name.clone(),
+            status: status.to_owned(),
+            stderr: self.stderr.text(),
+        }
     }
 }
 
@@ -177,11 +218,17 @@ fn listens(port: u16) -> bool {
     const LISTEN: &str = "0A";
     let port = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
-        std::fs::read_to_string(table).unwrap_or_default().lines().any(|line| {
-            let mut fields = line.split_ascii_whitespace().skip(1);
-            let (local, state) = (fields.next().unwrap_or_default(), fields.nth(1).unwrap_or_default());
-            local.ends_with(&port) && state == LISTEN
-        })
+        std::fs::read_to_string(table)
+            .unwrap_or_default()
+            .lines()
+            .any(|line| {
+                let mut fields = line.split_ascii_whitespace().skip(1);
+                let (local, state) = (
+                    fields.next().unwrap_or_default(),
+                    fields.nth(1).unwrap_or_default(),
+                );
+                local.ends_with(&port) && state == LISTEN
+            })
     })
 }
 
@@ -204,22 +251,43 @@ mod tests {
 
     #[test]
     fn a_program_may_print_more_than_a_pipe_holds() {
-        let said = text(&format!("{CHATTER} echo done"), &format!("{CHATTER} exec sleep 600"));
+        let said = text(
+            &format!("{CHATTER} echo done"),
+            &format!("{CHATTER} exec sleep 600"),
+        );
         assert!(said.is_ok_and(|said| said.len() == 300_005 && said.ends_with("done\n")));
         let mut chatty = sh("the chatty one", &format!("{CHATTER} exit 7"));
-        let status = chatty.wait(RUNS).expect("it is watched").and_then(|status| status.code());
-        assert_eq!(status, Some(7), "it ends though nobody has asked what it says");
+        let status = chatty
+            .wait(RUNS)
+            .expect("it is watched")
+            .and_then(|status| status.code());
+        assert_eq!(
+            status,
+            Some(7),
+            "it ends though nobody has asked what it says"
+        );
     }
 
     #[test]
     fn a_server_that_dies_is_the_reason() {
         let why = text("exec sleep 600", "echo no room >&2; exit 7").expect_err("it has no server");
-        assert!(why.contains("the server died (exit status: 7)") && why.contains("no room"), "{why}");
-        let (client, mut server) =
-            (sh("the client", "echo lost >&2; exit 3"), sh("the server", "echo no room >&2; exit 7"));
+        assert!(
+            why.contains("the server died (exit status: 7)") && why.contains("no room"),
+            "{why}"
+        );
+        let (client, mut server) = (
+            sh("the client", "echo lost >&2; exit 3"),
+            sh("the server", "echo no room >&2; exit 7"),
+        );
         server.wait(RUNS).expect("it is watched");
-        let why = finish(client, server, RUNS, &Stop::default()).expect_err("both failed").to_string();
-        for part in ["the client died (exit status: 3; its server: exit status: 7)", "lost", "no room"] {
+        let why = finish(client, server, RUNS, &Stop::default())
+            .expect_err("both failed")
+            .to_string();
+        for part in [
+            "the client died (exit status: 3; its server: exit status: 7)",
+            "lost",
+            "no room",
+        ] {
             assert!(why.contains(part), "{part}: {why}");
         }
     }
@@ -227,9 +295,20 @@ mod tests {
     #[test]
     fn a_client_that_fails_alone_is_the_reason() {
         let why = text("echo lost >&2; exit 3", "exec sleep 600").expect_err("it failed");
-        assert!(why.contains("the client died (exit status: 3)") && why.contains("lost"), "{why}");
-        let (client, server) = (sh("the client", "exec sleep 600"), sh("the server", "exec sleep 600"));
-        let why = finish(client, server, Duration::ZERO, &Stop::default()).expect_err("it is too slow");
-        assert!(why.to_string().contains("the client died (did not end in time; signal: 9"), "{why}");
+        assert!(
+            why.contains("the client died (exit status: 3)") && why.contains("lost"),
+            "{why}"
+        );
+        let (client, server) = (
+            sh("the client", "exec sleep 600"),
+            sh("the server", "exec sleep 600"),
+        );
+        let why =
+            finish(client, server, Duration::ZERO, &Stop::default()).expect_err("it is too slow");
+        assert!(
+            why.to_string()
+                .contains("the client died (did not end in time; signal: 9"),
+            "{why}"
+        );
     }
 }

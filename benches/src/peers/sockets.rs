@@ -1,7 +1,7 @@
 //! Tokio's sockets: what an async service would use without a fabric.
 //!
-//! Two processes, each with a current-thread runtime, as for the fabric. The measuring side says in 24 bytes what a
-//! round is made of, and begins it when the other side is ready.
+//! Two processes, each with a current-thread runtime, as for the fabric. The measuring side says in
+//! 24 bytes what a round is made of, and begins it when the other side is ready.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -26,7 +26,8 @@ const SINK: u64 = 2;
 /// What it says before, and after the messages of a sink.
 const READY: u8 = 1;
 const FINISHED: u8 = 2;
-/// A Unix socket has a name that ends with its process: as a file it would stay. The zero byte in front is written so.
+/// A Unix socket has a name that ends with its process: as a file it would stay. The zero byte in
+/// front is written so.
 const ABSTRACT: char = '@';
 
 /// A kind of socket.
@@ -61,7 +62,8 @@ impl Peer for Sockets {
         let (mut child, at) = pin::on(case.cores.1, || Child::start(self.name(), command))?;
         let measured = pin::on(case.cores.0, || {
             let (kind, case, stop) = (*self, *case, stop.clone());
-            // As a task, as the fabric is measured: the future that `block_on` polls itself is slower.
+            // As a task, as the fabric is measured: the future that `block_on` polls itself is
+            // slower.
             Runtime::Current.run(async move {
                 let measured = match kind {
                     Self::Tcp => near_tcp(&at, &case, &stop).await,
@@ -90,7 +92,12 @@ async fn near_tcp(at: &str, case: &Case, stop: &Stop) -> io::Result<Outcome> {
 }
 
 async fn near_unix(at: &str, case: &Case, stop: &Stop) -> io::Result<Outcome> {
-    near(UnixStream::connect(at.replace(ABSTRACT, "\0")).await?, case, stop).await
+    near(
+        UnixStream::connect(at.replace(ABSTRACT, "\0")).await?,
+        case,
+        stop,
+    )
+    .await
 }
 
 async fn near(
@@ -100,7 +107,11 @@ async fn near(
 ) -> io::Result<Outcome> {
     let (ping, mut pong) = (vec![7u8; case.size], vec![7u8; case.size]);
     let mut stamps = Stamps::new(0);
-    let mut rounds = Rounds::new(case.bench, Budget::Seconds(case.time.as_secs_f64()), case.size);
+    let mut rounds = Rounds::new(
+        case.bench,
+        Budget::Seconds(case.time.as_secs_f64()),
+        case.size,
+    );
     while let Some(count) = rounds.next(1, stop) {
         let what = if case.bench == Bench::Lat { ECHO } else { SINK };
         for number in [what, case.size as u64, count] {

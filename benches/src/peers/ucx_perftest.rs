@@ -1,5 +1,5 @@
-//! UCX over shared memory, by its own program `ucx_perftest`: tagged and active messages of its protocol layer, and the
-//! one-sided operations of its transport.
+//! UCX over shared memory, by its own program `ucx_perftest`: tagged and active messages of its
+//! protocol layer, and the one-sided operations of its transport.
 
 use std::process::Command;
 use std::time::Duration;
@@ -26,8 +26,12 @@ pub struct UcxPerftest {
 
 impl UcxPerftest {
     /// Tagged messages, and one-sided operations.
-    pub const TAG: Self =
-        Self { name: "ucx_perftest shm", messages: "tagged", tests: ["tag_lat", "tag_bw"], one_sided: true };
+    pub const TAG: Self = Self {
+        name: "ucx_perftest shm",
+        messages: "tagged",
+        tests: ["tag_lat", "tag_bw"],
+        one_sided: true,
+    };
     /// Active messages: no tag is matched, a function is called.
     pub const AM: Self = Self {
         name: "ucx_perftest am",
@@ -36,8 +40,8 @@ impl UcxPerftest {
         one_sided: false,
     };
 
-    /// Its test for this, and how many operations are in one that it counts. Messages go through its protocol layer,
-    /// one-sided operations straight to the transport.
+    /// Its test for this, and how many operations are in one that it counts. Messages go through
+    /// its protocol layer, one-sided operations straight to the transport.
     fn test_of(&self, case: &Case) -> Option<(&'static str, u32)> {
         let [lat, bw] = self.tests;
         match (case.op, case.bench) {
@@ -73,21 +77,37 @@ impl Peer for UcxPerftest {
         let count = case.count(trips * Duration::from_nanos(400 + case.size as u64 / 4));
         let build = |port: u16, server: bool| {
             let mut command = Command::new(PROGRAM);
-            command.env("UCX_TLS", "shm,self").env("UCX_LOG_LEVEL", "error");
+            command
+                .env("UCX_TLS", "shm,self")
+                .env("UCX_LOG_LEVEL", "error");
             command.args(["-v", "-p", &port.to_string()]);
             if transport {
                 command.args(["-d", "memory", "-x", "posix"]);
             }
             if !server {
-                command.args(["-t", test, "-s", &case.size.to_string(), "-n", &count.to_string()]);
+                command.args([
+                    "-t",
+                    test,
+                    "-s",
+                    &case.size.to_string(),
+                    "-n",
+                    &count.to_string(),
+                ]);
                 command.args(["-w", &(count / 10).to_string(), "127.0.0.1"]);
             }
             command
         };
         let text = program::run(self.name(), case, stop, build)?;
-        let row = parse(&text).ok_or_else(|| Error::NotUnderstood { who: self.name().into(), text })?;
+        let row = parse(&text).ok_or_else(|| Error::NotUnderstood {
+            who: self.name().into(),
+            text,
+        })?;
         let mut record = Record {
-            op: if transport { name(case.op) } else { self.messages.into() },
+            op: if transport {
+                name(case.op)
+            } else {
+                self.messages.into()
+            },
             wait: "spin".into(),
             progress: "manual".into(),
             mean_ns: Some(row.mean_ns),
@@ -113,11 +133,24 @@ struct Row {
 
 /// The last line of numbers, under the titles that the program gives them.
 fn parse(text: &str) -> Option<Row> {
-    let titles: Vec<_> = text.lines().find(|line| line.starts_with("iterations,"))?.split(',').collect();
-    let last = text.lines().map(str::trim).rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))?;
-    let numbers: Vec<f64> =
-        last.split(',').map(|number| number.trim().parse().ok()).collect::<Option<_>>()?;
-    let number = |title: &str| numbers.get(titles.iter().position(|known| *known == title)?).copied();
+    let titles: Vec<_> = text
+        .lines()
+        .find(|line| line.starts_with("iterations,"))?
+        .split(',')
+        .collect();
+    let last = text
+        .lines()
+        .map(str::trim)
+        .rfind(|line| line.starts_with(|c: char| c.is_ascii_digit()))?;
+    let numbers: Vec<f64> = last
+        .split(',')
+        .map(|number| number.trim().parse().ok())
+        .collect::<Option<_>>()?;
+    let number = |title: &str| {
+        numbers
+            .get(titles.iter().position(|known| *known == title)?)
+            .copied()
+    };
     Some(Row {
         p50_ns: number("50.0_percentile_lat")? * 1e3,
         mean_ns: number("overall_lat")? * 1e3,

@@ -28,11 +28,17 @@ pub(super) fn figure(
     if bars.is_empty() {
         return None;
     }
-    let most = bars.iter().map(|bar| bar.value).chain(floor).fold(0.0, f64::max);
+    let most = bars
+        .iter()
+        .map(|bar| bar.value)
+        .chain(floor)
+        .fold(0.0, f64::max);
     let length = |value: f64| value / most * (WIDTH - NUMBER);
     let height = bars.len() as f64 * STEP + 26.0;
-    let mut svg =
-        format!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">", escape(title));
+    let mut svg = format!(
+        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
+        escape(title)
+    );
     for (at, bar) in bars.iter().enumerate() {
         let (top, long) = (at as f64 * STEP + 20.0, length(bar.value).max(2.0));
         let _ = write!(
@@ -66,6 +72,9 @@ pub(super) fn figure(
         dashed: None,
         svg,
         columns: vec!["rate".into()],
-        rows: bars.iter().map(|bar| (bar.label.clone(), vec![words(bar.value)])).collect(),
+        rows: bars
+            .iter()
+            .map(|bar| (bar.label.clone(), vec![words(bar.value)]))
+            .collect(),
     })
 }

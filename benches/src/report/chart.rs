@@ -33,7 +33,8 @@ pub(super) struct Line {
 }
 
 impl Chart {
-    /// Of these lines and this floor, what has a place: no bytes per second, as messages of no size have, are not drawn.
+    /// Of these lines and this floor, what has a place: no bytes per second, as messages of no size
+    /// have, are not drawn.
     pub(super) fn new(
         lines: impl Iterator<Item = Line>,
         mut floor: Vec<(f64, f64)>,
@@ -46,7 +47,12 @@ impl Chart {
         }
         lines.retain(|line| !line.points.is_empty());
         floor.retain(|(_, y)| is_drawn(*y));
-        Self { lines, floor, text, log_x }
+        Self {
+            lines,
+            floor,
+            text,
+            log_x,
+        }
     }
 
     /// The picture with its numbers; `None` without lines.
@@ -62,15 +68,25 @@ impl Chart {
         names.sort_by(|a, b| a.0.total_cmp(&b.0));
         names.dedup_by(|a, b| a.0 == b.0);
         let rows = self.lines.iter().map(|line| {
-            let value =
-                |(x, _): &(f64, String)| line.points.iter().find(|point| point.0 == *x).map(|point| point.2);
-            let cells = names.iter().map(|name| value(name).map_or_else(String::new, self.text));
+            let value = |(x, _): &(f64, String)| {
+                line.points
+                    .iter()
+                    .find(|point| point.0 == *x)
+                    .map(|point| point.2)
+            };
+            let cells = names
+                .iter()
+                .map(|name| value(name).map_or_else(String::new, self.text));
             (line.label.clone(), cells.collect())
         });
         Some(Figure {
             title: title.to_owned(),
             text: text.to_owned(),
-            legend: self.lines.iter().map(|line| (line.label.clone(), line.colour)).collect(),
+            legend: self
+                .lines
+                .iter()
+                .map(|line| (line.label.clone(), line.colour))
+                .collect(),
             dashed: (!self.floor.is_empty()).then_some("floor"),
             svg: self.svg(title, &names),
             columns: names.iter().map(|(_, name)| name.clone()).collect(),
@@ -81,13 +97,26 @@ impl Chart {
     fn svg(&self, title: &str, names: &[(f64, String)]) -> String {
         // A size of 0 has no logarithm; it stands where 1 does.
         let least = |x: f64| if self.log_x { x.max(1.0) } else { x };
-        let x =
-            Scale::over(names.iter().map(|(x, _)| least(*x)), (LEFT, WIDTH - RIGHT), self.log_x).padded(0.05);
-        let values = self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.2));
-        let y = Scale::over(values.chain(self.floor.iter().map(|(_, y)| *y)), (HEIGHT - BOTTOM, TOP), true)
-            .padded(0.06);
-        let mut svg =
-            format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">", escape(title));
+        let x = Scale::over(
+            names.iter().map(|(x, _)| least(*x)),
+            (LEFT, WIDTH - RIGHT),
+            self.log_x,
+        )
+        .padded(0.05);
+        let values = self
+            .lines
+            .iter()
+            .flat_map(|line| line.points.iter().map(|point| point.2));
+        let y = Scale::over(
+            values.chain(self.floor.iter().map(|(_, y)| *y)),
+            (HEIGHT - BOTTOM, TOP),
+            true,
+        )
+        .padded(0.06);
+        let mut svg = format!(
+            "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
+            escape(title)
+        );
         for tick in y.ticks() {
             let (at, right) = (y.at(tick), WIDTH - RIGHT);
             let _ = write!(
@@ -102,7 +131,11 @@ impl Chart {
         let mut free = f64::NEG_INFINITY;
         for (place, name) in names {
             let at = x.at(least(*place));
-            let _ = write!(svg, "<path class=\"tick\" d=\"M{at:.1} {:.1}v5\"/>", HEIGHT - BOTTOM);
+            let _ = write!(
+                svg,
+                "<path class=\"tick\" d=\"M{at:.1} {:.1}v5\"/>",
+                HEIGHT - BOTTOM
+            );
             if at - NAME / 2.0 >= free {
                 free = at + NAME / 2.0;
                 let _ = write!(
@@ -113,20 +146,33 @@ impl Chart {
                 );
             }
         }
-        let _ = write!(svg, "<path class=\"axis\" d=\"M{LEFT} {:.1}H{}\"/>", HEIGHT - BOTTOM, WIDTH - RIGHT);
+        let _ = write!(
+            svg,
+            "<path class=\"axis\" d=\"M{LEFT} {:.1}H{}\"/>",
+            HEIGHT - BOTTOM,
+            WIDTH - RIGHT
+        );
         let path = |points: &mut dyn Iterator<Item = (f64, f64)>| {
             let places = points.map(|(px, py)| format!("{:.1} {:.1}", x.at(least(px)), y.at(py)));
             places.collect::<Vec<_>>().join("L")
         };
         if !self.floor.is_empty() {
-            let _ = write!(svg, "<path class=\"floor\" d=\"M{}\"/>", path(&mut self.floor.iter().copied()));
+            let _ = write!(
+                svg,
+                "<path class=\"floor\" d=\"M{}\"/>",
+                path(&mut self.floor.iter().copied())
+            );
         }
         // Ours last, on top of the others.
         for strong in [false, true] {
             for line in self.lines.iter().filter(|line| line.strong == strong) {
                 let class = if strong { "line strong" } else { "line" };
                 let places = path(&mut line.points.iter().map(|(px, _, py)| (*px, *py)));
-                let _ = write!(svg, "<path class=\"{class} c{}\" d=\"M{places}\"/>", line.colour % 8);
+                let _ = write!(
+                    svg,
+                    "<path class=\"{class} c{}\" d=\"M{places}\"/>",
+                    line.colour % 8
+                );
                 for (px, name, py) in &line.points {
                     let title = format!("{}, {name}: {}", line.label, (self.text)(*py));
                     svg += &marker(line.colour, (x.at(least(*px)), y.at(*py)), &title);

@@ -1,4 +1,5 @@
-//! Results as one page with pictures: no script, nothing to fetch, readable on a phone and on paper, light and dark.
+//! Results as one page with pictures: no script, nothing to fetch, readable on a phone and on
+//! paper, light and dark.
 //!
 //! | file | subject |
 //! |---|---|
@@ -33,20 +34,26 @@ const SMALL: usize = 64;
 pub fn page(records: &[Record]) -> Result<String> {
     let names = Names::of(records);
     let latencies = series::group(&names, records, |record| record.bench == "lat");
-    let streams = series::group(&names, records, |record| matches!(&record.bench[..], "bw" | "rate"));
+    let streams = series::group(&names, records, |record| {
+        matches!(&record.bench[..], "bw" | "rate")
+    });
     let mut figures = Vec::new();
     figures.extend(latency_by_size(&latencies));
     figures.extend(percentiles(&latencies));
     figures.extend(bandwidth(&streams));
     figures.extend(message_rate(&streams, records));
     if figures.is_empty() {
-        return Err(Error::Refused("nothing to draw: no results of lat, bw, rate or compare".into()));
+        return Err(Error::Refused(
+            "nothing to draw: no results of lat, bw, rate or compare".into(),
+        ));
     }
     Ok(page::html(&latencies, &figures, records))
 }
 
 fn latency_by_size(series: &[Series]) -> Option<Figure> {
-    let lines = series.iter().map(|one| one.line(|record| record.typical_ns()));
+    let lines = series
+        .iter()
+        .map(|one| one.line(|record| record.typical_ns()));
     Chart::new(lines, floor_line(series, |_, ns| ns), time_text, true).figure(
         "Latency by size",
         "Half round trip between two processes: the median, or the mean of programs that print nothing else. Dashed: \
@@ -55,24 +62,53 @@ fn latency_by_size(series: &[Series]) -> Option<Figure> {
 }
 
 fn floor_line(series: &[Series], value: impl Fn(usize, f64) -> f64) -> Vec<(f64, f64)> {
-    series::floor(series).into_iter().map(|(size, ns)| (size as f64, value(size, ns))).collect()
+    series::floor(series)
+        .into_iter()
+        .map(|(size, ns)| (size as f64, value(size, ns)))
+        .collect()
 }
 
 fn percentiles(series: &[Series]) -> Option<Figure> {
-    let sized =
-        |size| series.iter().filter(|one| one.at(size).is_some_and(|record| record.p90_ns.is_some())).count();
+    let sized = |size| {
+        series
+            .iter()
+            .filter(|one| one.at(size).is_some_and(|record| record.p90_ns.is_some()))
+            .count()
+    };
     let sizes = series.iter().flat_map(|one| one.points.keys().copied());
     let size = sizes.filter(|size| sized(*size) > 0).min()?;
     let lines = series.iter().map(|one| {
         let record = one.at(size);
-        let steps = record.filter(|record| record.p90_ns.is_some()).map(|record| {
-            let Record { p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = record;
-            [("50 %", p50_ns), ("90 %", p90_ns), ("99 %", p99_ns), ("99.9 %", p999_ns), ("max", max_ns)]
-        });
+        let steps = record
+            .filter(|record| record.p90_ns.is_some())
+            .map(|record| {
+                let Record {
+                    p50_ns,
+                    p90_ns,
+                    p99_ns,
+                    p999_ns,
+                    max_ns,
+                    ..
+                } = record;
+                [
+                    ("50 %", p50_ns),
+                    ("90 %", p90_ns),
+                    ("99 %", p99_ns),
+                    ("99.9 %", p999_ns),
+                    ("max", max_ns),
+                ]
+            });
         let steps = steps.into_iter().flatten().enumerate();
-        one.drawn(steps.filter_map(|(at, (name, ns))| Some((at as f64, name.to_owned(), (*ns)?))).collect())
+        one.drawn(
+            steps
+                .filter_map(|(at, (name, ns))| Some((at as f64, name.to_owned(), (*ns)?)))
+                .collect(),
+        )
     });
-    let floor = series::floor(series).get(&size).map(|ns| vec![(0.0, *ns), (4.0, *ns)]).unwrap_or_default();
+    let floor = series::floor(series)
+        .get(&size)
+        .map(|ns| vec![(0.0, *ns), (4.0, *ns)])
+        .unwrap_or_default();
     Chart::new(lines, floor, time_text, false).figure(
         &format!("Percentiles at {}", Size(size)),
         "How much of the half round trips stays below which time. The largest are the machine's: what else ran, and \
@@ -81,7 +117,9 @@ fn percentiles(series: &[Series]) -> Option<Figure> {
 }
 
 fn bandwidth(series: &[Series]) -> Option<Figure> {
-    let lines = series.iter().map(|one| one.line(|record| record.bytes_per_s));
+    let lines = series
+        .iter()
+        .map(|one| one.line(|record| record.bytes_per_s));
     let floor = floor_line(series, |size, ns| size as f64 / ns * 1e9);
     Chart::new(lines, floor, throughput_text, true).figure(
         "Bandwidth by size",
@@ -91,15 +129,30 @@ fn bandwidth(series: &[Series]) -> Option<Figure> {
 }
 
 fn message_rate(series: &[Series], records: &[Record]) -> Option<Figure> {
-    let size =
-        series.iter().flat_map(|one| one.points.keys().copied()).min().filter(|size| *size <= SMALL)?;
-    let rates = series.iter().filter_map(|one| Some((one, one.at(size)?.msgs_per_s?)));
+    let size = series
+        .iter()
+        .flat_map(|one| one.points.keys().copied())
+        .min()
+        .filter(|size| *size <= SMALL)?;
+    let rates = series
+        .iter()
+        .filter_map(|one| Some((one, one.at(size)?.msgs_per_s?)));
     let rates = rates.filter(|(_, rate)| is_drawn(*rate));
-    let mut bars: Vec<Bar> =
-        rates.map(|(one, value)| Bar { label: one.label.clone(), colour: one.colour, value }).collect();
+    let mut bars: Vec<Bar> = rates
+        .map(|(one, value)| Bar {
+            label: one.label.clone(),
+            colour: one.colour,
+            value,
+        })
+        .collect();
     bars.sort_by(|a, b| b.value.total_cmp(&a.value));
-    let line = records.iter().find(|record| record.bench == "floor" && record.op == "line");
-    let floor = line.and_then(|record| record.p50_ns).map(|ns| 1e9 / ns).filter(|rate| is_drawn(*rate));
+    let line = records
+        .iter()
+        .find(|record| record.bench == "floor" && record.op == "line");
+    let floor = line
+        .and_then(|record| record.p50_ns)
+        .map(|ns| 1e9 / ns)
+        .filter(|rate| is_drawn(*rate));
     let text = match floor {
         Some(_) => {
             "Messages per second in one direction. Dashed: cache lines that go from core to core one after the \
@@ -107,5 +160,11 @@ fn message_rate(series: &[Series], records: &[Record]) -> Option<Figure> {
         }
         None => "Messages per second in one direction. More is better.",
     };
-    bars::figure(&bars, floor, &format!("Message rate at {}", Size(size)), text, rate_text)
+    bars::figure(
+        &bars,
+        floor,
+        &format!("Message rate at {}", Size(size)),
+        text,
+        rate_text,
+    )
 }

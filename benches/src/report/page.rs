@@ -51,8 +51,12 @@ pub(super) fn html(latencies: &[Series], figures: &[Figure], records: &[Record])
 fn lead(latencies: &[Series]) -> String {
     let (mut text, floor) = (String::new(), series::floor(latencies));
     for one in latencies.iter().filter(|one| one.ours).take(3) {
-        let Some((size, record)) = one.points.first_key_value() else { continue };
-        let Some(ns) = record.typical_ns() else { continue };
+        let Some((size, record)) = one.points.first_key_value() else {
+            continue;
+        };
+        let Some(ns) = record.typical_ns() else {
+            continue;
+        };
         let floor = floor.get(size).copied();
         let _ = writeln!(
             text,
@@ -129,5 +133,8 @@ pub(super) fn marker(number: usize, (x, y): (f64, f64), title: &str) -> String {
 
 /// Text as it may stand in HTML, also in quotes.
 pub(super) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }

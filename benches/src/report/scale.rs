@@ -12,22 +12,47 @@ pub(super) struct Scale {
 
 impl Scale {
     /// From the least to the largest of these values.
-    pub(super) fn over(values: impl Iterator<Item = f64>, (start, end): (f64, f64), log: bool) -> Self {
+    pub(super) fn over(
+        values: impl Iterator<Item = f64>,
+        (start, end): (f64, f64),
+        log: bool,
+    ) -> Self {
         let values = values.filter(|value| !log || is_drawn(*value));
-        let (low, high) = values
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
-        let (low, high) = if low.is_finite() { (low, high) } else { (1.0, 10.0) };
-        if log {
-            Self { from: low.log10(), to: high.log10().max(low.log10() + 1e-9), start, end, log }
+        let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+            (low.min(value), high.max(value))
+        });
+        let (low, high) = if low.is_finite() {
+            (low, high)
         } else {
-            Self { from: low, to: high.max(low + 1e-9), start, end, log }
+            (1.0, 10.0)
+        };
+        if log {
+            Self {
+                from: low.log10(),
+                to: high.log10().max(low.log10() + 1e-9),
+                start,
+                end,
+                log,
+            }
+        } else {
+            Self {
+                from: low,
+                to: high.max(low + 1e-9),
+                start,
+                end,
+                log,
+            }
         }
     }
 
     /// The same with a margin, so that values and labels do not stand on the edge.
     pub(super) fn padded(self, part: f64) -> Self {
         let pad = (self.to - self.from).max(0.3) * part;
-        Self { from: self.from - pad, to: self.to + pad, ..self }
+        Self {
+            from: self.from - pad,
+            to: self.to + pad,
+            ..self
+        }
     }
 
     /// Where this value stands.
@@ -38,10 +63,16 @@ impl Scale {
 
     /// Powers of ten within, with their halves and fifths where there are few.
     pub(super) fn ticks(&self) -> Vec<f64> {
-        let steps: &[f64] = if self.to - self.from < 2.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+        let steps: &[f64] = if self.to - self.from < 2.2 {
+            &[1.0, 2.0, 5.0]
+        } else {
+            &[1.0]
+        };
         let powers = self.from.floor() as i32..=self.to.ceil() as i32;
         let ticks = powers.flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
-        ticks.filter(|tick| (self.from..=self.to).contains(&tick.log10())).collect()
+        ticks
+            .filter(|tick| (self.from..=self.to).contains(&tick.log10()))
+            .collect()
     }
 }
 
@@ -57,7 +88,10 @@ pub(super) fn time_text(ns: f64) -> String {
 
 /// Bytes per second.
 pub(super) fn throughput_text(rate: f64) -> String {
-    unit(rate, &[(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")])
+    unit(
+        rate,
+        &[(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")],
+    )
 }
 
 /// Messages per second.
@@ -66,8 +100,12 @@ pub(super) fn rate_text(rate: f64) -> String {
 }
 
 fn unit(value: f64, units: &[(f64, &str)]) -> String {
-    let (size, name) =
-        units.iter().find(|(size, _)| value >= *size).or(units.last()).copied().unwrap_or((1.0, ""));
+    let (size, name) = units
+        .iter()
+        .find(|(size, _)| value >= *size)
+        .or(units.last())
+        .copied()
+        .unwrap_or((1.0, ""));
     let value = value / size;
     let digits = if value >= 100.0 {
         0
@@ -77,8 +115,11 @@ fn unit(value: f64, units: &[(f64, &str)]) -> String {
         2
     };
     let number = format!("{value:.digits$}");
-    let number =
-        if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
+    let number = if number.contains('.') {
+        number.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        &number
+    };
     format!("{number} {name}")
 }
 
@@ -99,7 +140,12 @@ mod tests {
     fn places_and_ticks() {
         let scale = Scale::over([10.0, 1000.0].into_iter(), (0.0, 100.0), true);
         assert!((scale.at(100.0) - 50.0).abs() < 1e-6);
-        assert_eq!(Scale::over([1.0, 1e6].into_iter(), (0.0, 1.0), true).ticks().len(), 7);
+        assert_eq!(
+            Scale::over([1.0, 1e6].into_iter(), (0.0, 1.0), true)
+                .ticks()
+                .len(),
+            7
+        );
         let one = Scale::over([5.0].into_iter(), (0.0, 100.0), true).padded(0.1);
         assert!(one.at(5.0).is_finite(), "a single value has a place too");
     }

@@ -32,13 +32,21 @@ fn attributes(record: &Record) -> [(&'static str, String); 8] {
         ("wait ", record.wait.clone()),
         ("progress ", record.progress.clone()),
         ("runtime ", record.runtime.clone()),
-        ("window ", if record.window == 0 { String::new() } else { record.window.to_string() }),
+        (
+            "window ",
+            if record.window == 0 {
+                String::new()
+            } else {
+                record.window.to_string()
+            },
+        ),
         ("peers ", record.peers.to_string()),
         ("threads ", record.threads.to_string()),
     ]
 }
 
-/// Only our own measurements know the processor time and, where there is more than one core, the floor.
+/// Only our own measurements know the processor time and, where there is more than one core, the
+/// floor.
 fn is_ours(record: &Record) -> bool {
     record.floor_ns.or(record.cpu_user_s).is_some()
 }
@@ -57,7 +65,10 @@ fn kind(record: &Record) -> (String, bool) {
 
 impl Names {
     pub(super) fn of(records: &[Record]) -> Self {
-        let records: Vec<_> = records.iter().filter(|record| record.bench != "floor").collect();
+        let records: Vec<_> = records
+            .iter()
+            .filter(|record| record.bench != "floor")
+            .collect();
         let mut first: BTreeMap<_, [(&str, String); 8]> = BTreeMap::new();
         let mut telling: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
         for record in &records {
@@ -65,9 +76,15 @@ impl Names {
             let these = attributes(record);
             let first = first.entry(kind(record)).or_insert_with(|| these.clone());
             let differing = (0..these.len()).filter(|at| these[*at] != first[*at]);
-            telling.entry(provider(record)).or_default().extend(differing);
+            telling
+                .entry(provider(record))
+                .or_default()
+                .extend(differing);
         }
-        let mut names = Self { labels: Vec::new(), telling };
+        let mut names = Self {
+            labels: Vec::new(),
+            telling,
+        };
         for ours in [true, false] {
             for record in records.iter().filter(|record| is_ours(record) == ours) {
                 let label = names.label(record);
@@ -91,14 +108,25 @@ impl Names {
     }
 }
 
-/// The results that this picks, line by line. Of several runs of the same, the median one stands for all;
-/// of an even count, the slower of the two in the middle.
-pub(super) fn group(names: &Names, records: &[Record], pick: impl Fn(&Record) -> bool) -> Vec<Series> {
+/// The results that this picks, line by line. Of several runs of the same, the median one stands
+/// for all; of an even count, the slower of the two in the middle.
+pub(super) fn group(
+    names: &Names,
+    records: &[Record],
+    pick: impl Fn(&Record) -> bool,
+) -> Vec<Series> {
     let mut runs: BTreeMap<usize, BTreeMap<usize, Vec<&Record>>> = BTreeMap::new();
-    for record in records.iter().filter(|record| record.bench != "floor" && pick(record)) {
+    for record in records
+        .iter()
+        .filter(|record| record.bench != "floor" && pick(record))
+    {
         let label = names.label(record);
         if let Some(colour) = names.labels.iter().position(|known| *known == label) {
-            runs.entry(colour).or_default().entry(record.size).or_default().push(record);
+            runs.entry(colour)
+                .or_default()
+                .entry(record.size)
+                .or_default()
+                .push(record);
         }
     }
     let lines = runs.into_iter().map(|(colour, sizes)| {
@@ -111,9 +139,13 @@ pub(super) fn group(names: &Names, records: &[Record], pick: impl Fn(&Record) ->
         };
         for (size, runs) in sizes {
             one.ours |= runs.iter().any(|record| is_ours(record));
-            let floors = runs.iter().filter_map(|record| record.floor_ns).filter(|ns| *ns > 0.0);
+            let floors = runs
+                .iter()
+                .filter_map(|record| record.floor_ns)
+                .filter(|ns| *ns > 0.0);
             one.floors.insert(size, floors.collect());
-            one.points.extend(median(runs).map(|record| (size, record.clone())));
+            one.points
+                .extend(median(runs).map(|record| (size, record.clone())));
         }
         one
     });
@@ -128,17 +160,25 @@ fn median(mut runs: Vec<&Record>) -> Option<&Record> {
     runs.sort_by(|a, b| key(a).total_cmp(&key(b)));
     // Latencies rise towards the slower, streams towards the faster.
     let rising = runs.first().is_some_and(|record| record.bench == "lat");
-    runs.get(if rising { runs.len() / 2 } else { runs.len().saturating_sub(1) / 2 }).copied()
+    runs.get(if rising {
+        runs.len() / 2
+    } else {
+        runs.len().saturating_sub(1) / 2
+    })
+    .copied()
 }
 
-/// The floor by size in nanoseconds: the median of what all runs of all lines found. It moves with the machine, also
-/// downwards, so the lowest would be held against runs that had another one.
+/// The floor by size in nanoseconds: the median of what all runs of all lines found. It moves with
+/// the machine, also downwards, so the lowest would be held against runs that had another one.
 pub(super) fn floor(series: &[Series]) -> BTreeMap<usize, f64> {
     let mut floors: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for (size, found) in series.iter().flat_map(|one| &one.floors) {
         floors.entry(*size).or_default().extend(found);
     }
-    floors.into_iter().filter_map(|(size, mut found)| Some((size, samples::median(&mut found)?))).collect()
+    floors
+        .into_iter()
+        .filter_map(|(size, mut found)| Some((size, samples::median(&mut found)?)))
+        .collect()
 }
 
 impl Series {
@@ -151,13 +191,20 @@ impl Series {
         let points = self.points.iter();
         self.drawn(
             points
-                .filter_map(|(size, record)| Some((*size as f64, Size(*size).to_string(), value(record)?)))
+                .filter_map(|(size, record)| {
+                    Some((*size as f64, Size(*size).to_string(), value(record)?))
+                })
                 .collect(),
         )
     }
 
     /// A line through these places, each with its name.
     pub(super) fn drawn(&self, points: Vec<(f64, String, f64)>) -> Line {
-        Line { label: self.label.clone(), colour: self.colour, strong: self.ours, points }
+        Line {
+            label: self.label.clone(),
+            colour: self.colour,
+            strong: self.ours,
+            points,
+        }
     }
 }

@@ -25,7 +25,10 @@ impl Book {
             return;
         };
         let number = u64::from_le_bytes(*number);
-        let whole = rest.iter().enumerate().all(|(at, byte)| *byte == content(number, at));
+        let whole = rest
+            .iter()
+            .enumerate()
+            .all(|(at, byte)| *byte == content(number, at));
         self.damaged += u64::from(!whole);
         self.number(number);
     }
@@ -44,14 +47,21 @@ impl Book {
 }
 
 fn content(number: u64, at: usize) -> u8 {
-    (number as u8).wrapping_mul(31).wrapping_add(at as u8).wrapping_add((at >> 8) as u8)
+    (number as u8)
+        .wrapping_mul(31)
+        .wrapping_add(at as u8)
+        .wrapping_add((at >> 8) as u8)
 }
 
 /// Writes a message of this number over a buffer, of any length from [`HEAD`] on.
 pub(super) fn write(number: u64, buf: &mut [u8]) {
-    let Some((head, rest)) = buf.split_first_chunk_mut::<HEAD>() else { return };
+    let Some((head, rest)) = buf.split_first_chunk_mut::<HEAD>() else {
+        return;
+    };
     *head = number.to_le_bytes();
-    rest.iter_mut().enumerate().for_each(|(at, byte)| *byte = content(number, at));
+    rest.iter_mut()
+        .enumerate()
+        .for_each(|(at, byte)| *byte = content(number, at));
 }
 
 #[cfg(test)]
@@ -66,7 +76,10 @@ mod tests {
             write(number, &mut buf);
             book.enter(&buf);
         }
-        assert_eq!((book.received, book.twice, book.damaged, book.next), (5, 0, 0, 4));
+        assert_eq!(
+            (book.received, book.twice, book.damaged, book.next),
+            (5, 0, 0, 4)
+        );
         book.enter(&buf);
         book.number(0);
         assert_eq!((book.received, book.twice, book.damaged), (5, 2, 0));

@@ -31,10 +31,20 @@ pub fn serve(at: &str) -> Result<()> {
     Runtime::Current.run(async move {
         let ep = Endpoint::bind(&at[..]).await?;
         println!("listening on {}", ep.name());
-        let region = ep.domain().alloc(COUNTER as usize + 8, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        let region = ep.domain().alloc(
+            COUNTER as usize + 8,
+            Access::REMOTE_READ | Access::REMOTE_WRITE,
+        )?;
         let (peer, _) = hear::<Ask>(&ep, None).await?;
         tell(&ep, peer, &region.remote().to_bytes().to_vec()).await?;
-        Far { ep, peer, region, book: Book::default() }.run().await
+        Far {
+            ep,
+            peer,
+            region,
+            book: Book::default(),
+        }
+        .run()
+        .await
     })
 }
 
@@ -53,7 +63,8 @@ impl Far {
         let (mut expected, mut turn) = (None, 0u64);
         while expected.is_none_or(|expected| self.book.received < expected) {
             turn += 1;
-            // Posted when it is polled: a branch that `if` switches off would take a message and never look at it.
+            // Posted when it is polled: a branch that `if` switches off would take a message and
+            // never look at it.
             let untagged = async {
                 if turn.is_multiple_of(3) {
                     return Ok::<_, crate::Error>(ep.recv().from(peer).await?.into_bytes());

@@ -1,5 +1,5 @@
-//! The soak: everything an endpoint can do, mixed, for a long time; in the end every message is accounted for, and memory
-//! has not grown.
+//! The soak: everything an endpoint can do, mixed, for a long time; in the end every message is
+//! accounted for, and memory has not grown.
 //!
 //! | file | subject |
 //! |---|---|
@@ -51,7 +51,8 @@ struct Status {
     memory: u64,
 }
 
-/// Memory may grow by so much between the second quarter of the time and its end: what allocators and page tables do.
+/// Memory may grow by so much between the second quarter of the time and its end: what allocators
+/// and page tables do.
 const GROWTH: u64 = 16 << 20;
 
 /// What the near side has done and seen.
@@ -71,7 +72,9 @@ struct Done {
 /// # Errors
 /// A message is missing, came twice or was damaged; memory grew; the other side died.
 pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
-    let hints = Hints::new().provider(provider).caps(Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC);
+    let hints = Hints::new()
+        .provider(provider)
+        .caps(Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC);
     Runtime::Current.run(async move { Ok(discover(&hints).await.map(drop)?) })?;
     let mut command = program()?;
     command.args(["soak-far", "--listen", &format!("{provider}://")]);
@@ -87,15 +90,29 @@ pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
         Size(usize::try_from(done.bytes >> 20 << 20).unwrap_or(usize::MAX)),
         done.added,
     ))?;
-    let Status { received, twice, damaged, added, .. } = done.last;
-    print(&format!("received {received}, twice {twice}, damaged {damaged}, additions counted {added}"))?;
+    let Status {
+        received,
+        twice,
+        damaged,
+        added,
+        ..
+    } = done.last;
+    print(&format!(
+        "received {received}, twice {twice}, damaged {damaged}, additions counted {added}"
+    ))?;
     let (here, there) = (grown(&done.here), grown(&done.there));
-    print(&format!("memory: {} here, {} there", described(&done.here), described(&done.there)))?;
+    print(&format!(
+        "memory: {} here, {} there",
+        described(&done.here),
+        described(&done.there)
+    ))?;
     let whole = (received, twice, damaged, added) == (done.messages, 0, 0, done.added);
     let flat = here.max(there) <= GROWTH;
     match (whole, flat) {
         (true, true) => print("every message is accounted for, and memory is flat"),
-        (false, _) => Err(Error::Refused("messages are missing, came twice or are damaged".into())),
+        (false, _) => Err(Error::Refused(
+            "messages are missing, came twice or are damaged".into(),
+        )),
         (_, false) => Err(Error::Refused("memory has grown".into())),
     }
 }
@@ -103,7 +120,9 @@ pub fn soak(provider: &str, time: Duration, stop: &Stop) -> Result<()> {
 /// By how much memory grew from the second quarter of the time on.
 fn grown(samples: &[u64]) -> u64 {
     let quarter = samples.len() / 4;
-    let before = samples.get(quarter..2 * quarter.max(1)).and_then(|samples| samples.iter().max());
+    let before = samples
+        .get(quarter..2 * quarter.max(1))
+        .and_then(|samples| samples.iter().max());
     let last = samples.last().copied().unwrap_or(0);
     last.saturating_sub(before.copied().unwrap_or(last))
 }

@@ -20,7 +20,14 @@ pub(super) async fn run(provider: String, at: String, time: Duration, stop: Stop
     let peer = ep.lookup(&at[..]).await?;
     tell(&ep, peer, &Ask::Region).await?;
     let remote = RemoteRegion::from_bytes(&hear::<Vec<u8>>(&ep, Some(peer)).await?.1)?;
-    let mut near = Near { ep, peer, remote, under_way: VecDeque::new(), draw: 1, done: Done::default() };
+    let mut near = Near {
+        ep,
+        peer,
+        remote,
+        under_way: VecDeque::new(),
+        draw: 1,
+        done: Done::default(),
+    };
     let (began, every) = (Instant::now(), time / 40);
     let mut next = every;
     while began.elapsed() < time && !stop.raised() {
@@ -29,7 +36,8 @@ pub(super) async fn run(provider: String, at: String, time: Duration, stop: Stop
         }
         if began.elapsed() >= next {
             next += every;
-            near.look(began.elapsed().as_secs_f64() / time.as_secs_f64()).await?;
+            near.look(began.elapsed().as_secs_f64() / time.as_secs_f64())
+                .await?;
         }
     }
     near.settle(0).await?;
@@ -50,7 +58,10 @@ struct Near {
 
 impl Near {
     fn below(&mut self, limit: u64) -> u64 {
-        self.draw = self.draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.draw = self
+            .draw
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.draw >> 33) % limit
     }
 
@@ -78,7 +89,9 @@ impl Near {
             }
             1 => {
                 let place = self.remote.at(8 * (number % SLOTS));
-                ep.write(peer, place, number.to_le_bytes().to_vec()).data(number).await?;
+                ep.write(peer, place, number.to_le_bytes().to_vec())
+                    .data(number)
+                    .await?;
             }
             2 => {
                 ep.fetch_add(peer, self.remote.at(COUNTER), 1u64).await?;
@@ -108,14 +121,23 @@ impl Near {
                 let mut buf = vec![0; len];
                 book::write(number, &mut buf);
                 let request = ep.send(peer, buf);
-                let request = if kind % 2 == 0 { request.tag(TAG) } else { request };
+                let request = if kind % 2 == 0 {
+                    request.tag(TAG)
+                } else {
+                    request
+                };
                 // Dropped or awaited, it arrives.
                 match request.start() {
                     Ok(operation) if kind == 5 => drop(operation),
                     Ok(operation) => self.under_way.push_back(operation),
                     Err(failed) if matches!(failed.error, FabricError::Again(_)) => {
                         let request = self.ep.send(peer, failed.buf);
-                        if kind % 2 == 0 { request.tag(TAG) } else { request }.await?;
+                        if kind % 2 == 0 {
+                            request.tag(TAG)
+                        } else {
+                            request
+                        }
+                        .await?;
                     }
                     Err(failed) => return Err(failed.into()),
                 }

@@ -11,18 +11,19 @@ use crate::op::{self, BatchStopped, Batchable};
 
 /// # Batches
 ///
-/// What is posted together pays once for what a single post pays each time: the lock of the domain, the fence and the look
-/// whether the peer sleeps, the doorbell if it does. So `FI_MORE` is not a flag here. Who has more at hand hands it over:
-/// all requests of a batch but the last are posted "with more to come", and the batch ends with the call. Nothing stays
-/// held back when it returns, not after an error, nor when the iterator panics (what was taken from it and not posted is dropped
-/// then); there is no guard that could be forgotten.
+/// What is posted together pays once for what a single post pays each time: the lock of the domain,
+/// the fence and the look whether the peer sleeps, the doorbell if it does. So `FI_MORE` is not a
+/// flag here. Who has more at hand hands it over: all requests of a batch but the last are posted
+/// "with more to come", and the batch ends with the call. Nothing stays held back when it returns,
+/// not after an error, nor when the iterator panics (what was taken from it and not posted is
+/// dropped then); there is no guard that could be forgotten.
 ///
-/// A batch is posted in order, in chunks of 32 requests or 64 KiB. Others that use the domain get their turn in between,
-/// and the iterator runs between chunks, never under a lock.
+/// A batch is posted in order, in chunks of 32 requests or 64 KiB. Others that use the domain get
+/// their turn in between, and the iterator runs between chunks, never under a lock.
 impl<M: ThreadModel> Endpoint<M> {
-    /// Sends copies of borrowed bytes, each a message of its own, as [`inject`](Self::inject) does (`fi_inject`, with
-    /// `FI_MORE`). Returns how many were accepted, and an error if it stopped before the end: the message at that position
-    /// was refused.
+    /// Sends copies of borrowed bytes, each a message of its own, as [`inject`](Self::inject) does
+    /// (`fi_inject`, with `FI_MORE`). Returns how many were accepted, and an error if it stopped
+    /// before the end: the message at that position was refused.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -36,14 +37,18 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ```
     ///
     /// # Errors
-    /// As [`inject`](Self::inject). [`Error::PeerGone`](crate::Error::PeerGone) with all messages accepted when the peer closed meanwhile.
+    /// As [`inject`](Self::inject). [`Error::PeerGone`](crate::Error::PeerGone) with all messages
+    /// accepted when the peer closed meanwhile.
     #[doc(alias = "FI_MORE")]
     pub fn inject_all<'b>(
         &self,
         peer: FiAddr,
         messages: impl IntoIterator<Item = &'b [u8]>,
     ) -> (usize, Result<()>) {
-        let spec = SendSpec { more: true, ..SendSpec::new(OpKind::Send, peer) };
+        let spec = SendSpec {
+            more: true,
+            ..SendSpec::new(OpKind::Send, peer)
+        };
         if let Err(error) = self.inner.check_send(&spec) {
             return (0, Err(error));
         }
@@ -73,8 +78,9 @@ impl<M: ThreadModel> Endpoint<M> {
         }
     }
 
-    /// Posts requests together: sends or writes, to any peers, or receives. Their completions go to the endpoint's queue of
-    /// that direction, as with [`SendRequest::post`](crate::SendRequest::post). Returns how many there were.
+    /// Posts requests together: sends or writes, to any peers, or receives. Their completions go to
+    /// the endpoint's queue of that direction, as with
+    /// [`SendRequest::post`](crate::SendRequest::post). Returns how many there were.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -88,9 +94,10 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ```
     ///
     /// # Errors
-    /// With the requests that were not posted: as [`SendRequest::post`](crate::SendRequest::post) or
-    /// [`RecvRequest::post`](crate::RecvRequest::post), and
-    /// [`Error::Invalid`](crate::Error::Invalid) for a request of another endpoint or with a permit. Of those before it nothing is taken back.
+    /// With the requests that were not posted: as [`SendRequest::post`](crate::SendRequest::post)
+    /// or [`RecvRequest::post`](crate::RecvRequest::post), and
+    /// [`Error::Invalid`](crate::Error::Invalid) for a request of another endpoint or with a
+    /// permit. Of those before it nothing is taken back.
     /// [`Error::PeerGone`](crate::Error::PeerGone) when a peer closed meanwhile.
     #[doc(alias = "FI_MORE")]
     pub fn post_all<'a, R: Batchable<'a, M>>(

@@ -37,18 +37,21 @@ pub struct BindOptions {
 }
 
 impl Endpoint {
-    /// Opens an endpoint at this address, or at a fresh one if the name is empty, with a fabric, a domain, a
-    /// completion queue, an event queue and a welcoming address vector of its own.
+    /// Opens an endpoint at this address, or at a fresh one if the name is empty, with a fabric, a
+    /// domain, a completion queue, an event queue and a welcoming address vector of its own.
     ///
-    /// Short for: discover the provider of the scheme with untagged and tagged messages, and with one-sided and atomic
-    /// operations if it has them, or with [datagrams](crate::manual::udp) if that is what it has, open its fabric and domain, open the queues and the vector, bind, enable. [`Endpoint::domain`], [`Endpoint::completions`],
-    /// [`Endpoint::events`] and [`Endpoint::address_vector`] lead to the parts.
+    /// Short for: discover the provider of the scheme with untagged and tagged messages, and with
+    /// one-sided and atomic operations if it has them, or with [datagrams](crate::manual::udp) if
+    /// that is what it has, open its fabric and domain, open the queues and the vector, bind,
+    /// enable. [`Endpoint::domain`], [`Endpoint::completions`], [`Endpoint::events`] and
+    /// [`Endpoint::address_vector`] lead to the parts.
     ///
-    /// With the name of a host, as in `tcp://localhost:0`, this is its first address that can be bound here; see
-    /// [`resolve`](crate::resolve()).
+    /// With the name of a host, as in `tcp://localhost:0`, this is its first address that can be
+    /// bound here; see [`resolve`](crate::resolve()).
     ///
-    /// A peer that writes to memory here [with data](crate::WriteRequest::data) fills an entry of the completion queue: read
-    /// it, or take it out and drop it. Nothing else goes there that was not posted to it.
+    /// A peer that writes to memory here [with data](crate::WriteRequest::data) fills an entry of
+    /// the completion queue: read it, or take it out and drop it. Nothing else goes there that was
+    /// not posted to it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -58,12 +61,14 @@ impl Endpoint {
     /// ```
     ///
     /// # Errors
-    /// [`Error::BadAddress`](crate::Error::BadAddress), [`Error::AddressInUse`](crate::Error::AddressInUse),
+    /// [`Error::BadAddress`](crate::Error::BadAddress),
+    /// [`Error::AddressInUse`](crate::Error::AddressInUse),
     /// [`Error::Runtime`](crate::Error::Runtime) outside of a Tokio runtime with I/O,
     /// [`Error::NoSuchHost`](crate::Error::NoSuchHost), [`Error::Os`](crate::Error::Os).
     ///
-    /// Tokio panics when a runtime has no I/O, and that panic is caught here to become the error. In a program that is
-    /// built with `panic = "abort"` it cannot be caught: there, manual progress on such a runtime ends the process.
+    /// Tokio panics when a runtime has no I/O, and that panic is caught here to become the error.
+    /// In a program that is built with `panic = "abort"` it cannot be caught: there, manual
+    /// progress on such a runtime ends the process.
     ///
     /// # Cancel safety
     /// Nothing is held across an await.
@@ -73,7 +78,11 @@ impl Endpoint {
 
     /// Options to bind with.
     pub fn options() -> BindOptions {
-        BindOptions { progress: Progress::Manual, options: DomainOptions::default(), protocol: None }
+        BindOptions {
+            progress: Progress::Manual,
+            options: DomainOptions::default(),
+            protocol: None,
+        }
     }
 }
 
@@ -97,13 +106,15 @@ impl BindOptions {
         self
     }
 
-    /// How sockets are waited for: as [`DomainBuilder::socket_io`](crate::DomainBuilder::socket_io).
+    /// How sockets are waited for: as
+    /// [`DomainBuilder::socket_io`](crate::DomainBuilder::socket_io).
     pub fn socket_io(mut self, io: SocketIo) -> Self {
         self.options.socket_io = io;
         self
     }
 
-    /// What is set on sockets: as [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options).
+    /// What is set on sockets: as
+    /// [`DomainBuilder::socket_options`](crate::DomainBuilder::socket_options).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -119,9 +130,10 @@ impl BindOptions {
         self
     }
 
-    /// What is spoken to peers, where the provider of the scheme speaks several protocols; the first that it offers unless
-    /// said otherwise. Over tcp that is [`Protocol::Tcp`]. With [`Protocol::Rxm`] peers are asked in
-    /// [that dialect](crate::manual::tcp#the-other-dialect) first; who asks is answered in its own.
+    /// What is spoken to peers, where the provider of the scheme speaks several protocols; the
+    /// first that it offers unless said otherwise. Over tcp that is [`Protocol::Tcp`]. With
+    /// [`Protocol::Rxm`] peers are asked in [that dialect](crate::manual::tcp#the-other-dialect)
+    /// first; who asks is answered in its own.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -147,11 +159,16 @@ impl BindOptions {
     pub async fn bind(self, at: impl ToAddress) -> Result<Endpoint> {
         let found = resolve::found(&at, Scheme::Tcp, |_| true).await?;
         let (last, others) = found.split_last().expect("there is one at least");
-        others.iter().find_map(|at| self.bind_at(at).ok()).map_or_else(|| self.bind_at(last), Ok)
+        others
+            .iter()
+            .find_map(|at| self.bind_at(at).ok())
+            .map_or_else(|| self.bind_at(last), Ok)
     }
 
     fn bind_at(&self, at: &Address) -> Result<Endpoint> {
-        let mut hints = Hints::new().provider(at.scheme().provider()).progress(self.progress);
+        let mut hints = Hints::new()
+            .provider(at.scheme().provider())
+            .progress(self.progress);
         if let Some(protocol) = self.protocol {
             hints = hints.protocol(protocol);
         }
@@ -173,28 +190,44 @@ impl BindOptions {
             .name(at)?
             .bind_cq(&completions, CqBind::TRANSMIT | CqBind::RECV)?
             .bind_av(&domain.welcoming_address_vector()?)?
-            .own(Own { completions: Some(completions), events: Some(events) })
+            .own(Own {
+                completions: Some(completions),
+                events: Some(events),
+            })
             .enable_now()
     }
 
     /// A domain for connected endpoints, whose addresses are of this kind.
     pub(crate) fn connected_domain(&self, scheme: Scheme) -> Result<Domain> {
-        let hints = Hints::new().provider(scheme.provider()).progress(self.progress);
+        let hints = Hints::new()
+            .provider(scheme.provider())
+            .progress(self.progress);
         self.domain(&search(&hints.ep_type(EpType::Msg))?.swap_remove(0))
     }
 
     fn domain(&self, info: &Info) -> Result<Domain> {
-        Fabric::open(info)?.domain_builder(info).options(self.options.clone()).open()
+        Fabric::open(info)?
+            .domain_builder(info)
+            .options(self.options.clone())
+            .open()
     }
 }
 
 fn queues(domain: &Domain) -> Result<(CompletionQueue, EventQueue)> {
-    Ok((domain.completion_queue(COMPLETIONS)?, domain.fabric().event_queue(EVENTS)?))
+    Ok((
+        domain.completion_queue(COMPLETIONS)?,
+        domain.fabric().event_queue(EVENTS)?,
+    ))
 }
 
 /// An endpoint of this domain with queues of its own, to be connected.
 pub(crate) fn equipped(domain: &Domain, info: &Info) -> Result<EndpointBuilder> {
     let (completions, events) = queues(domain)?;
-    let ep = domain.endpoint(info)?.bind_cq(&completions, CqBind::TRANSMIT | CqBind::RECV)?;
-    Ok(ep.bind_eq(&events)?.own(Own { completions: Some(completions), events: Some(events) }))
+    let ep = domain
+        .endpoint(info)?
+        .bind_cq(&completions, CqBind::TRANSMIT | CqBind::RECV)?;
+    Ok(ep.bind_eq(&events)?.own(Own {
+        completions: Some(completions),
+        events: Some(events),
+    }))
 }

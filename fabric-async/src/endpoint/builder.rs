@@ -89,10 +89,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 
     /// Lets sends, receives or both report to this queue (`fi_ep_bind`).
     ///
-    /// With [`SELECTIVE_COMPLETION`](CqBind::SELECTIVE_COMPLETION) an operation that is posted to the queue and ends well is
-    /// reported only if its request [asks](crate::SendRequest::completion) for that, or if all of them do by default
-    /// ([`OpFlags::COMPLETION`] in the hints). One that fails always is. The buffer of an operation that is not reported is
-    /// dropped at its end; counters count it.
+    /// With [`SELECTIVE_COMPLETION`](CqBind::SELECTIVE_COMPLETION) an operation that is posted to
+    /// the queue and ends well is reported only if its request
+    /// [asks](crate::SendRequest::completion) for that, or if all of them do by default
+    /// ([`OpFlags::COMPLETION`] in the hints). One that fails always is. The buffer of an operation
+    /// that is not reported is dropped at its end; counters count it.
     ///
     /// # Errors
     /// [`Error::BadFlags`] without a direction. [`Error::Invalid`] when that direction has a queue.
@@ -100,7 +101,10 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
         if !directions.intersects(CqBind::TRANSMIT | CqBind::RECV) {
-            return Err(Error::BadFlags { what: "bind_cq", flags: "neither TRANSMIT nor RECV".into() });
+            return Err(Error::BadFlags {
+                what: "bind_cq",
+                flags: "neither TRANSMIT nor RECV".into(),
+            });
         }
         self.hold(&cq.inner.node)?;
         if directions.contains(CqBind::TRANSMIT) {
@@ -118,8 +122,8 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Sends to the numbers of this address vector. Needed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for an endpoint that is connected with one peer;
-    /// [`Error::Foreign`]; [`Error::Closed`].
+    /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for an endpoint that is
+    /// connected with one peer; [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
         check_vector(&self.info)?;
@@ -128,45 +132,64 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Ok(self)
     }
 
-    /// Receives with this context, as others do, instead of a context of its own: receives are posted there. The info is one
-    /// with `ep.rx_ctx_cnt` [`SHARED_CONTEXT`](crate::SHARED_CONTEXT), which hints ask for, of the type of endpoints that the
-    /// context is for, and the address vector that of the context; those that are connected have none to be bound to.
+    /// Receives with this context, as others do, instead of a context of its own: receives are
+    /// posted there. The info is one with `ep.rx_ctx_cnt`
+    /// [`SHARED_CONTEXT`](crate::SHARED_CONTEXT), which hints ask for, of the type of endpoints
+    /// that the context is for, and the address vector that of the context; those that are
+    /// connected have none to be bound to.
     ///
-    /// A queue that is [bound](Self::bind_cq) for receives as well hears of what peers
-    /// [write with data](crate::WriteRequest::data), and of no messages. Counters count the messages that come to the endpoint.
+    /// A queue that is [bound](Self::bind_cq) for receives as well hears of what peers [write with
+    /// data](crate::WriteRequest::data), and of no messages. Counters count the messages that come
+    /// to the endpoint.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound, or the info is of endpoints with contexts of their own, or of another type than the
-    /// context's; [`Error::Foreign`] when it is of another domain; [`Error::Closed`].
+    /// [`Error::Invalid`] when one is bound, or the info is of endpoints with contexts of their
+    /// own, or of another type than the context's; [`Error::Foreign`] when it is of another domain;
+    /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_shared(mut self, shared: &SharedReceive<M>) -> Result<Self> {
         check_shares(&self.info)?;
         let (ours, its) = (self.info.ep.ep_type, shared.info().ep.ep_type);
         if ours != its {
-            let why = format!("it is for endpoints of type {its:?}, and this one is of type {ours:?}");
-            return Err(Error::Invalid { what: "shared receive context", why });
+            let why =
+                format!("it is for endpoints of type {its:?}, and this one is of type {ours:?}");
+            return Err(Error::Invalid {
+                what: "shared receive context",
+                why,
+            });
         }
         self.hold(&shared.ep.inner.node)?;
-        set("shared receive context", &mut self.shared, shared.ep.inner.clone())?;
+        set(
+            "shared receive context",
+            &mut self.shared,
+            shared.ep.inner.clone(),
+        )?;
         Ok(self)
     }
 
     /// Counts operations of these kinds.
     ///
     /// Counting what peers do to memory here (`REMOTE_READ`, `REMOTE_WRITE`) needs an info with
-    /// [`Caps::RMA_EVENT`](fabric_core::flags::Caps::RMA_EVENT), and costs the peers a record for each operation.
+    /// [`Caps::RMA_EVENT`](fabric_core::flags::Caps::RMA_EVENT), and costs the peers a record for
+    /// each operation.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for no kind at all; [`Error::NotSupported`] for the remote kinds without `RMA_EVENT`;
-    /// [`Error::Invalid`] when a kind has a counter; [`Error::Foreign`]; [`Error::Closed`].
+    /// [`Error::BadFlags`] for no kind at all; [`Error::NotSupported`] for the remote kinds without
+    /// `RMA_EVENT`; [`Error::Invalid`] when a kind has a counter; [`Error::Foreign`];
+    /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
         if what.is_empty() {
-            return Err(Error::BadFlags { what: "bind_counter", flags: "no kind of operation".into() });
+            return Err(Error::BadFlags {
+                what: "bind_counter",
+                flags: "no kind of operation".into(),
+            });
         }
         let remote = CounterBind::REMOTE_READ | CounterBind::REMOTE_WRITE;
         if what.intersects(remote) && !self.info.caps.contains(Caps::RMA_EVENT) {
-            return Err(Error::NotSupported("counting what peers do (the endpoint has no FI_RMA_EVENT)"));
+            return Err(Error::NotSupported(
+                "counting what peers do (the endpoint has no FI_RMA_EVENT)",
+            ));
         }
         self.hold(&counter.inner.node)?;
         let counters = &mut self.counters;
@@ -175,8 +198,16 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             (CounterBind::RECV, "receive counter", &mut counters.recv),
             (CounterBind::READ, "read counter", &mut counters.read),
             (CounterBind::WRITE, "write counter", &mut counters.write),
-            (CounterBind::REMOTE_READ, "remote read counter", &mut counters.remote_read),
-            (CounterBind::REMOTE_WRITE, "remote write counter", &mut counters.remote_write),
+            (
+                CounterBind::REMOTE_READ,
+                "remote read counter",
+                &mut counters.remote_read,
+            ),
+            (
+                CounterBind::REMOTE_WRITE,
+                "remote write counter",
+                &mut counters.remote_write,
+            ),
         ] {
             if what.contains(kind) {
                 set(name, slot, counter.inner.id)?;
@@ -188,10 +219,12 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Reports events to this queue instead of the domain's.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric; [`Error::Closed`].
+    /// [`Error::Invalid`] when one is bound; [`Error::Foreign`] when it is of another fabric;
+    /// [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(mut self, eq: &EventQueue) -> Result<Self> {
-        self.holds.push(eq.inner.hold(&self.domain.inner.fabric, Class::Endpoint)?);
+        self.holds
+            .push(eq.inner.hold(&self.domain.inner.fabric, Class::Endpoint)?);
         set("event queue", &mut self.eq, eq.inner.clone())?;
         eq.inner.attach(&self.domain.inner);
         Ok(self)
@@ -200,10 +233,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     /// Enables the endpoint (`fi_enable`): from now on peers reach it.
     ///
     /// # Errors
-    /// [`Error::Unbound`] without an address vector, or without a shared receive context where the info asks for one;
-    /// [`Error::AddressInUse`], [`Error::WrongScheme`]; [`Error::Invalid`] when a size of the info is out of bounds, or the
-    /// address vector is not that of the shared receive context, or the type is `FI_EP_MSG`, which begins with
-    /// [`connect`](Self::connect) or [`accept`](Self::accept); [`Error::Closed`]; [`Error::Os`].
+    /// [`Error::Unbound`] without an address vector, or without a shared receive context where the
+    /// info asks for one; [`Error::AddressInUse`], [`Error::WrongScheme`]; [`Error::Invalid`] when
+    /// a size of the info is out of bounds, or the address vector is not that of the shared receive
+    /// context, or the type is `FI_EP_MSG`, which begins with [`connect`](Self::connect) or
+    /// [`accept`](Self::accept); [`Error::Closed`]; [`Error::Os`].
     ///
     /// # Cancel safety
     /// Nothing is held across an await.
@@ -220,15 +254,32 @@ impl<M: ThreadModel> EndpointBuilder<M> {
     pub(crate) fn enable_now(self) -> Result<Endpoint<M>> {
         if self.info.ep.ep_type == EpType::Msg {
             let why = "one of type FI_EP_MSG begins with `connect` or `accept`".into();
-            return Err(Error::Invalid { what: "endpoint to be enabled", why });
+            return Err(Error::Invalid {
+                what: "endpoint to be enabled",
+                why,
+            });
         }
-        let av = self.av.clone().ok_or(Error::Unbound(Class::AddressVector))?;
-        if self.shared.as_ref().is_some_and(|shared| shared.av.id != av.id) {
+        let av = self
+            .av
+            .clone()
+            .ok_or(Error::Unbound(Class::AddressVector))?;
+        if self
+            .shared
+            .as_ref()
+            .is_some_and(|shared| shared.av.id != av.id)
+        {
             let why = "not that of the shared receive context".into();
-            return Err(Error::Invalid { what: "address vector", why });
+            return Err(Error::Invalid {
+                what: "address vector",
+                why,
+            });
         }
         let (node, bound) = self.bindings(av.id)?;
-        let opened = self.domain.inner.core.open_endpoint(&self.info, self.at.as_ref(), bound);
+        let opened = self
+            .domain
+            .inner
+            .core
+            .open_endpoint(&self.info, self.at.as_ref(), bound);
         self.opened(node, opened?, av, None)
     }
 
@@ -274,7 +325,11 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             domain: self.domain.inner,
             name: Some(name),
             connection,
-            caps: if self.shared.is_some() { self.info.caps - Caps::RECV } else { self.info.caps },
+            caps: if self.shared.is_some() {
+                self.info.caps - Caps::RECV
+            } else {
+                self.info.caps
+            },
             quiet_tx: self.quiet.contains(CqBind::TRANSMIT)
                 && !self.info.tx.op_flags.contains(OpFlags::COMPLETION),
             quiet_rx: self.quiet.contains(CqBind::RECV)
@@ -298,8 +353,15 @@ impl<M: ThreadModel> EndpointBuilder<M> {
 }
 
 /// Holds an object of this domain on behalf of one of class `by`.
-pub(super) fn hold<M: ThreadModel>(domain: &Domain<M>, node: &Arc<Node>, by: Class) -> Result<Hold> {
-    if !node.parent().is_some_and(|parent| Arc::ptr_eq(parent, &domain.inner.node)) {
+pub(super) fn hold<M: ThreadModel>(
+    domain: &Domain<M>,
+    node: &Arc<Node>,
+    by: Class,
+) -> Result<Hold> {
+    if !node
+        .parent()
+        .is_some_and(|parent| Arc::ptr_eq(parent, &domain.inner.node))
+    {
         return Err(Error::Foreign(node.class(), Class::Domain));
     }
     Hold::new(node, by)
@@ -310,20 +372,28 @@ pub(super) fn check_size(what: &'static str, size: usize) -> Result<()> {
     if (1..=MAX_SIZE).contains(&size) {
         return Ok(());
     }
-    Err(Error::Invalid { what, why: format!("{size} is not within 1 to {MAX_SIZE}") })
+    Err(Error::Invalid {
+        what,
+        why: format!("{size} is not within 1 to {MAX_SIZE}"),
+    })
 }
 
 /// Whether endpoints of this kind have address vectors to be bound to.
 pub(super) fn check_vector(info: &Info) -> Result<()> {
     if info.ep.ep_type == EpType::Msg {
-        return Err(Error::NotSupported("address vectors of connected endpoints, which have one peer each"));
+        return Err(Error::NotSupported(
+            "address vectors of connected endpoints, which have one peer each",
+        ));
     }
     Ok(())
 }
 
 pub(crate) fn set<T>(what: &'static str, slot: &mut Option<T>, value: T) -> Result<()> {
     if slot.is_some() {
-        return Err(Error::Invalid { what, why: "one is bound already".into() });
+        return Err(Error::Invalid {
+            what,
+            why: "one is bound already".into(),
+        });
     }
     *slot = Some(value);
     Ok(())

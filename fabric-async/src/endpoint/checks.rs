@@ -14,10 +14,14 @@ impl EndpointInner {
     pub(crate) fn check_send(&self, spec: &SendSpec) -> Result<()> {
         self.node.check_open()?;
         if spec.fence && !self.caps.contains(Caps::FENCE) {
-            return Err(Error::NotSupported("fenced operations (the endpoint has no FI_FENCE)"));
+            return Err(Error::NotSupported(
+                "fenced operations (the endpoint has no FI_FENCE)",
+            ));
         }
         if spec.data.is_some() && self.info.domain.cq_data_size == 0 {
-            return Err(Error::NotSupported("data for the receiver (cq_data_size is 0)"));
+            return Err(Error::NotSupported(
+                "data for the receiver (cq_data_size is 0)",
+            ));
         }
         match spec.kind {
             OpKind::Send => self.check_caps(spec.tag.is_some(), Caps::SEND),
@@ -25,7 +29,8 @@ impl EndpointInner {
         }
     }
 
-    /// Whether the operation may have so many buffers: one, mostly, as is known when this is compiled.
+    /// Whether the operation may have so many buffers: one, mostly, as is known when this is
+    /// compiled.
     #[inline]
     pub(crate) fn check_gather(&self, buf: &impl IoBuf) -> Result<()> {
         check_count(buf.count(), self.info.tx.iov_limit)
@@ -53,7 +58,9 @@ impl EndpointInner {
             }));
         }
         if !caps.contains(direction) {
-            return Err(Error::NotSupported("this direction (FI_READ or FI_WRITE was left out)"));
+            return Err(Error::NotSupported(
+                "this direction (FI_READ or FI_WRITE was left out)",
+            ));
         }
         Ok(())
     }
@@ -62,16 +69,24 @@ impl EndpointInner {
     pub(crate) fn check_recv(&self, spec: &RecvSpec) -> Result<()> {
         self.node.check_open()?;
         if spec.from.is_some() && !self.caps.contains(Caps::DIRECTED_RECV) {
-            return Err(Error::NotSupported("directed receives (the endpoint has no FI_DIRECTED_RECV)"));
+            return Err(Error::NotSupported(
+                "directed receives (the endpoint has no FI_DIRECTED_RECV)",
+            ));
         }
         self.check_caps(spec.tag.is_some(), Caps::RECV)
     }
 
     pub(crate) fn check_multi_recv(&self, spec: &RecvSpec) -> Result<()> {
         self.check_recv(spec)?;
-        let needed = if spec.tag.is_some() { Caps::TAGGED_MULTI_RECV } else { Caps::MULTI_RECV };
+        let needed = if spec.tag.is_some() {
+            Caps::TAGGED_MULTI_RECV
+        } else {
+            Caps::MULTI_RECV
+        };
         if !self.caps.contains(needed) {
-            return Err(Error::NotSupported("receives of several messages (FI_MULTI_RECV was left out)"));
+            return Err(Error::NotSupported(
+                "receives of several messages (FI_MULTI_RECV was left out)",
+            ));
         }
         Ok(())
     }
@@ -79,10 +94,14 @@ impl EndpointInner {
     fn check_caps(&self, tagged: bool, direction: Caps) -> Result<()> {
         let caps = self.caps;
         if tagged && !caps.contains(Caps::TAGGED) {
-            return Err(Error::NotSupported("tagged messages (the endpoint has no FI_TAGGED)"));
+            return Err(Error::NotSupported(
+                "tagged messages (the endpoint has no FI_TAGGED)",
+            ));
         }
         if !tagged && !caps.contains(Caps::MSG) {
-            return Err(Error::NotSupported("untagged messages (the endpoint has no FI_MSG)"));
+            return Err(Error::NotSupported(
+                "untagged messages (the endpoint has no FI_MSG)",
+            ));
         }
         if !caps.contains(direction) {
             return Err(self.wrong_direction(direction));
@@ -103,7 +122,11 @@ impl EndpointInner {
 #[inline]
 fn check_count(count: usize, limit: usize) -> Result<()> {
     if count > 1 && count > limit {
-        return Err(Error::TooLong { what: "vector of buffers", len: count, limit });
+        return Err(Error::TooLong {
+            what: "vector of buffers",
+            len: count,
+            limit,
+        });
     }
     Ok(())
 }

@@ -31,7 +31,8 @@ pub(super) struct Connection {
 /// An endpoint that is to be connected (`fi_connect`): begins when it is awaited.
 ///
 /// # Cancel safety
-/// Dropping the future gives the attempt up, and closes the endpoint: the peer may see a connection that ends at once.
+/// Dropping the future gives the attempt up, and closes the endpoint: the peer may see a connection
+/// that ends at once.
 #[doc(alias = "fi_connect")]
 #[must_use = "nothing happens before it is awaited"]
 pub struct Connect<M: ThreadModel = Shared> {
@@ -44,24 +45,32 @@ pub struct Connect<M: ThreadModel = Shared> {
 
 impl<M: ThreadModel> Connect<M> {
     pub(super) fn new(builder: Result<EndpointBuilder<M>>, to: Result<Place>) -> Self {
-        Self { builder, to, data: Vec::new(), takes_tags: false, patience: PATIENCE }
+        Self {
+            builder,
+            to,
+            data: Vec::new(),
+            takes_tags: false,
+            patience: PATIENCE,
+        }
     }
 
-    /// What the peer is told with the request: up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    /// What the peer is told with the request: up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA)
+    /// bytes.
     pub fn private_data(mut self, data: impl Into<Vec<u8>>) -> Self {
         self.data = data.into();
         self
     }
 
-    /// The peer takes tagged messages, although it does not say so: a libfabric program whose endpoint has a shared receive
-    /// context. See [the manual](crate::manual::connections#tags). Peers of this library say so
-    /// themselves, or that they do not, and then this means nothing.
+    /// The peer takes tagged messages, although it does not say so: a libfabric program whose
+    /// endpoint has a shared receive context. See [the manual](crate::manual::connections#tags).
+    /// Peers of this library say so themselves, or that they do not, and then this means nothing.
     pub fn peer_takes_tags(mut self) -> Self {
         self.takes_tags = true;
         self
     }
 
-    /// How long an answer is waited for; ten seconds unless said otherwise. Then it is [`Error::TimedOut`].
+    /// How long an answer is waited for; ten seconds unless said otherwise. Then it is
+    /// [`Error::TimedOut`].
     pub fn timeout(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -69,12 +78,14 @@ impl<M: ThreadModel> Connect<M> {
 }
 
 /// # Errors
-/// [`Error::NoSuchPeer`] when nobody listens there; [`Error::NoSuchHost`], with the name, when a host has no address of the family
-/// of the [source](EndpointBuilder::name), if there is one; [`Error::Rejected`] with the private data of a program that does not want
-/// to; [`Error::TimedOut`]; [`Error::Protocol`] when what answers is not one of these; [`Error::PeerGone`] when it hangs up
-/// instead of answering; [`Error::TooLong`] above the limit of private data; [`Error::BadAddress`], [`Error::WrongScheme`];
-/// [`Error::Invalid`] when the info is of another type of endpoint; [`Error::Unbound`] when it asks for a shared receive context,
-/// and none is bound; [`Error::Closed`], [`Error::Os`].
+/// [`Error::NoSuchPeer`] when nobody listens there; [`Error::NoSuchHost`], with the name, when a
+/// host has no address of the family of the [source](EndpointBuilder::name), if there is one;
+/// [`Error::Rejected`] with the private data of a program that does not want to;
+/// [`Error::TimedOut`]; [`Error::Protocol`] when what answers is not one of these;
+/// [`Error::PeerGone`] when it hangs up instead of answering; [`Error::TooLong`] above the limit of
+/// private data; [`Error::BadAddress`], [`Error::WrongScheme`]; [`Error::Invalid`] when the info is
+/// of another type of endpoint; [`Error::Unbound`] when it asks for a shared receive context, and
+/// none is bound; [`Error::Closed`], [`Error::Os`].
 impl<M: ThreadModel> IntoFuture for Connect<M> {
     type Output = Result<Endpoint<M>>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
@@ -83,15 +94,22 @@ impl<M: ThreadModel> IntoFuture for Connect<M> {
         Box::pin(async move {
             let (builder, to) = (self.builder?, self.to?);
             let own = builder.at.as_ref().and_then(Address::socket);
-            let found = to.found(|at| own.is_none_or(|own| own.is_ipv4() == at.is_ipv4())).await?;
+            let found = to
+                .found(|at| own.is_none_or(|own| own.is_ipv4() == at.is_ipv4()))
+                .await?;
             let mut nobody = None;
             for to in found {
-                match builder.reach(&to, (&self.data, self.takes_tags), self.patience).await {
+                match builder
+                    .reach(&to, (&self.data, self.takes_tags), self.patience)
+                    .await
+                {
                     Ok((attempt, joined)) => {
                         let data = joined.data.clone();
                         return attempt.joined(builder, joined, to, data);
                     }
-                    Err(error @ (Error::NoSuchPeer(_) | Error::TimedOut(_))) => nobody = Some(error),
+                    Err(error @ (Error::NoSuchPeer(_) | Error::TimedOut(_))) => {
+                        nobody = Some(error)
+                    }
                     Err(error) => return Err(error),
                 }
             }
@@ -132,16 +150,26 @@ impl Attempt {
         data: Vec<u8>,
     ) -> Result<Endpoint<M>> {
         self.open.is_kept = true;
-        let connection = Connection { peer: self.peer, name, data };
-        builder.opened(self.node, (self.open.id, joined.name), self.av, Some(connection))
+        let connection = Connection {
+            peer: self.peer,
+            name,
+            data,
+        };
+        builder.opened(
+            self.node,
+            (self.open.id, joined.name),
+            self.av,
+            Some(connection),
+        )
     }
 }
 
 impl<M: ThreadModel> EndpointBuilder<M> {
-    /// Connects with whoever listens at this address (`fi_connect`), from an info of type [`EpType::Msg`]. The endpoint is there
-    /// when the peer has accepted; its event queue says so too, as [`Connected`](crate::EventKind::Connected) or
-    /// [`ConnectFailed`](crate::EventKind::ConnectFailed). The addresses of a [host](Endpoint::connect) are attempts of their own, and
-    /// so are their events.
+    /// Connects with whoever listens at this address (`fi_connect`), from an info of type
+    /// [`EpType::Msg`]. The endpoint is there when the peer has accepted; its event queue says so
+    /// too, as [`Connected`](crate::EventKind::Connected) or
+    /// [`ConnectFailed`](crate::EventKind::ConnectFailed). The addresses of a
+    /// [host](Endpoint::connect) are attempts of their own, and so are their events.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -177,18 +205,24 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         Connect::new(Ok(self), to)
     }
 
-    /// Accepts a request (`fi_accept`), from an info of type [`EpType::Msg`], which may be [that of the
-    /// request](ConnectionRequest::info). The peer is told this, up to [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
+    /// Accepts a request (`fi_accept`), from an info of type [`EpType::Msg`], which may be [that of
+    /// the request](ConnectionRequest::info). The peer is told this, up to
+    /// [`MAX_PRIVATE_DATA`](crate::MAX_PRIVATE_DATA) bytes.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] when it has not waited; [`Error::TooLong`]; [`Error::Invalid`] when the request, or the info, is of
-    /// another kind; [`Error::Unbound`] when the info asks for a shared receive context, and none is bound; [`Error::Closed`],
-    /// [`Error::Os`]. The request has been refused then.
+    /// [`Error::PeerGone`] when it has not waited; [`Error::TooLong`]; [`Error::Invalid`] when the
+    /// request, or the info, is of another kind; [`Error::Unbound`] when the info asks for a shared
+    /// receive context, and none is bound; [`Error::Closed`], [`Error::Os`]. The request has been
+    /// refused then.
     ///
     /// # Cancel safety
     /// Nothing is held across an await.
     #[doc(alias = "fi_accept")]
-    pub async fn accept(self, request: ConnectionRequest, data: impl AsRef<[u8]>) -> Result<Endpoint<M>> {
+    pub async fn accept(
+        self,
+        request: ConnectionRequest,
+        data: impl AsRef<[u8]>,
+    ) -> Result<Endpoint<M>> {
         let (request, takes_tags) = request.into_inner();
         let told = (data.as_ref(), takes_tags);
         let attempt = self.meet(&request.peer, told, Way::Accept(request.handle))?;
@@ -205,32 +239,66 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         patience: Duration,
     ) -> Result<(Attempt, Joined)> {
         to.check_peer()?;
-        let attempt = self.meet(to, told, Way::Connect { from: self.at.as_ref(), patience })?;
-        let joined = poll_fn(|cx| attempt.open.domain.core.poll_joined(attempt.open.id, cx)).await?;
+        let attempt = self.meet(
+            to,
+            told,
+            Way::Connect {
+                from: self.at.as_ref(),
+                patience,
+            },
+        )?;
+        let joined =
+            poll_fn(|cx| attempt.open.domain.core.poll_joined(attempt.open.id, cx)).await?;
         Ok((attempt, joined))
     }
 
     /// Meets a peer that is told this, and of which it is known whether it takes tags.
-    fn meet(&self, peer: &Address, (data, takes_tags): (&[u8], bool), way: Way<'_>) -> Result<Attempt> {
+    fn meet(
+        &self,
+        peer: &Address,
+        (data, takes_tags): (&[u8], bool),
+        way: Way<'_>,
+    ) -> Result<Attempt> {
         if self.info.ep.ep_type != EpType::Msg {
-            let why =
-                format!("the info is of type {:?}, and connections are of type Msg", self.info.ep.ep_type);
-            return Err(Error::Invalid { what: "endpoint to be connected", why });
+            let why = format!(
+                "the info is of type {:?}, and connections are of type Msg",
+                self.info.ep.ep_type
+            );
+            return Err(Error::Invalid {
+                what: "endpoint to be connected",
+                why,
+            });
         }
         let domain = self.domain.inner.clone();
         let (av, number) = AvInner::of(&domain, peer);
         let (node, bound) = self.bindings(av.id)?;
-        let meeting = Meeting { number, peer, data, takes_tags, way };
+        let meeting = Meeting {
+            number,
+            peer,
+            data,
+            takes_tags,
+            way,
+        };
         let id = domain.core.open_connected(&self.info, meeting, bound)?;
-        Ok(Attempt { node, av, peer: number, open: Open { domain, id, is_kept: false } })
+        Ok(Attempt {
+            node,
+            av,
+            peer: number,
+            open: Open {
+                domain,
+                id,
+                is_kept: false,
+            },
+        })
     }
 }
 
 impl Endpoint {
-    /// Connects with whoever listens at this address, with a fabric, a domain, a completion queue and an event queue of its
-    /// own, as [`bind`](Self::bind) has them. With the name of a host, as in `tcp://localhost:7000`, its addresses are tried one
-    /// after the other until somebody is there, who may refuse; see [`resolve`](crate::resolve()). The other side is a [`PassiveEndpoint`](crate::PassiveEndpoint), or a program
-    /// with libfabric that has one.
+    /// Connects with whoever listens at this address, with a fabric, a domain, a completion queue
+    /// and an event queue of its own, as [`bind`](Self::bind) has them. With the name of a host, as
+    /// in `tcp://localhost:7000`, its addresses are tried one after the other until somebody is
+    /// there, who may refuse; see [`resolve`](crate::resolve()). The other side is a
+    /// [`PassiveEndpoint`](crate::PassiveEndpoint), or a program with libfabric that has one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -252,8 +320,8 @@ impl Endpoint {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Connect`] and of [`Endpoint::bind`], when it is awaited; [`Error::NoMatch`] of providers without connected
-    /// endpoints.
+    /// Those of [`Connect`] and of [`Endpoint::bind`], when it is awaited; [`Error::NoMatch`] of
+    /// providers without connected endpoints.
     #[doc(alias = "fi_connect")]
     pub fn connect(to: impl ToAddress) -> Connect {
         Self::options().connect(to)
@@ -276,8 +344,9 @@ impl BindOptions {
 }
 
 impl<M: ThreadModel> Endpoint<M> {
-    /// The number of the one peer of a connected endpoint: what sends take, and what is the source of all messages. Its
-    /// [address vector](Self::address_vector) has nobody else in it, and stays as it is.
+    /// The number of the one peer of a connected endpoint: what sends take, and what is the source
+    /// of all messages. Its [address vector](Self::address_vector) has nobody else in it, and stays
+    /// as it is.
     ///
     /// # Errors
     /// [`Error::NotSupported`] of endpoints that talk with many.
@@ -285,8 +354,8 @@ impl<M: ThreadModel> Endpoint<M> {
         Ok(self.connection()?.peer)
     }
 
-    /// The address of the one peer of a connected endpoint (`fi_getpeer`), also when it has gone. Of one that has called here
-    /// it is the address of its socket, where nobody listens.
+    /// The address of the one peer of a connected endpoint (`fi_getpeer`), also when it has gone.
+    /// Of one that has called here it is the address of its socket, where nobody listens.
     ///
     /// # Errors
     /// [`Error::NotSupported`] of endpoints that talk with many.
@@ -295,19 +364,25 @@ impl<M: ThreadModel> Endpoint<M> {
         Ok(&self.connection()?.name)
     }
 
-    /// What the peer of a connected endpoint has asked, or answered, with; nothing of endpoints that talk with many.
+    /// What the peer of a connected endpoint has asked, or answered, with; nothing of endpoints
+    /// that talk with many.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
-        self.inner.connection.as_ref().map_or(&[], |connection| &connection.data)
+        self.inner
+            .connection
+            .as_ref()
+            .map_or(&[], |connection| &connection.data)
     }
 
-    /// Ends the connection of a connected endpoint (`fi_shutdown`), which stays open. Sends that have ended still arrive,
-    /// handed over in the background for up to five seconds; those that have not, and receives, end with
-    /// [`Error::Canceled`]. Messages that had come are still received. Both sides hear of it as
-    /// [`Shutdown`](crate::EventKind::Shutdown). What is posted afterwards is [`Error::Closed`]. Again, or when the peer has gone, it does nothing.
+    /// Ends the connection of a connected endpoint (`fi_shutdown`), which stays open. Sends that
+    /// have ended still arrive, handed over in the background for up to five seconds; those that
+    /// have not, and receives, end with [`Error::Canceled`]. Messages that had come are still
+    /// received. Both sides hear of it as [`Shutdown`](crate::EventKind::Shutdown). What is posted
+    /// afterwards is [`Error::Closed`]. Again, or when the peer has gone, it does nothing.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] of endpoints that talk with many; [`Error::Closed`] when the endpoint is.
+    /// [`Error::NotSupported`] of endpoints that talk with many; [`Error::Closed`] when the
+    /// endpoint is.
     #[doc(alias = "fi_shutdown")]
     pub fn shutdown(&self) -> Result<()> {
         self.inner.node.check_open()?;
@@ -316,8 +391,11 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     fn connection(&self) -> Result<&Connection> {
-        let none =
-            || Error::NotSupported("the one peer, and its connection, of an endpoint that talks with many");
+        let none = || {
+            Error::NotSupported(
+                "the one peer, and its connection, of an endpoint that talks with many",
+            )
+        };
         self.inner.connection.as_ref().ok_or_else(none)
     }
 }

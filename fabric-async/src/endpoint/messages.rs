@@ -8,27 +8,32 @@ use fabric_core::{FiAddr, Result};
 
 use super::{Endpoint, EndpointInner};
 use crate::model::ThreadModel;
-use crate::op::{LendRequest, MultiRecvRequest, Operation, Probe, RecvRequest, Reserve, SendRequest};
+use crate::op::{
+    LendRequest, MultiRecvRequest, Operation, Probe, RecvRequest, Reserve, SendRequest,
+};
 
 /// # Messages
 impl<M: ThreadModel> Endpoint<M> {
     /// A message to this peer, to be awaited, started or posted.
     ///
-    /// It has been sent when the peer's endpoint has it, in its ring or copied from here; the buffer comes back then.
-    /// Only an answer proves that somebody has received it, unless the send is told to wait for
-    /// [that](SendRequest::delivery_complete). A message below 64 KiB needs nobody's help to be sent, as long as the
-    /// ring has room; a [longer one](crate::manual::memory#one-copy) waits until the peer receives, or buffers it
-    /// within its budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
+    /// It has been sent when the peer's endpoint has it, in its ring or copied from here; the
+    /// buffer comes back then. Only an answer proves that somebody has received it, unless the send
+    /// is told to wait for [that](SendRequest::delivery_complete). A message below 64 KiB needs
+    /// nobody's help to be sent, as long as the ring has room; a [longer
+    /// one](crate::manual::memory#one-copy) waits until the peer receives, or buffers it within its
+    /// budget. A message above [`Info::ep`](crate::Info::ep)`.max_msg_size` is
     /// [`Error::TooLong`](crate::Error::TooLong).
     ///
-    /// The first message to a peer also waits for the connection, and so for the peer to make progress and welcome it.
-    /// After [`lookup`](Self::lookup) that is done.
+    /// The first message to a peer also waits for the connection, and so for the peer to make
+    /// progress and welcome it. After [`lookup`](Self::lookup) that is done.
     ///
     /// # Cancel safety
-    /// Dropping the future before there was credit sends nothing; afterwards the message is delivered nevertheless.
+    /// Dropping the future before there was credit sends nothing; afterwards the message is
+    /// delivered nevertheless.
     ///
-    /// The request is posted when it is *awaited*, which is before the first poll: in `select!`, also in a branch that
-    /// is switched off by `if`. To decide first, [reserve](Self::reserve) and send with the permit.
+    /// The request is posted when it is *awaited*, which is before the first poll: in `select!`,
+    /// also in a branch that is switched off by `if`. To decide first, [reserve](Self::reserve) and
+    /// send with the permit.
     #[doc(alias = "fi_send")]
     #[doc(alias = "fi_sendmsg")]
     #[doc(alias = "fi_tsendmsg")]
@@ -37,12 +42,12 @@ impl<M: ThreadModel> Endpoint<M> {
         SendRequest::new(self, peer, buf)
     }
 
-    /// Sends now or not at all: [`Error::Again`](crate::Error::Again) with the buffer when there is no credit
-    /// (`FI_EAGAIN`). The same as `send(peer, buf).start()`.
+    /// Sends now or not at all: [`Error::Again`](crate::Error::Again) with the buffer when there is
+    /// no credit (`FI_EAGAIN`). The same as `send(peer, buf).start()`.
     ///
-    /// `Ok` means that the message was accepted. It may still wait on this side: for the connection, or for room in the
-    /// peer's ring. What waits there when this process ends, or the endpoint is closed, is lost. To be sure, await the
-    /// operation.
+    /// `Ok` means that the message was accepted. It may still wait on this side: for the
+    /// connection, or for room in the peer's ring. What waits there when this process ends, or the
+    /// endpoint is closed, is lost. To be sure, await the operation.
     ///
     /// # Errors
     /// As [`SendRequest::start`].
@@ -53,14 +58,16 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Sends a copy of borrowed bytes (`fi_inject`): nothing comes back, and a later failure is an
     /// [event](crate::EventKind::OperationFailed). The verb with the least overhead.
     ///
-    /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or without room there, on
-    /// this side, to go on from here. What waits on this side when this process ends, or the endpoint is closed, is
-    /// lost. To be sure, use [`send`](Self::send) and await it, or await a later send to the same peer: it ends after
-    /// those that were accepted before.
+    /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or
+    /// without room there, on this side, to go on from here. What waits on this side when this
+    /// process ends, or the endpoint is closed, is lost. To be sure, use [`send`](Self::send) and
+    /// await it, or await a later send to the same peer: it ends after those that were accepted
+    /// before.
     ///
     /// # Errors
     /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`;
-    /// [`Error::Again`](crate::Error::Again) without credit; [`Error::StaleAddress`](crate::Error::StaleAddress),
+    /// [`Error::Again`](crate::Error::Again) without credit;
+    /// [`Error::StaleAddress`](crate::Error::StaleAddress),
     /// [`Error::Closed`](crate::Error::Closed).
     #[doc(alias = "fi_inject")]
     pub fn inject(&self, peer: FiAddr, bytes: &[u8]) -> Result<()> {
@@ -70,14 +77,22 @@ impl<M: ThreadModel> Endpoint<M> {
     /// Sends a copy of borrowed bytes as a tagged message (`fi_tinject`).
     ///
     /// # Errors
-    /// As [`Endpoint::inject`]; [`Error::NotSupported`](crate::Error::NotSupported) without the capability, and when a connected
-    /// peer is not [known to take it](crate::manual::connections#tags).
+    /// As [`Endpoint::inject`]; [`Error::NotSupported`](crate::Error::NotSupported) without the
+    /// capability, and when a connected peer is not [known to take
+    /// it](crate::manual::connections#tags).
     #[doc(alias = "fi_tinject")]
     pub fn inject_tagged(&self, peer: FiAddr, tag: u64, bytes: &[u8]) -> Result<()> {
-        self.inject_spec(SendSpec { tag: Some(tag), ..SendSpec::new(OpKind::Send, peer) }, bytes)
+        self.inject_spec(
+            SendSpec {
+                tag: Some(tag),
+                ..SendSpec::new(OpKind::Send, peer)
+            },
+            bytes,
+        )
     }
 
-    /// As [`Endpoint::inject`], with data for the receiver's completion (`fi_injectdata`, `FI_REMOTE_CQ_DATA`).
+    /// As [`Endpoint::inject`], with data for the receiver's completion (`fi_injectdata`,
+    /// `FI_REMOTE_CQ_DATA`).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -94,7 +109,13 @@ impl<M: ThreadModel> Endpoint<M> {
     /// As [`Endpoint::inject`].
     #[doc(alias = "fi_injectdata")]
     pub fn inject_data(&self, peer: FiAddr, bytes: &[u8], data: u64) -> Result<()> {
-        self.inject_spec(SendSpec { data: Some(data), ..SendSpec::new(OpKind::Send, peer) }, bytes)
+        self.inject_spec(
+            SendSpec {
+                data: Some(data),
+                ..SendSpec::new(OpKind::Send, peer)
+            },
+            bytes,
+        )
     }
 
     /// As [`Endpoint::inject_tagged`], with data for the receiver's completion (`fi_tinjectdata`).
@@ -102,8 +123,18 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Errors
     /// As [`Endpoint::inject`].
     #[doc(alias = "fi_tinjectdata")]
-    pub fn inject_tagged_data(&self, peer: FiAddr, tag: u64, bytes: &[u8], data: u64) -> Result<()> {
-        let spec = SendSpec { tag: Some(tag), data: Some(data), ..SendSpec::new(OpKind::Send, peer) };
+    pub fn inject_tagged_data(
+        &self,
+        peer: FiAddr,
+        tag: u64,
+        bytes: &[u8],
+        data: u64,
+    ) -> Result<()> {
+        let spec = SendSpec {
+            tag: Some(tag),
+            data: Some(data),
+            ..SendSpec::new(OpKind::Send, peer)
+        };
         self.inject_spec(spec, bytes)
     }
 
@@ -118,9 +149,9 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inner.domain.core.inject(self.inner.id, spec, bytes)
     }
 
-    /// Receives a message of any length into memory of the domain's pool. A message above the endpoint's own
-    /// [`Info::ep`](crate::Info::ep)`.max_msg_size` is [`Error::Truncated`](crate::Error::Truncated): what is beyond
-    /// that is lost.
+    /// Receives a message of any length into memory of the domain's pool. A message above the
+    /// endpoint's own [`Info::ep`](crate::Info::ep)`.max_msg_size` is
+    /// [`Error::Truncated`](crate::Error::Truncated): what is beyond that is lost.
     ///
     /// # Cancel safety
     /// Safe: a message whose receive is dropped goes to the next one.
@@ -129,11 +160,13 @@ impl<M: ThreadModel> Endpoint<M> {
         RecvRequest::new(self, PooledBuf::empty(self.inner.domain.core.pool()))
     }
 
-    /// Receives into this buffer. The room of a `Vec` or `BytesMut` is its capacity. A message that is longer is
-    /// [`Error::Truncated`](crate::Error::Truncated): the buffer has its first bytes, and the rest is lost.
+    /// Receives into this buffer. The room of a `Vec` or `BytesMut` is its capacity. A message that
+    /// is longer is [`Error::Truncated`](crate::Error::Truncated): the buffer has its first bytes,
+    /// and the rest is lost.
     ///
     /// # Cancel safety
-    /// Safe, as [`Endpoint::recv`]; the buffer is dropped. [`Operation::cancel`] gets it back instead.
+    /// Safe, as [`Endpoint::recv`]; the buffer is dropped. [`Operation::cancel`] gets it back
+    /// instead.
     #[doc(alias = "fi_recv")]
     #[doc(alias = "fi_recvmsg")]
     #[doc(alias = "fi_trecvmsg")]
@@ -141,12 +174,14 @@ impl<M: ThreadModel> Endpoint<M> {
         RecvRequest::new(self, buf)
     }
 
-    /// Receives several messages, one behind the other, into the spare capacity of this buffer (`FI_MULTI_RECV`): a stream
-    /// of messages that share its memory, or completions. Bytes that it holds already are dropped: `split` them off.
+    /// Receives several messages, one behind the other, into the spare capacity of this buffer
+    /// (`FI_MULTI_RECV`): a stream of messages that share its memory, or completions. Bytes that it
+    /// holds already are dropped: `split` them off.
     ///
-    /// It takes messages until fewer bytes are left than [`min_free`](MultiRecvRequest::min_free) says, or one comes that
-    /// does not fit, which goes to the next receive. A message that is longer than the whole buffer is
-    /// [`Error::Truncated`](crate::Error::Truncated) there. It counts as one posted receive.
+    /// It takes messages until fewer bytes are left than [`min_free`](MultiRecvRequest::min_free)
+    /// says, or one comes that does not fit, which goes to the next receive. A message that is
+    /// longer than the whole buffer is [`Error::Truncated`](crate::Error::Truncated) there. It
+    /// counts as one posted receive.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -176,8 +211,9 @@ impl<M: ThreadModel> Endpoint<M> {
         MultiRecvRequest::new(self, buf)
     }
 
-    /// Asks for a message before it is received: how long it is, its tag, who sent it (`FI_PEEK`). It stays where it is, or
-    /// is [claimed](Probe::claim), and then nobody else gets it (`FI_CLAIM`).
+    /// Asks for a message before it is received: how long it is, its tag, who sent it (`FI_PEEK`).
+    /// It stays where it is, or is [claimed](Probe::claim), and then nobody else gets it
+    /// (`FI_CLAIM`).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -200,7 +236,8 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Memory of this many bytes, zeroed or as an earlier loan left it, to be written in place and
-    /// [lent](Self::lend) to a peer, which reads it where it lies: what that takes does not depend on the length.
+    /// [lent](Self::lend) to a peer, which reads it where it lies: what that takes does not depend
+    /// on the length.
     ///
     /// # Errors
     /// [`Error::Again`](crate::Error::Again) when peers have too much that they have not returned;
@@ -211,15 +248,16 @@ impl<M: ThreadModel> Endpoint<M> {
         self.inner.domain.core.loan(len)
     }
 
-    /// A message that is lent to this peer instead of being copied, to be awaited, started or posted as a
-    /// [send](Self::send) is.
+    /// A message that is lent to this peer instead of being copied, to be awaited, started or
+    /// posted as a [send](Self::send) is.
     ///
-    /// The peer receives it as any other message: into a buffer of its own, which costs one copy, or with
-    /// [`recv_lent`](Self::recv_lent), which costs none. The memory comes back to this endpoint's domain when the peer has
-    /// dropped it. If the peer dies with it, or leaves, it is given up.
+    /// The peer receives it as any other message: into a buffer of its own, which costs one copy,
+    /// or with [`recv_lent`](Self::recv_lent), which costs none. The memory comes back to this
+    /// endpoint's domain when the peer has dropped it. If the peer dies with it, or leaves, it is
+    /// given up.
     ///
-    /// With a peer that has 256 loans it has not returned, a further one is copied, as it is by providers without shared
-    /// memory, and from a domain that the loan is not of.
+    /// With a peer that has 256 loans it has not returned, a further one is copied, as it is by
+    /// providers without shared memory, and from a domain that the loan is not of.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -241,13 +279,14 @@ impl<M: ThreadModel> Endpoint<M> {
         LendRequest::new(self, peer, loan)
     }
 
-    /// Receives a message where it lies: in the sender's memory if it was [lent](Self::lend), else in memory of the
-    /// domain's pool. The memory goes back to the sender when the [`Lent`] is dropped.
+    /// Receives a message where it lies: in the sender's memory if it was [lent](Self::lend), else
+    /// in memory of the domain's pool. The memory goes back to the sender when the [`Lent`] is
+    /// dropped.
     ///
     /// # Safety
-    /// Peers whose messages this receives must not write memory that they have lent. Endpoints of this crate do not; but a
-    /// process of the same user can do what it likes with its own memory. [`recv_into`](Self::recv_into) takes the same
-    /// messages, with one copy and without this duty.
+    /// Peers whose messages this receives must not write memory that they have lent. Endpoints of
+    /// this crate do not; but a process of the same user can do what it likes with its own memory.
+    /// [`recv_into`](Self::recv_into) takes the same messages, with one copy and without this duty.
     ///
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`].
@@ -257,11 +296,13 @@ impl<M: ThreadModel> Endpoint<M> {
         RecvRequest::new(self, unsafe { Lent::empty(self.inner.domain.core.pool()) })
     }
 
-    /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit) holds.
+    /// Waits for a transmit credit to this peer, which the returned [`Permit`](crate::Permit)
+    /// holds.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`](crate::Error::StaleAddress); [`Error::Closed`](crate::Error::Closed);
-    /// [`Error::Canceled`](crate::Error::Canceled) when the endpoint is closed meanwhile.
+    /// [`Error::StaleAddress`](crate::Error::StaleAddress);
+    /// [`Error::Closed`](crate::Error::Closed); [`Error::Canceled`](crate::Error::Canceled) when
+    /// the endpoint is closed meanwhile.
     ///
     /// # Cancel safety
     /// Dropping the future gives up the place in the queue.

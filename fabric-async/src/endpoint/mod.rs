@@ -51,8 +51,8 @@ use crate::resolve;
 
 /// An endpoint (`fid_ep`): sends and receives messages.
 ///
-/// Made by [`Endpoint::bind`], with everything around it, or by [`Domain::endpoint`], step by step. Cheap to clone; it
-/// closes with its last clone, or with [`Endpoint::close`] for all of them.
+/// Made by [`Endpoint::bind`], with everything around it, or by [`Domain::endpoint`], step by step.
+/// Cheap to clone; it closes with its last clone, or with [`Endpoint::close`] for all of them.
 #[doc(alias = "fid_ep")]
 pub struct Endpoint<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<EndpointInner>,
@@ -70,7 +70,8 @@ pub(crate) struct EndpointInner {
     pub(crate) info: Info,
     /// What it may be asked to do.
     caps: Caps,
-    /// Success of what is posted to the transmit queue is reported only when asked for; likewise, of receives.
+    /// Success of what is posted to the transmit queue is reported only when asked for; likewise,
+    /// of receives.
     pub(crate) quiet_tx: bool,
     pub(crate) quiet_rx: bool,
     /// When messages have ended, unless they say otherwise.
@@ -95,35 +96,45 @@ pub(crate) struct Own {
 
 impl<M: ThreadModel> Endpoint<M> {
     pub(crate) fn from_inner(inner: EndpointInner) -> Self {
-        Self { inner: Arc::new(inner), model: PhantomData }
+        Self {
+            inner: Arc::new(inner),
+            model: PhantomData,
+        }
     }
 
-    /// Gives a peer a number, and makes the connection: the first message finds it ready. When that fails, a number
-    /// that was new is taken back.
+    /// Gives a peer a number, and makes the connection: the first message finds it ready. When that
+    /// fails, a number that was new is taken back.
     ///
-    /// The number is your own until you [remove](AddressVector::remove) it. It stands for the name, and survives the
-    /// death and the restart of the peer. A peer that has a number keeps it; that of a guest, which a welcoming address
-    /// vector would take back, becomes permanent. See [`manual::serving`](crate::manual::serving).
+    /// The number is your own until you [remove](AddressVector::remove) it. It stands for the name,
+    /// and survives the death and the restart of the peer. A peer that has a number keeps it; that
+    /// of a guest, which a welcoming address vector would take back, becomes permanent. See
+    /// [`manual::serving`](crate::manual::serving).
     ///
-    /// Waits until the peer makes progress and answers: over `shm` for as long as that takes, over `tcp` for ten seconds.
-    /// `tokio::time::timeout` limits it.
+    /// Waits until the peer makes progress and answers: over `shm` for as long as that takes, over
+    /// `tcp` for ten seconds. `tokio::time::timeout` limits it.
     ///
-    /// With the name of a host, as in `tcp://localhost:7000`, its addresses of this endpoint's family are tried one
-    /// after the other; see [`resolve`](crate::resolve()). The number stands for the one that answered.
+    /// With the name of a host, as in `tcp://localhost:7000`, its addresses of this endpoint's
+    /// family are tried one after the other; see [`resolve`](crate::resolve()). The number stands
+    /// for the one that answered.
     ///
     /// # Errors
-    /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer) when nobody is there, [`Error::TimedOut`](crate::Error::TimedOut) when
-    /// nobody answers, [`Error::Unreachable`](crate::Error::Unreachable) when no way leads there;
+    /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer) when nobody is there,
+    /// [`Error::TimedOut`](crate::Error::TimedOut) when nobody answers,
+    /// [`Error::Unreachable`](crate::Error::Unreachable) when no way leads there;
     /// [`Error::OtherUser`](crate::Error::OtherUser), [`Error::Refused`](crate::Error::Refused);
     /// [`Error::NoSuchHost`](crate::Error::NoSuchHost); and those of [`AddressVector::insert`].
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the number in the address vector; the connection is made nevertheless.
+    /// Dropping the future leaves the number in the address vector; the connection is made
+    /// nevertheless.
     #[doc(alias = "fi_av_insert")]
     pub async fn lookup(&self, peer: impl ToAddress) -> Result<FiAddr> {
         // Of a host with several addresses, the one where somebody is.
         let is_ipv4 = self.name().socket().is_none_or(|at| at.is_ipv4());
-        let found = resolve::found(&peer, self.inner.domain.scheme(), |at| at.is_ipv4() == is_ipv4).await?;
+        let found = resolve::found(&peer, self.inner.domain.scheme(), |at| {
+            at.is_ipv4() == is_ipv4
+        })
+        .await?;
         let (last, others) = found.split_last().expect("there is one at least");
         for address in others {
             if let Ok(peer) = self.meet(address).await {
@@ -139,11 +150,14 @@ impl<M: ThreadModel> Endpoint<M> {
         let peer = av.insert(address)?;
         let spec = SendSpec::new(OpKind::Connect, peer);
         let core = &self.inner.domain.core;
-        let connected = match core.send(self.inner.id, spec, Vec::new(), Route::Future, Credit::Wait) {
-            Ok(Posted::Pending(key)) => Operation::posted(self.inner.clone(), key).await.map(drop),
-            Ok(_) => Ok(()),
-            Err(failed) => Err(failed),
-        };
+        let connected =
+            match core.send(self.inner.id, spec, Vec::new(), Route::Future, Credit::Wait) {
+                Ok(Posted::Pending(key)) => {
+                    Operation::posted(self.inner.clone(), key).await.map(drop)
+                }
+                Ok(_) => Ok(()),
+                Err(failed) => Err(failed),
+            };
         if let Err(failed) = connected {
             if !known {
                 // Gone already if the peer knocked and left meanwhile.
@@ -158,7 +172,10 @@ impl<M: ThreadModel> Endpoint<M> {
     #[doc(alias = "fi_getname")]
     #[must_use]
     pub fn name(&self) -> &Address {
-        self.inner.name.as_ref().expect("only what is inside of a shared receive context has none")
+        self.inner
+            .name
+            .as_ref()
+            .expect("only what is inside of a shared receive context has none")
     }
 
     /// What the endpoint has done since it was enabled; nothing when it is closed.
@@ -201,24 +218,31 @@ impl<M: ThreadModel> Endpoint<M> {
         match self.inner.node.close() {
             Ok(()) => {
                 self.inner.domain.core.close_endpoint(self.inner.id);
-                self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                self.inner
+                    .holds
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clear();
                 Ok(())
             }
-            Err(error) => Err(CloseError { error, handle: self }),
+            Err(error) => Err(CloseError {
+                error,
+                handle: self,
+            }),
         }
     }
 }
 
 impl Endpoint {
-    /// The completion queue of an endpoint from [`Endpoint::bind`]; `None` after the first call, and for endpoints
-    /// that were bound to queues by hand.
+    /// The completion queue of an endpoint from [`Endpoint::bind`]; `None` after the first call,
+    /// and for endpoints that were bound to queues by hand.
     #[must_use]
     pub fn completions(&self) -> Option<CompletionQueue> {
         self.inner.own.lock().ok()?.completions.take()
     }
 
-    /// The event queue of an endpoint from [`Endpoint::bind`]; `None` after the first call, and for endpoints that
-    /// were bound to queues by hand.
+    /// The event queue of an endpoint from [`Endpoint::bind`]; `None` after the first call, and for
+    /// endpoints that were bound to queues by hand.
     #[must_use]
     pub fn events(&self) -> Option<EventQueue> {
         self.inner.own.lock().ok()?.events.take()
@@ -227,7 +251,10 @@ impl Endpoint {
 
 impl<M: ThreadModel> Clone for Endpoint<M> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), model: PhantomData }
+        Self {
+            inner: self.inner.clone(),
+            model: PhantomData,
+        }
     }
 }
 
@@ -242,7 +269,10 @@ impl<M: ThreadModel> fmt::Debug for Endpoint<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
             .field("id", &self.inner.node.id())
-            .field("parent", &self.inner.node.parent().map(|parent| parent.id()))
+            .field(
+                "parent",
+                &self.inner.node.parent().map(|parent| parent.id()),
+            )
             .field("name", &format_args!("{}", self.name()))
             .field("caps", &self.inner.info.caps)
             .finish()

@@ -16,34 +16,38 @@ use crate::window::RemoteWindow;
 /// # One-sided operations
 ///
 /// They reach memory of the peer's domain by key and offset, which the peer has told of
-/// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over shared memory it does not help: only the first use of a key
-/// waits for it to answer. Over `tcp` it does what it is [asked](crate::manual::tcp#memory-of-other-machines). Rights and range are checked with every access. What is out of reach fails this operation alone, with
-/// [`Error::Key`] or [`Error::TooLong`], and disturbs nothing.
+/// ([`MemoryRegion::remote`](crate::MemoryRegion::remote)). Over shared memory it does not help:
+/// only the first use of a key waits for it to answer. Over `tcp` it does what it is
+/// [asked](crate::manual::tcp#memory-of-other-machines). Rights and range are checked with every
+/// access. What is out of reach fails this operation alone, with [`Error::Key`] or
+/// [`Error::TooLong`], and disturbs nothing.
 ///
-/// They take effect in the order in which they were posted. Who receives a message sees what was written before it was
-/// sent; a one-sided operation does not wait until a message before it was received. See
-/// [`manual::onesided`](crate::manual::onesided).
+/// They take effect in the order in which they were posted. Who receives a message sees what was
+/// written before it was sent; a one-sided operation does not wait until a message before it was
+/// received. See [`manual::onesided`](crate::manual::onesided).
 impl<M: ThreadModel> Endpoint<M> {
     /// Writes these bytes to a place in a peer's memory (`fi_write`).
     ///
-    /// When it has ended, the bytes are there. The peer does not hear of it, unless the request carries
-    /// [data](WriteRequest::data) or the peer counts it (`FI_RMA_EVENT`). Eight bytes at a multiple of eight are written
-    /// as one word; of anything else a reader can see parts.
+    /// When it has ended, the bytes are there. The peer does not hear of it, unless the request
+    /// carries [data](WriteRequest::data) or the peer counts it (`FI_RMA_EVENT`). Eight bytes at a
+    /// multiple of eight are written as one word; of anything else a reader can see parts.
     ///
     /// # Cancel safety
-    /// Dropping the future before there was credit writes nothing; afterwards the bytes are written nevertheless.
+    /// Dropping the future before there was credit writes nothing; afterwards the bytes are written
+    /// nevertheless.
     #[doc(alias = "fi_write")]
     pub fn write<B: IoBuf>(&self, peer: FiAddr, to: RemoteAddr, buf: B) -> WriteRequest<'_, B, M> {
         WriteRequest::new(self, peer, to, buf)
     }
 
-    /// Writes these bytes to several places in a peer's memory, one behind the other, as one operation (`fi_writemsg` with
-    /// several `fi_rma_iov`): the first place gets the first bytes, and so on. The places may lie in several regions, and
-    /// have as many bytes together as the buffer. At most [`Info::tx`](crate::Info::tx)`.rma_iov_limit` of them.
+    /// Writes these bytes to several places in a peer's memory, one behind the other, as one
+    /// operation (`fi_writemsg` with several `fi_rma_iov`): the first place gets the first bytes,
+    /// and so on. The places may lie in several regions, and have as many bytes together as the
+    /// buffer. At most [`Info::tx`](crate::Info::tx)`.rma_iov_limit` of them.
     ///
-    /// All places are checked before the first byte moves: an operation that names one out of reach changes nothing. There
-    /// is one completion. If the peer counts what is done to its memory, it counts each place; [data](WriteRequest::data)
-    /// comes once, behind all bytes.
+    /// All places are checked before the first byte moves: an operation that names one out of reach
+    /// changes nothing. There is one completion. If the peer counts what is done to its memory, it
+    /// counts each place; [data](WriteRequest::data) comes once, behind all bytes.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -59,20 +63,25 @@ impl<M: ThreadModel> Endpoint<M> {
     /// ```
     ///
     /// # Errors
-    /// Of the request: [`Error::Invalid`] without a place, or when places and buffer differ in length;
-    /// [`Error::TooLong`] for too many places.
+    /// Of the request: [`Error::Invalid`] without a place, or when places and buffer differ in
+    /// length; [`Error::TooLong`] for too many places.
     ///
     /// # Cancel safety
     /// As [`write`](Self::write).
     #[doc(alias = "fi_writemsg")]
     #[doc(alias = "fi_rma_iov")]
-    pub fn write_to<B: IoBuf>(&self, peer: FiAddr, to: &[RemoteSlice], buf: B) -> WriteRequest<'_, B, M> {
+    pub fn write_to<B: IoBuf>(
+        &self,
+        peer: FiAddr,
+        to: &[RemoteSlice],
+        buf: B,
+    ) -> WriteRequest<'_, B, M> {
         WriteRequest::to(self, peer, to, buf)
     }
 
-    /// Reads several places in a peer's memory as one operation (`fi_readmsg` with several `fi_rma_iov`) into memory of the
-    /// domain's pool, one behind the other. As with [`write_to`](Self::write_to), all are checked before the first byte
-    /// moves.
+    /// Reads several places in a peer's memory as one operation (`fi_readmsg` with several
+    /// `fi_rma_iov`) into memory of the domain's pool, one behind the other. As with
+    /// [`write_to`](Self::write_to), all are checked before the first byte moves.
     ///
     /// # Errors
     /// Of the request: as of `write_to`.
@@ -84,8 +93,8 @@ impl<M: ThreadModel> Endpoint<M> {
         self.read_from_into(peer, from, PooledBuf::empty(self.inner.domain.core.pool()))
     }
 
-    /// Likewise, into this buffer, which must have the room: [`Error::TooLong`] else. A [`Scatter`](crate::Scatter) takes
-    /// it in pieces, which need not be those of the peer's.
+    /// Likewise, into this buffer, which must have the room: [`Error::TooLong`] else. A
+    /// [`Scatter`](crate::Scatter) takes it in pieces, which need not be those of the peer's.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.
@@ -99,15 +108,20 @@ impl<M: ThreadModel> Endpoint<M> {
         ReadRequest::from(self, peer, from, buf)
     }
 
-    /// Writes a copy of borrowed bytes (`fi_inject_write`): nothing comes back, and a later failure is an
-    /// [event](crate::EventKind::OperationFailed).
+    /// Writes a copy of borrowed bytes (`fi_inject_write`): nothing comes back, and a later failure
+    /// is an [event](crate::EventKind::OperationFailed).
     ///
     /// # Errors
     /// [`Error::TooLong`] above [`Info::tx`](crate::Info::tx)`.inject_size`, and as
     /// [`WriteRequest::start`].
     #[doc(alias = "fi_inject_write")]
     pub fn inject_write(&self, peer: FiAddr, to: RemoteAddr, bytes: &[u8]) -> Result<()> {
-        let remote = Remote { key: to.key, offset: to.offset, len: bytes.len(), atomic: None };
+        let remote = Remote {
+            key: to.key,
+            offset: to.offset,
+            len: bytes.len(),
+            atomic: None,
+        };
         self.inject_spec(SendSpec::one_sided(OpKind::Write, peer, remote), bytes)
     }
 
@@ -116,9 +130,23 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Errors
     /// As [`inject_write`](Self::inject_write).
     #[doc(alias = "fi_inject_writedata")]
-    pub fn inject_write_data(&self, peer: FiAddr, to: RemoteAddr, bytes: &[u8], data: u64) -> Result<()> {
-        let remote = Remote { key: to.key, offset: to.offset, len: bytes.len(), atomic: None };
-        let spec = SendSpec { data: Some(data), ..SendSpec::one_sided(OpKind::Write, peer, remote) };
+    pub fn inject_write_data(
+        &self,
+        peer: FiAddr,
+        to: RemoteAddr,
+        bytes: &[u8],
+        data: u64,
+    ) -> Result<()> {
+        let remote = Remote {
+            key: to.key,
+            offset: to.offset,
+            len: bytes.len(),
+            atomic: None,
+        };
+        let spec = SendSpec {
+            data: Some(data),
+            ..SendSpec::one_sided(OpKind::Write, peer, remote)
+        };
         self.inject_spec(spec, bytes)
     }
 
@@ -137,45 +165,70 @@ impl<M: ThreadModel> Endpoint<M> {
     /// # Cancel safety
     /// Dropping the future changes nothing; the buffer is dropped.
     #[doc(alias = "fi_read")]
-    pub fn read_into<B: IoBufMut>(&self, peer: FiAddr, from: RemoteSlice, buf: B) -> ReadRequest<'_, B, M> {
+    pub fn read_into<B: IoBufMut>(
+        &self,
+        peer: FiAddr,
+        from: RemoteSlice,
+        buf: B,
+    ) -> ReadRequest<'_, B, M> {
         ReadRequest::new(self, peer, from, buf)
     }
 
-    /// Maps a region of a peer's, to be reached by calls instead of operations from then on (`ucp_rkey_ptr`): for many
-    /// small accesses, each of which then costs what it costs on this processor.
+    /// Maps a region of a peer's, to be reached by calls instead of operations from then on
+    /// (`ucp_rkey_ptr`): for many small accesses, each of which then costs what it costs on this
+    /// processor.
     ///
-    /// Asks the peer for the region if nothing of it was accessed before, and waits for the answer, as the first
-    /// operation on it does.
+    /// Asks the peer for the region if nothing of it was accessed before, and waits for the answer,
+    /// as the first operation on it does.
     ///
     /// # Errors
-    /// [`Error::Key`] when the region is unknown or closed; [`Error::NotSupported`] when its owner wants to hear of
-    /// every access (it counts them), or takes part in them; and as [`read`](Self::read).
+    /// [`Error::Key`] when the region is unknown or closed; [`Error::NotSupported`] when its owner
+    /// wants to hear of every access (it counts them), or takes part in them; and as
+    /// [`read`](Self::read).
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
     #[doc(alias = "ucp_rkey_ptr")]
     pub async fn window(&self, peer: FiAddr, region: RemoteRegion) -> Result<RemoteWindow> {
         let key = region.key;
-        let kind = if region.access.contains(Access::REMOTE_READ) { OpKind::Read } else { OpKind::Write };
-        let remote = Remote { key, offset: 0, len: 0, atomic: None };
-        self.inner.check_send(&SendSpec::one_sided(kind, peer, remote))?;
-        // An access to nothing brings the answer. A region that is closed meanwhile is asked for once more.
+        let kind = if region.access.contains(Access::REMOTE_READ) {
+            OpKind::Read
+        } else {
+            OpKind::Write
+        };
+        let remote = Remote {
+            key,
+            offset: 0,
+            len: 0,
+            atomic: None,
+        };
+        self.inner
+            .check_send(&SendSpec::one_sided(kind, peer, remote))?;
+        // An access to nothing brings the answer. A region that is closed meanwhile is asked for
+        // once more.
         for _ in 0..2 {
             if let Some(reached) = self.inner.domain.core.reach(self.inner.id, peer, key)? {
                 return Ok(RemoteWindow::new(key, reached));
             }
             match kind {
-                OpKind::Read => self.read_into(peer, region.slice(..0), Vec::new()).await.map(drop)?,
+                OpKind::Read => self
+                    .read_into(peer, region.slice(..0), Vec::new())
+                    .await
+                    .map(drop)?,
                 _ => self.write(peer, region.at(0), Vec::new()).await.map(drop)?,
             }
         }
         let reached = self.inner.domain.core.reach(self.inner.id, peer, key)?;
         reached
             .map(|reached| RemoteWindow::new(key, reached))
-            .ok_or(Error::Key { key, why: "was closed meanwhile" })
+            .ok_or(Error::Key {
+                key,
+                why: "was closed meanwhile",
+            })
     }
 
-    /// Changes a value in a peer's memory atomically (`fi_atomic`); a row of values each for itself.
+    /// Changes a value in a peer's memory atomically (`fi_atomic`); a row of values each for
+    /// itself.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -215,9 +268,9 @@ impl<M: ThreadModel> Endpoint<M> {
         AtomicRequest::new(self, peer, at, op, operands, None)
     }
 
-    /// As [`fetch_atomic`](Self::fetch_atomic), for operations with a comparand (`fi_compare_atomic`): first what is put
-    /// there, then what it is compared with; [`compare_swap`](Self::compare_swap) has them in the order of the standard
-    /// library.
+    /// As [`fetch_atomic`](Self::fetch_atomic), for operations with a comparand
+    /// (`fi_compare_atomic`): first what is put there, then what it is compared with;
+    /// [`compare_swap`](Self::compare_swap) has them in the order of the standard library.
     #[doc(alias = "fi_compare_atomic")]
     pub fn compare_atomic<R: Row>(
         &self,
@@ -231,7 +284,11 @@ impl<M: ThreadModel> Endpoint<M> {
     }
 
     /// Reads a value in a peer's memory atomically (`FI_ATOMIC_READ`).
-    pub fn atomic_load<T: AtomicType>(&self, peer: FiAddr, at: RemoteAddr) -> AtomicRequest<'_, T, Fetch, M> {
+    pub fn atomic_load<T: AtomicType>(
+        &self,
+        peer: FiAddr,
+        at: RemoteAddr,
+    ) -> AtomicRequest<'_, T, Fetch, M> {
         self.fetch_atomic(peer, at, AtomicOp::Read, T::from_bits(0))
     }
 

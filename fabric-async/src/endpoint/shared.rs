@@ -23,24 +23,25 @@ use crate::domain::Domain;
 use crate::model::{Shared, ThreadModel};
 use crate::op::{BatchStopped, MultiRecvRequest, Probe, RecvRequest};
 
-/// A receive context that several endpoints share (`fi_srx_context`): receives are posted here, and a message that comes to
-/// any of the endpoints takes one, in posting order. One pool of receives, and one budget for unexpected messages, serve
-/// them all.
+/// A receive context that several endpoints share (`fi_srx_context`): receives are posted here, and
+/// a message that comes to any of the endpoints takes one, in posting order. One pool of receives,
+/// and one budget for unexpected messages, serve them all.
 ///
 /// Made by [`Domain::shared_receive`], given to endpoints with
-/// [`EndpointBuilder::bind_shared`](crate::EndpointBuilder::bind_shared) before they are enabled. Cheap to clone; it closes with
-/// its last clone and the last endpoint that shares it.
+/// [`EndpointBuilder::bind_shared`](crate::EndpointBuilder::bind_shared) before they are enabled.
+/// Cheap to clone; it closes with its last clone and the last endpoint that shares it.
 ///
-/// The receives are those of an [`Endpoint`], which describes them. What is posted to a queue reports to the one that the
-/// context is bound to, not to that of the endpoint a message came to: its entry is reserved when it is posted, and nobody
-/// knows by then who it will be. [`received_by`](Self::received_by) tells afterwards. The endpoints refuse receives, and
-/// probes.
+/// The receives are those of an [`Endpoint`], which describes them. What is posted to a queue
+/// reports to the one that the context is bound to, not to that of the endpoint a message came to:
+/// its entry is reserved when it is posted, and nobody knows by then who it will be.
+/// [`received_by`](Self::received_by) tells afterwards. The endpoints refuse receives, and probes.
 ///
-/// The endpoints send to, and report as sources, the numbers of one address vector, which the context is bound to as well.
-/// An answer may go out by any of them. Endpoints that are [connected](crate::manual::connections#many-connections-one-pool-of-receives)
-/// have no vectors to be bound to: the source of a message is the one [peer](Endpoint::peer) of the endpoint it came to, which
-/// alone can answer. Where a connection ends, receives that are posted here wait on, but for one that a message from there
-/// had begun to fill, which fails.
+/// The endpoints send to, and report as sources, the numbers of one address vector, which the
+/// context is bound to as well. An answer may go out by any of them. Endpoints that are
+/// [connected](crate::manual::connections#many-connections-one-pool-of-receives) have no vectors to
+/// be bound to: the source of a message is the one [peer](Endpoint::peer) of the endpoint it came
+/// to, which alone can answer. Where a connection ends, receives that are posted here wait on, but
+/// for one that a message from there had begun to fill, which fails.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -85,7 +86,8 @@ impl<M: ThreadModel> SharedReceive<M> {
         self.ep.recv_into(buf)
     }
 
-    /// Receives several messages into this buffer, as [`Endpoint::recv_multi`]; they may come to different endpoints.
+    /// Receives several messages into this buffer, as [`Endpoint::recv_multi`]; they may come to
+    /// different endpoints.
     #[doc(alias = "FI_MULTI_RECV")]
     pub fn recv_multi(&self, buf: BytesMut) -> MultiRecvRequest<'_, M> {
         self.ep.recv_multi(buf)
@@ -120,14 +122,19 @@ impl<M: ThreadModel> SharedReceive<M> {
         self.ep.post_all(requests)
     }
 
-    /// Which endpoint a message came to that was received here, by its [`id`](Endpoint::id); nothing when that endpoint is
-    /// closed, whatever of it is still here.
+    /// Which endpoint a message came to that was received here, by its [`id`](Endpoint::id);
+    /// nothing when that endpoint is closed, whatever of it is still here.
     #[must_use]
     pub fn received_by(&self, transfer: &Transfer) -> Option<u64> {
-        self.ep.inner.domain.core.received_by(self.ep.inner.id, transfer)
+        self.ep
+            .inner
+            .domain
+            .core
+            .received_by(self.ep.inner.id, transfer)
     }
 
-    /// What was received here since it was opened, and what waits: all else is 0. Nothing when it is closed.
+    /// What was received here since it was opened, and what waits: all else is 0. Nothing when it
+    /// is closed.
     ///
     /// Each endpoint counts as well what came to it.
     #[must_use]
@@ -147,7 +154,8 @@ impl<M: ThreadModel> SharedReceive<M> {
         self.ep.id()
     }
 
-    /// The address vector it is bound to; of a context for connected endpoints one that is empty, and stays so.
+    /// The address vector it is bound to; of a context for connected endpoints one that is empty,
+    /// and stays so.
     #[must_use]
     pub fn address_vector(&self) -> AddressVector<M> {
         self.ep.address_vector()
@@ -159,8 +167,8 @@ impl<M: ThreadModel> SharedReceive<M> {
         self.ep.domain()
     }
 
-    /// Closes the context, for all its clones (`fi_close`). Receives that are posted end with [`Error::Canceled`]; messages
-    /// that wait are discarded.
+    /// Closes the context, for all its clones (`fi_close`). Receives that are posted end with
+    /// [`Error::Canceled`]; messages that wait are discarded.
     ///
     /// # Errors
     /// [`Error::Busy`] while endpoints share it; [`Error::Closed`] when it was closed before.
@@ -168,13 +176,18 @@ impl<M: ThreadModel> SharedReceive<M> {
     pub fn close(self) -> Result<(), CloseError<Self>> {
         self.ep
             .close()
-            .map_err(|CloseError { error, handle }| CloseError { error, handle: Self { ep: handle } })
+            .map_err(|CloseError { error, handle }| CloseError {
+                error,
+                handle: Self { ep: handle },
+            })
     }
 }
 
 impl<M: ThreadModel> Clone for SharedReceive<M> {
     fn clone(&self) -> Self {
-        Self { ep: self.ep.clone() }
+        Self {
+            ep: self.ep.clone(),
+        }
     }
 }
 
@@ -204,7 +217,15 @@ pub struct SharedReceiveBuilder<M: ThreadModel = Shared> {
 
 impl<M: ThreadModel> SharedReceiveBuilder<M> {
     pub(crate) fn new(domain: Domain<M>, info: Info) -> Self {
-        Self { domain, info, av: None, cq: None, quiet: false, counter: None, holds: Vec::new() }
+        Self {
+            domain,
+            info,
+            av: None,
+            cq: None,
+            quiet: false,
+            counter: None,
+            holds: Vec::new(),
+        }
     }
 
     /// Lets receives report to this queue: `directions` is [`RECV`](CqBind::RECV), with
@@ -212,8 +233,8 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
     /// [of an endpoint](crate::EndpointBuilder::bind_cq).
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for another direction; [`Error::Invalid`] when a queue is bound; [`Error::Foreign`];
-    /// [`Error::Closed`].
+    /// [`Error::BadFlags`] for another direction; [`Error::Invalid`] when a queue is bound;
+    /// [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(mut self, cq: &CompletionQueue<M>, directions: CqBind) -> Result<Self> {
         if directions & !CqBind::SELECTIVE_COMPLETION != CqBind::RECV {
@@ -228,12 +249,12 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
         Ok(self)
     }
 
-    /// Receives from the numbers of this address vector, which is that of the endpoints. Needed, unless those are to be connected,
-    /// each with a peer of its own.
+    /// Receives from the numbers of this address vector, which is that of the endpoints. Needed,
+    /// unless those are to be connected, each with a peer of its own.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for endpoints that are connected with one peer;
-    /// [`Error::Foreign`]; [`Error::Closed`].
+    /// [`Error::Invalid`] when one is bound; [`Error::NotSupported`] for endpoints that are
+    /// connected with one peer; [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(mut self, av: &AddressVector<M>) -> Result<Self> {
         check_vector(&self.info)?;
@@ -242,11 +263,12 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
         Ok(self)
     }
 
-    /// Counts receives: `what` is [`RECV`](CounterBind::RECV). Counters of the endpoints count as well what came to them.
+    /// Counts receives: `what` is [`RECV`](CounterBind::RECV). Counters of the endpoints count as
+    /// well what came to them.
     ///
     /// # Errors
-    /// [`Error::BadFlags`] for another kind; [`Error::Invalid`] when a counter is bound; [`Error::Foreign`];
-    /// [`Error::Closed`].
+    /// [`Error::BadFlags`] for another kind; [`Error::Invalid`] when a counter is bound;
+    /// [`Error::Foreign`]; [`Error::Closed`].
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_counter(mut self, counter: &Counter<M>, what: CounterBind) -> Result<Self> {
         if what != CounterBind::RECV {
@@ -260,12 +282,13 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
         Ok(self)
     }
 
-    /// Opens the context. [`Info::rx`]`.size` is how many receives can be posted to it, [`Info::ep`]`.max_msg_size` the
-    /// longest message that they take.
+    /// Opens the context. [`Info::rx`]`.size` is how many receives can be posted to it,
+    /// [`Info::ep`]`.max_msg_size` the longest message that they take.
     ///
     /// # Errors
-    /// [`Error::Unbound`] without an address vector where there is to be one; [`Error::Invalid`] when the receive size is out of bounds, or the info is
-    /// not one for shared contexts; [`Error::Closed`].
+    /// [`Error::Unbound`] without an address vector where there is to be one; [`Error::Invalid`]
+    /// when the receive size is out of bounds, or the info is not one for shared contexts;
+    /// [`Error::Closed`].
     #[doc(alias = "fi_srx_context")]
     pub fn open(self) -> Result<SharedReceive<M>> {
         if self.av.is_none() && self.info.ep.ep_type != EpType::Msg {
@@ -283,7 +306,10 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
             av: av.id,
             tx_cq: None,
             rx_cq: self.cq,
-            counters: Counters { recv: self.counter, ..Counters::default() },
+            counters: Counters {
+                recv: self.counter,
+                ..Counters::default()
+            },
             shared: None,
             eq: None,
             tx_size: 1,
@@ -310,11 +336,14 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
             own: Mutex::new(Own::default()),
         };
         inner.node.publish()?;
-        Ok(SharedReceive { ep: Endpoint::from_inner(inner) })
+        Ok(SharedReceive {
+            ep: Endpoint::from_inner(inner),
+        })
     }
 
     fn hold(&mut self, node: &Arc<Node>) -> Result<()> {
-        self.holds.push(hold(&self.domain, node, Class::SharedReceive)?);
+        self.holds
+            .push(hold(&self.domain, node, Class::SharedReceive)?);
         Ok(())
     }
 }
@@ -324,6 +353,7 @@ pub(super) fn check_shares(info: &Info) -> Result<()> {
     if info.ep.rx_ctx_cnt == SHARED_CONTEXT {
         return Ok(());
     }
-    let why = "of endpoints with receives of their own (ep_rx_ctx_cnt is to be SHARED_CONTEXT)".into();
+    let why =
+        "of endpoints with receives of their own (ep_rx_ctx_cnt is to be SHARED_CONTEXT)".into();
     Err(Error::Invalid { what: "info", why })
 }

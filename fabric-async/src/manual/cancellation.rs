@@ -1,9 +1,9 @@
 //! Cancellation: what happens when a future is dropped?
 //!
-//! In Rust a future is cancelled by dropping it: a branch of `select!` that lost, a timeout that fired, a
-//! task that was aborted. An operation on a fabric is more than its future. Its buffer may be half filled,
-//! and its message may be on its way. So the buffer belongs to the operation, not to the future, until the
-//! operation has ended; and this is what a drop does:
+//! In Rust a future is cancelled by dropping it: a branch of `select!` that lost, a timeout that
+//! fired, a task that was aborted. An operation on a fabric is more than its future. Its buffer may
+//! be half filled, and its message may be on its way. So the buffer belongs to the operation, not
+//! to the future, until the operation has ended; and this is what a drop does:
 //!
 //! | dropped while pending | what happens |
 //! |---|---|
@@ -23,13 +23,13 @@
 //! | [`Endpoint::lookup`] | the number stays in the address vector, and the connection is made |
 //! | [`next`](crate::EventQueue::next), [`next_batch`], [`Counter::wait`] | nothing is lost: the state is in the queue or counter |
 //!
-//! An operation that was `.post()`ed has no future, so it cannot be dropped: its completion comes to the
-//! queue.
+//! An operation that was `.post()`ed has no future, so it cannot be dropped: its completion comes
+//! to the queue.
 //!
 //! # A loop over `select!`
 //!
-//! What follows from the table: a receive may lose a race any number of times. No message gets lost, none
-//! comes twice, and with one receive at a time they stay in order.
+//! What follows from the table: a receive may lose a race any number of times. No message gets
+//! lost, none comes twice, and with one receive at a time they stay in order.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -62,14 +62,16 @@
 //!
 //! # Sends and `select!`
 //!
-//! A send is posted when it is *awaited*, not when it is first polled. `select!` awaits all its branches on
-//! entry.
+//! A send is posted when it is *awaited*, not when it is first polled. `select!` awaits all its
+//! branches on entry.
 //!
-//! * A send in a branch that loses is still delivered, unless it was waiting for credit. Doing it again sends
-//!   it twice.
-//! * A send in a branch with a false precondition (`, if false`) is posted too, although it is never polled.
+//! * A send in a branch that loses is still delivered, unless it was waiting for credit. Doing it
+//!   again sends it twice.
+//! * A send in a branch with a false precondition (`, if false`) is posted too, although it is
+//!   never polled.
 //!
-//! So reserve in the `select!`, and send outside of it. Dropping a reservation has no effect on anybody:
+//! So reserve in the `select!`, and send outside of it. Dropping a reservation has no effect on
+//! anybody:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -89,27 +91,28 @@
 //!
 //! # Put back
 //!
-//! A message that is put back is offered to the receives that are posted at that moment, the earliest first.
-//! If none accepts it, it waits among the unexpected messages, at the place it had by its arrival: in front
-//! of everything that came later. It keeps its tag, its sender and its data. A message that is still arriving
-//! keeps arriving there.
+//! A message that is put back is offered to the receives that are posted at that moment, the
+//! earliest first. If none accepts it, it waits among the unexpected messages, at the place it had
+//! by its arrival: in front of everything that came later. It keeps its tag, its sender and its
+//! data. A message that is still arriving keeps arriving there.
 //!
-//! **The one caveat.** With several receives outstanding, a later message may have been matched to a later
-//! receive already. If you drop the earlier receive, its message comes after that one. Order holds for
-//! matching; it does not reach across a drop. A loop with one receive at a time never sees this.
+//! **The one caveat.** With several receives outstanding, a later message may have been matched to
+//! a later receive already. If you drop the earlier receive, its message comes after that one.
+//! Order holds for matching; it does not reach across a drop. A loop with one receive at a time
+//! never sees this.
 //!
-//! **A truncated message stays truncated.** If the dropped receive had too little room, the bytes beyond it
-//! are gone. The next receive gets the first part and [`Error::Truncated`] with the number of bytes lost,
-//! also if it has room for all. Use [`Endpoint::recv`], which has room for any message, where receives may be
-//! dropped.
+//! **A truncated message stays truncated.** If the dropped receive had too little room, the bytes
+//! beyond it are gone. The next receive gets the first part and [`Error::Truncated`] with the
+//! number of bytes lost, also if it has room for all. Use [`Endpoint::recv`], which has room for
+//! any message, where receives may be dropped.
 //!
-//! Put-back costs a copy if the dropped receive had a buffer of its own; a message in a pooled buffer is
-//! moved. It is kept even if the budget for unexpected messages is used up.
+//! Put-back costs a copy if the dropped receive had a buffer of its own; a message in a pooled
+//! buffer is moved. It is kept even if the budget for unexpected messages is used up.
 //!
 //! # Cancel instead of drop
 //!
-//! [`Operation::cancel`] takes the operation back if it has not begun, and waits for its end otherwise. Which
-//! of the two it was is the result, exactly once, with the buffer:
+//! [`Operation::cancel`] takes the operation back if it has not begun, and waits for its end
+//! otherwise. Which of the two it was is the result, exactly once, with the buffer:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -123,27 +126,31 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A receive has begun when a message was matched to it. A send has begun when its first byte is in the
-//! peer's ring: a send that is queued behind a full ring can still be cancelled, but is delivered when it is
-//! merely dropped. Dropping the future that `cancel` returns is dropping the operation.
+//! A receive has begun when a message was matched to it. A send has begun when its first byte is in
+//! the peer's ring: a send that is queued behind a full ring can still be cancelled, but is
+//! delivered when it is merely dropped. Dropping the future that `cancel` returns is dropping the
+//! operation.
 //!
 //! # Timeouts and tags
 //!
-//! A receive for the answer to one request has that request's tag. When a timeout drops it, the answer may
-//! still come, and then no receive has its tag any more. Nothing is lost, so the late answer waits, among the
-//! unexpected messages, for as long as the endpoint lives. There is room for 16 MiB of these, see
-//! [`memory`](super::memory). When late answers have used it up, the next message that no posted receive
-//! accepts stays in the ring, and holds its sender back with everything behind it: also with answers that
-//! somebody waits for, since a receive sees only the front of the ring.
+//! A receive for the answer to one request has that request's tag. When a timeout drops it, the
+//! answer may still come, and then no receive has its tag any more. Nothing is lost, so the late
+//! answer waits, among the unexpected messages, for as long as the endpoint lives. There is room
+//! for 16 MiB of these, see [`memory`](super::memory). When late answers have used it up, the next
+//! message that no posted receive accepts stays in the ring, and holds its sender back with
+//! everything behind it: also with answers that somebody waits for, since a receive sees only the
+//! front of the ring.
 //!
 //! Two remedies, one for each kind of client:
 //!
-//! * **Receive whatever comes, and look at its tag.** One receive for any tag, `tag_mask(0, !0)`, hands the
-//!   message to whoever waits for it, and drops it if nobody does. It should be the only receive for tagged
-//!   messages: the earliest posted one gets the message, not the one that asks most exactly.
-//! * **Discard after a timeout.** [Claim](crate::Probe::claim) what waits under that tag, and discard it. A claim takes
-//!   only what no receive has taken, and posts nothing that could take what is meant for another. (A receive for any tag
-//!   that is started and cancelled is no remedy: while it is posted it is in front of those that are posted later.)
+//! * **Receive whatever comes, and look at its tag.** One receive for any tag, `tag_mask(0, !0)`,
+//!   hands the message to whoever waits for it, and drops it if nobody does. It should be the only
+//!   receive for tagged messages: the earliest posted one gets the message, not the one that asks
+//!   most exactly.
+//! * **Discard after a timeout.** [Claim](crate::Probe::claim) what waits under that tag, and
+//!   discard it. A claim takes only what no receive has taken, and posts nothing that could take
+//!   what is meant for another. (A receive for any tag that is started and cancelled is no remedy:
+//!   while it is posted it is in front of those that are posted later.)
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -173,9 +180,9 @@
 //!
 //! It needs its endpoint, and under manual progress the runtime of the domain, see
 //! [`progress`](super::progress). When the endpoint closes first, with its last clone or by
-//! [`Endpoint::close`](crate::Endpoint::close), what is not yet in the peer's ring is not sent, and not
-//! reported. A send that had failed already when its future was dropped is reported as any other that failed: as an
-//! [event].
+//! [`Endpoint::close`](crate::Endpoint::close), what is not yet in the peer's ring is not sent, and
+//! not reported. A send that had failed already when its future was dropped is reported as any
+//! other that failed: as an [event].
 //!
 //! [event]: crate::EventKind::OperationFailed
 //! [`SendRequest`]: crate::SendRequest

@@ -13,8 +13,9 @@
 //! | address vector | welcoming | a server can answer whoever writes to it | [`Domain::address_vector`] is not |
 //! | name | process id and a number | never taken, and gone with the process | `shm://name` |
 //!
-//! Whoever opens the objects one by one gets manual progress and adaptive waiting as well, but chooses the
-//! queues, and [`Domain::address_vector`] takes in nobody unasked: libfabric's has no guests either.
+//! Whoever opens the objects one by one gets manual progress and adaptive waiting as well, but
+//! chooses the queues, and [`Domain::address_vector`] takes in nobody unasked: libfabric's has no
+//! guests either.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -46,10 +47,11 @@
 //!
 //! With `sim` there are 256 credits and messages up to 2^30 bytes.
 //!
-//! Hints for the first, the third and the inject size become the value, and the endpoint has no more than that; a
-//! hint for more than is offered is refused. A hint for the longest message only asks that so much is possible.
-//! To lower that limit, set `info.ep.max_msg_size` before the endpoint is opened. It holds in both directions: a longer
-//! message is [`Error::TooLong`](crate::Error::TooLong) where it is sent, and
+//! Hints for the first, the third and the inject size become the value, and the endpoint has no
+//! more than that; a hint for more than is offered is refused. A hint for the longest message only
+//! asks that so much is possible. To lower that limit, set `info.ep.max_msg_size` before the
+//! endpoint is opened. It holds in both directions: a longer message is
+//! [`Error::TooLong`](crate::Error::TooLong) where it is sent, and
 //! [`Error::Truncated`](crate::Error::Truncated) where it arrives.
 //!
 //! # Inside `shm`
@@ -94,8 +96,9 @@
 //!
 //! # Not a default
 //!
-//! Nothing is read from files, no cargo feature changes a behaviour, and of the environment only `FABRIC_SOCKET_IO`
-//! ([`tcp`](super::tcp)), where the code leaves that open. What the code says is what runs.
+//! Nothing is read from files, no cargo feature changes a behaviour, and of the environment only
+//! `FABRIC_SOCKET_IO` ([`tcp`](super::tcp)), where the code leaves that open. What the code says is
+//! what runs.
 //!
 //! [`BindOptions::progress`]: crate::BindOptions::progress
 //! [`BindOptions::single_copy_from`]: crate::BindOptions::single_copy_from

@@ -2,11 +2,11 @@
 //!
 //! # Failures are values
 //!
-//! A failed operation ends nothing but itself. Its future resolves to [`Failed`], with the buffer. On a
-//! [`CompletionQueue`] it is an entry like any other, with [`Completion::error`] set: the stream goes on. The
-//! stream of a queue never ends while you hold the queue. Short sends mostly end well where they are posted: to have an
-//! entry fail for what a peer has not got before it died, ask for
-//! [`delivery_complete`](crate::SendRequest::delivery_complete).
+//! A failed operation ends nothing but itself. Its future resolves to [`Failed`], with the buffer.
+//! On a [`CompletionQueue`] it is an entry like any other, with [`Completion::error`] set: the
+//! stream goes on. The stream of a queue never ends while you hold the queue. Short sends mostly
+//! end well where they are posted: to have an entry fail for what a peer has not got before it
+//! died, ask for [`delivery_complete`](crate::SendRequest::delivery_complete).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -29,21 +29,23 @@
 //! # Ok(()) }
 //! ```
 //!
-//! `?` turns a [`Failed`] or a [`CloseError`] into its [`Error`] and drops the buffer or the handle. Match on
-//! it instead to keep them.
+//! `?` turns a [`Failed`] or a [`CloseError`] into its [`Error`] and drops the buffer or the
+//! handle. Match on it instead to keep them.
 //!
 //! # Failures nobody waits for
 //!
-//! An inject that had to queue, and a send whose future was dropped, have nobody to tell. A failure is then
-//! an [`EventKind::OperationFailed`] on the event queue of the endpoint, or of its domain. Without an event
-//! queue it is not reported. Being cancelled by a close is not a failure in this sense.
+//! An inject that had to queue, and a send whose future was dropped, have nobody to tell. A failure
+//! is then an [`EventKind::OperationFailed`] on the event queue of the endpoint, or of its domain.
+//! Without an event queue it is not reported. Being cancelled by a close is not a failure in this
+//! sense.
 //!
 //! # Close, and Busy
 //!
-//! Objects form a tree: a fabric has domains and event queues, a domain has the rest. Dropping handles closes
-//! objects in the right order by itself: a child keeps its parent alive. `close` is for those who want to
-//! know. It refuses with [`Error::Busy`] while children are open, or while endpoints or domains are bound to
-//! the object; names them by class; changes nothing; and gives the handle back in [`CloseError`].
+//! Objects form a tree: a fabric has domains and event queues, a domain has the rest. Dropping
+//! handles closes objects in the right order by itself: a child keeps its parent alive. `close` is
+//! for those who want to know. It refuses with [`Error::Busy`] while children are open, or while
+//! endpoints or domains are bound to the object; names them by class; changes nothing; and gives
+//! the handle back in [`CloseError`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -59,23 +61,26 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Endpoint::close`] closes the endpoint for all its clones. Operations that are under way end with
-//! [`Error::Canceled`] and their buffers. A counter and an address vector are closed for all their clones too.
-//! A call on a closed object is [`Error::Closed`], and whoever waits for it is woken with that.
+//! [`Endpoint::close`] closes the endpoint for all its clones. Operations that are under way end
+//! with [`Error::Canceled`] and their buffers. A counter and an address vector are closed for all
+//! their clones too. A call on a closed object is [`Error::Closed`], and whoever waits for it is
+//! woken with that.
 //!
 //! # When resources run out
 //!
-//! A connection takes a descriptor and memory on both sides, a region or a loan a descriptor on every side that maps it.
-//! Whoever cannot have them is told so, and nobody else notices. Here, the operation fails with [`Os`] and the system call
-//! that was refused, and can be posted again when there is something again. There, the caller gets
-//! [`Refused`] with [`Refusal::Resources`], and the endpoint that had no room an event, [`EventKind::Rejected`].
+//! A connection takes a descriptor and memory on both sides, a region or a loan a descriptor on
+//! every side that maps it. Whoever cannot have them is told so, and nobody else notices. Here, the
+//! operation fails with [`Os`] and the system call that was refused, and can be posted again when
+//! there is something again. There, the caller gets [`Refused`] with [`Refusal::Resources`], and
+//! the endpoint that had no room an event, [`EventKind::Rejected`].
 //!
 //! # Children of the process
 //!
-//! Every descriptor is closed by `exec`, so programs that are started neither notice endpoints nor keep them alive. A child
-//! that was forked and executes nothing has a copy of everything, of which it must use nothing: locks may be held by
-//! threads that it does not have. What it drops or closes is no news to anybody: the parent's connections, loans
-//! and regions go on. While it lives, the name of an endpoint that its parent closed stays taken.
+//! Every descriptor is closed by `exec`, so programs that are started neither notice endpoints nor
+//! keep them alive. A child that was forked and executes nothing has a copy of everything, of which
+//! it must use nothing: locks may be held by threads that it does not have. What it drops or closes
+//! is no news to anybody: the parent's connections, loans and regions go on. While it lives, the
+//! name of an endpoint that its parent closed stays taken.
 //!
 //! # Numbers
 //!

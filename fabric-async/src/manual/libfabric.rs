@@ -1,12 +1,12 @@
 //! Coming from libfabric: which call is which?
 //!
-//! The nouns are libfabric's, the verbs are Rust's. The C names are search aliases: type `fi_av_insert` into
-//! the search field of this documentation. What differs everywhere:
+//! The nouns are libfabric's, the verbs are Rust's. The C names are search aliases: type
+//! `fi_av_insert` into the search field of this documentation. What differs everywhere:
 //!
-//! * A return code is a `Result`; [`Error::errno`] gives the number. There is no `-FI_EAVAIL` and no second
-//!   call for the error entry.
-//! * A buffer is given away and comes back, see [`memory`](super::memory). Nothing has to stay valid by
-//!   promise.
+//! * A return code is a `Result`; [`Error::errno`] gives the number. There is no `-FI_EAVAIL` and
+//!   no second call for the error entry.
+//! * A buffer is given away and comes back, see [`memory`](super::memory). Nothing has to stay
+//!   valid by promise.
 //! * A context is a `u64`; an operation that is awaited needs none.
 //! * Handles close on drop.
 //! * One operation reports to one place: its future, or the queue. Counters count in addition.
@@ -88,26 +88,29 @@
 //!
 //! # Things to know
 //!
-//! * What is posted to a [shared receive context](crate::SharedReceive) reports to the queue of the context, not to that of
-//!   the endpoint a message comes to; [`received_by`](crate::SharedReceive::received_by) says which it was. Counters of the
-//!   endpoint count it.
-//! * The address vector is a table. [`AvType::Map`](crate::AvType::Map) is accepted, and gives a table. A
-//!   number carries a generation, so that of a removed peer is an error, never somebody else.
+//! * What is posted to a [shared receive context](crate::SharedReceive) reports to the queue of the
+//!   context, not to that of the endpoint a message comes to;
+//!   [`received_by`](crate::SharedReceive::received_by) says which it was. Counters of the endpoint
+//!   count it.
+//! * The address vector is a table. [`AvType::Map`](crate::AvType::Map) is accepted, and gives a
+//!   table. A number carries a generation, so that of a removed peer is an error, never somebody
+//!   else.
 //! * The five levels of threading are accepted in hints. There is one model of handles yet,
 //!   [`Shared`](crate::Shared): every handle is `Send + Sync`, whatever was asked for.
-//! * A connected endpoint begins with its connection: there is none before, so nothing is posted before, and what arrives before
-//!   the first receive is buffered. Private data beyond the limit is refused, not cut.
+//! * A connected endpoint begins with its connection: there is none before, so nothing is posted
+//!   before, and what arrives before the first receive is buffered. Private data beyond the limit
+//!   is refused, not cut.
 //! * `fi_av_insert` sends nothing; whether the peer exists shows with the first operation, or with
 //!   [`Endpoint::lookup`]. A number that was new is taken back when `lookup` fails.
-//! * An [`Info`](crate::Info) may be changed before objects are opened from it, to less. Opening a domain
-//!   checks it again. A capability is taken out of `caps`, `tx.caps` and `rx.caps`.
+//! * An [`Info`](crate::Info) may be changed before objects are opened from it, to less. Opening a
+//!   domain checks it again. A capability is taken out of `caps`, `tx.caps` and `rx.caps`.
 //!
 //! # What is not there yet
 //!
 //! Providers: `shm`, `tcp`, `udp`, and `sim` for tests inside one process. Endpoints:
-//! [`EpType::Rdm`](crate::EpType::Rdm), over `udp` [`EpType::Dgram`](crate::EpType::Dgram), and over `tcp` also
-//! [`EpType::Msg`](crate::EpType::Msg).
-//! A hint for something else is refused, and the refusal says by which attribute:
+//! [`EpType::Rdm`](crate::EpType::Rdm), over `udp` [`EpType::Dgram`](crate::EpType::Dgram), and
+//! over `tcp` also [`EpType::Msg`](crate::EpType::Msg). A hint for something else is refused, and
+//! the refusal says by which attribute:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -1,7 +1,7 @@
 //! The manual: what the calls promise, what they cost, and why they are as they are.
 //!
-//! The documentation of a type or a method says what it does. These chapters say what holds across all of
-//! them. There is no code here; every example is compiled and run.
+//! The documentation of a type or a method says what it does. These chapters say what holds across
+//! all of them. There is no code here; every example is compiled and run.
 //!
 //! | chapter | question |
 //! |---|---|
@@ -21,8 +21,8 @@
 //! | [`libfabric`] | Which call is which, for those who come from C? |
 //! | [`defaults`] | Which values are chosen when none is given, and why? |
 //!
-//! Read [`cancellation`] before using `select!` or timeouts, [`progress`] before blocking a thread, and
-//! [`serving`] before writing a server.
+//! Read [`cancellation`] before using `select!` or timeouts, [`progress`] before blocking a thread,
+//! and [`serving`] before writing a server.
 
 pub mod backpressure;
 pub mod cancellation;

@@ -1,11 +1,12 @@
-//! A server and its clients: how do they find each other, and what does it look like when one is gone?
+//! A server and its clients: how do they find each other, and what does it look like when one is
+//! gone?
 //!
 //! # Requests and replies
 //!
-//! The server has a name that everybody knows. A client looks it up, and thereby gets a number for it. The
-//! server gets a number for each client without asking: the address vector of
-//! [`Endpoint::bind`](crate::Endpoint::bind) is welcoming, so a client that connects is a *guest*, and the
-//! [`source`](crate::Done::source) of its request is where the reply goes.
+//! The server has a name that everybody knows. A client looks it up, and thereby gets a number for
+//! it. The server gets a number for each client without asking: the address vector of
+//! [`Endpoint::bind`](crate::Endpoint::bind) is welcoming, so a client that connects is a *guest*,
+//! and the [`source`](crate::Done::source) of its request is where the reply goes.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -53,24 +54,25 @@
 //!
 //! Why it is written like this:
 //!
-//! * **The receive is posted before the request is sent.** If the server dies in between, a receive that is
-//!   posted fails. One that is posted afterwards waits for the server to come back, which may be never. And a
-//!   reply that finds its receive is not buffered on the way.
-//! * **Each request has a number, as its tag.** Several can be under way, and the reply to one that was given
-//!   up is not taken for the next one's. Late replies have to be taken away now and then: see
-//!   [`cancellation`](super::cancellation).
-//! * **Each wait has a limit.** A server that lives but makes no progress is not gone, and nothing fails. The
-//!   limit covers `lookup` too: it waits until the server answers.
-//! * **The server starts its replies, and does not await them.** A client that takes nothing fills its ring,
-//!   then its share of the credits, and is refused. Awaiting would let it stop the server for everybody.
+//! * **The receive is posted before the request is sent.** If the server dies in between, a receive
+//!   that is posted fails. One that is posted afterwards waits for the server to come back, which
+//!   may be never. And a reply that finds its receive is not buffered on the way.
+//! * **Each request has a number, as its tag.** Several can be under way, and the reply to one that
+//!   was given up is not taken for the next one's. Late replies have to be taken away now and then:
+//!   see [`cancellation`](super::cancellation).
+//! * **Each wait has a limit.** A server that lives but makes no progress is not gone, and nothing
+//!   fails. The limit covers `lookup` too: it waits until the server answers.
+//! * **The server starts its replies, and does not await them.** A client that takes nothing fills
+//!   its ring, then its share of the credits, and is refused. Awaiting would let it stop the server
+//!   for everybody.
 //!
-//! A request that failed with [`PeerGone`], or ran out of time, may have been carried out. Only one that failed
-//! with [`NoSuchPeer`] was certainly not.
+//! A request that failed with [`PeerGone`], or ran out of time, may have been carried out. Only one
+//! that failed with [`NoSuchPeer`] was certainly not.
 //!
 //! # The faces of "the peer is gone"
 //!
-//! It depends on whose number it is. One from [`Endpoint::lookup`] or [`AddressVector::insert`] is *your own*.
-//! That of a guest is on loan.
+//! It depends on whose number it is. One from [`Endpoint::lookup`] or [`AddressVector::insert`] is
+//! *your own*. That of a guest is on loan.
 //!
 //! | | a number of your own | the number of a guest |
 //! |---|---|---|
@@ -82,35 +84,41 @@
 //! | somebody comes by that name | the number is good again | a guest again, with a new number |
 //! | the event queue | [`PeerDown`] | [`PeerDown`] |
 //!
-//! A send that still waits for a credit is not under way: for it the second row holds. A send that has ended
-//! well says nothing of all this: the message was in the ring, and may have died there unread.
+//! A send that still waits for a credit is not under way: for it the second row holds. A send that
+//! has ended well says nothing of all this: the message was in the ring, and may have died there
+//! unread.
 //!
-//! How soon is it known? An endpoint that is closed or dropped says goodbye, and sends to it fail at once. A
-//! process that was killed says nothing. The kernel hangs up its sockets, and this side notices with the next
-//! look at them: at once while it sleeps, and within some passes, or 64 posts, while it polls. A short message that is sent
-//! until then goes into a ring that nobody reads.
+//! How soon is it known? An endpoint that is closed or dropped says goodbye, and sends to it fail
+//! at once. A process that was killed says nothing. The kernel hangs up its sockets, and this side
+//! notices with the next look at them: at once while it sleeps, and within some passes, or 64
+//! posts, while it polls. A short message that is sent until then goes into a ring that nobody
+//! reads.
 //!
 //! # How long a number lives
 //!
-//! * **Your own** lives until you [`remove`](crate::AddressVector::remove) it. It stands for the name, so it
-//!   survives the death and the restart of the peer: the next send after the restart makes a new connection.
-//! * **A guest's** lives while the guest is connected, and then until the last message that it sent was
-//!   received and looked at. So a request can always be told by its source, and a reply to a client that has
-//!   left is an error, never somebody else's mail. A guest that comes back meanwhile keeps its number.
-//! * **A guest you look up** or insert becomes your own, under the number it has. Do so if you want to reach it
-//!   after it has restarted; then remove it yourself, one day.
-//! * Receives that are directed at a number when it is removed, or taken back, end with [`StaleAddress`].
+//! * **Your own** lives until you [`remove`](crate::AddressVector::remove) it. It stands for the
+//!   name, so it survives the death and the restart of the peer: the next send after the restart
+//!   makes a new connection.
+//! * **A guest's** lives while the guest is connected, and then until the last message that it sent
+//!   was received and looked at. So a request can always be told by its source, and a reply to a
+//!   client that has left is an error, never somebody else's mail. A guest that comes back
+//!   meanwhile keeps its number.
+//! * **A guest you look up** or insert becomes your own, under the number it has. Do so if you want
+//!   to reach it after it has restarted; then remove it yourself, one day.
+//! * Receives that are directed at a number when it is removed, or taken back, end with
+//!   [`StaleAddress`].
 //!
-//! A server that keeps something for each client keys it by the number, and lets go of it at [`PeerDown`], whose
-//! `source` is that number. Requests may still wait at that moment, and come afterwards. If the event queue
-//! has overrun, see [`backpressure`](super::backpressure).
+//! A server that keeps something for each client keys it by the number, and lets go of it at
+//! [`PeerDown`], whose `source` is that number. Requests may still wait at that moment, and come
+//! afterwards. If the event queue has overrun, see [`backpressure`](super::backpressure).
 //!
 //! # Many endpoints, one pool of receives
 //!
-//! A server may have many endpoints: a name for each service, or for each tenant. Each with receives of its own would need
-//! as many as it may get at once, and most would lie idle. Endpoints that *share* a receive context
-//! ([`SharedReceive`](crate::SharedReceive), `fi_srx_context`) live on one pool: receives are posted to the context, and a
-//! message that comes to any of them takes one, in posting order.
+//! A server may have many endpoints: a name for each service, or for each tenant. Each with
+//! receives of its own would need as many as it may get at once, and most would lie idle. Endpoints
+//! that *share* a receive context ([`SharedReceive`](crate::SharedReceive), `fi_srx_context`) live
+//! on one pool: receives are posted to the context, and a message that comes to any of them takes
+//! one, in posting order.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -144,29 +152,33 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * All kinds of receives work there, probes and claims too; directed ones hear their peer at every endpoint. The endpoints
-//!   themselves refuse them ([`NotSupported`](crate::Error::NotSupported)).
-//! * Completions go to the queue that the *context* is bound to: an entry is reserved when a receive is posted, and it is not
-//!   known then who will get the message.
-//! * Messages that nobody has asked for wait in the context, in the order they came, within one budget for all.
-//! * The endpoints and the context have one address vector. A client that talks to several of them has one number, and a
-//!   [`PeerConnected`](crate::EventKind::PeerConnected) and a [`PeerDown`] for each.
-//! * An endpoint that closes leaves what it had received. A receive that it had begun to fill ends with
-//!   [`Closed`](crate::Error::Closed); the others wait on. The context closes after its endpoints, and then its receives end
-//!   with [`Canceled`](crate::Error::Canceled).
+//! * All kinds of receives work there, probes and claims too; directed ones hear their peer at
+//!   every endpoint. The endpoints themselves refuse them
+//!   ([`NotSupported`](crate::Error::NotSupported)).
+//! * Completions go to the queue that the *context* is bound to: an entry is reserved when a
+//!   receive is posted, and it is not known then who will get the message.
+//! * Messages that nobody has asked for wait in the context, in the order they came, within one
+//!   budget for all.
+//! * The endpoints and the context have one address vector. A client that talks to several of them
+//!   has one number, and a [`PeerConnected`](crate::EventKind::PeerConnected) and a [`PeerDown`]
+//!   for each.
+//! * An endpoint that closes leaves what it had received. A receive that it had begun to fill ends
+//!   with [`Closed`](crate::Error::Closed); the others wait on. The context closes after its
+//!   endpoints, and then its receives end with [`Canceled`](crate::Error::Canceled).
 //!
 //! # A server that restarts
 //!
-//! A name belongs to the process that bound it. When that process is gone the name is free, also after
-//! `kill -9`; while it lives a second [`bind`](crate::Endpoint::bind) is [`Error::AddressInUse`]. Clients need
-//! not look the name up again. They see [`PeerGone`] for what was under way, then [`NoSuchPeer`] until the new
-//! server is there: try again after a pause. The new server knows nothing of the old one's clients, and gets
-//! them as guests with their first request.
+//! A name belongs to the process that bound it. When that process is gone the name is free, also
+//! after `kill -9`; while it lives a second [`bind`](crate::Endpoint::bind) is
+//! [`Error::AddressInUse`]. Clients need not look the name up again. They see [`PeerGone`] for what
+//! was under way, then [`NoSuchPeer`] until the new server is there: try again after a pause. The
+//! new server knows nothing of the old one's clients, and gets them as guests with their first
+//! request.
 //!
 //! # What is told to `tracing`
 //!
-//! Besides the event queue, which is for programs, there is the [`tracing`] subscriber of the process, for those who run them.
-//! It hears of the rare things, never of single messages:
+//! Besides the event queue, which is for programs, there is the [`tracing`] subscriber of the
+//! process, for those who run them. It hears of the rare things, never of single messages:
 //!
 //! | target | level | what | fields |
 //! |---|---|---|---|

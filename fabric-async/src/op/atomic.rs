@@ -62,11 +62,14 @@ impl<R: Row> Answer<R> for Fetch {
     }
 }
 
-/// An atomic operation on a peer's memory: posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
+/// An atomic operation on a peer's memory: posted by `.await`, [`start`](Self::start) or
+/// [`post`](Self::post).
 ///
-/// `R` is a value, an array or a vector of values. Over shared memory it is executed by the processor of whoever starts it,
-/// on the memory itself, and over `tcp`, and on registered buffers, [by its owner](crate::manual::onesided); the owner's
-/// own [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) does likewise, so all of them exclude each other.
+/// `R` is a value, an array or a vector of values. Over shared memory it is executed by the
+/// processor of whoever starts it, on the memory itself, and over `tcp`, and on registered buffers,
+/// [by its owner](crate::manual::onesided); the owner's own
+/// [`MemoryRegion::atomic`](crate::MemoryRegion::atomic) does likewise, so all of them exclude each
+/// other.
 #[must_use = "nothing happens before the request is awaited, started or posted"]
 #[doc(alias = "fi_atomic")]
 #[doc(alias = "fi_atomicmsg")]
@@ -96,9 +99,21 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
         };
         let atomic = Some(AtomicSpec { op, datatype, call });
         let len = row.elements().len() * datatype.size();
-        let remote = Remote { key: at.key, offset: at.offset, len, atomic };
+        let remote = Remote {
+            key: at.key,
+            offset: at.offset,
+            len,
+            atomic,
+        };
         let spec = SendSpec::one_sided(kind, peer, remote);
-        Self { ep, spec, row, comparands, report: Report::default(), answer: PhantomData }
+        Self {
+            ep,
+            spec,
+            row,
+            comparands,
+            report: Report::default(),
+            answer: PhantomData,
+        }
     }
 
     reported!();
@@ -108,9 +123,10 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
     /// Posts now; the result is awaited later, or never.
     ///
     /// # Errors
-    /// [`Error::NotSupported`](crate::Error::NotSupported) when there is no such operation on this type;
-    /// [`Error::Invalid`](crate::Error::Invalid) when the offset is no multiple of a value's size, or operands and
-    /// comparands are not equally many; and as [`WriteRequest::start`](crate::WriteRequest::start).
+    /// [`Error::NotSupported`](crate::Error::NotSupported) when there is no such operation on this
+    /// type; [`Error::Invalid`](crate::Error::Invalid) when the offset is no multiple of a value's
+    /// size, or operands and comparands are not equally many; and as
+    /// [`WriteRequest::start`](crate::WriteRequest::start).
     pub fn start(self) -> Result<AtomicOperation<R, A>> {
         self.submit(Credit::Now)
     }
@@ -124,7 +140,11 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
         self.check()?;
         let (ep, route) = (self.ep, self.report.route(self.ep.inner.quiet_tx));
         let operands = self.operands();
-        ep.inner.domain.core.atomic(ep.inner.id, self.spec, operands, route, Credit::Now).map(drop)
+        ep.inner
+            .domain
+            .core
+            .atomic(ep.inner.id, self.spec, operands, route, Credit::Now)
+            .map(drop)
     }
 
     fn submit(self, credit: Credit) -> Result<AtomicOperation<R, A>> {
@@ -133,12 +153,21 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
         let core = &ep.inner.domain.core;
         if len <= SMALL {
             let (mut operands, mut result) = ([0; 2 * SMALL], [0; SMALL]);
-            let operands = &mut operands[..if self.comparands.is_some() { 2 * len } else { len }];
+            let operands = &mut operands[..if self.comparands.is_some() {
+                2 * len
+            } else {
+                len
+            }];
             self.fill(operands);
             let result = &mut result[..if A::FETCHES { len } else { 0 }];
-            let done = ep.inner.express(|way| way.atomic_now(&self.spec, operands, result));
-            if done || core.atomic_now(ep.inner.id, &self.spec, operands, result)? == SendNow::Done {
-                return Ok(AtomicOperation(State::Ended(Some(A::answer(&self.row, result)))));
+            let done = ep
+                .inner
+                .express(|way| way.atomic_now(&self.spec, operands, result));
+            if done || core.atomic_now(ep.inner.id, &self.spec, operands, result)? == SendNow::Done
+            {
+                return Ok(AtomicOperation(State::Ended(Some(A::answer(
+                    &self.row, result,
+                )))));
             }
         }
         let operands = self.operands();
@@ -151,19 +180,32 @@ impl<'a, R: Row, A: Answer<R>, M: ThreadModel> AtomicRequest<'a, R, A, M> {
 
     fn check(&self) -> Result<()> {
         let count = self.row.elements().len();
-        let comparands = self.comparands.as_ref().map_or(count, |comparands| comparands.elements().len());
+        let comparands = self
+            .comparands
+            .as_ref()
+            .map_or(count, |comparands| comparands.elements().len());
         if comparands != count {
             let why = format!("{count} operands, {comparands} comparands");
-            return Err(crate::Error::Invalid { what: "atomic operation", why });
+            return Err(crate::Error::Invalid {
+                what: "atomic operation",
+                why,
+            });
         }
-        if let Some((atomic, len)) = self.spec.remote.and_then(|remote| Some((remote.atomic?, remote.len))) {
+        if let Some((atomic, len)) = self
+            .spec
+            .remote
+            .and_then(|remote| Some((remote.atomic?, remote.len)))
+        {
             check_atomic(atomic, len)?;
         }
         self.ep.inner.check_send(&self.spec)
     }
 
     fn rows(&self) -> impl Iterator<Item = R::Element> {
-        let comparands = self.comparands.as_ref().map_or(&[][..], |comparands| comparands.elements());
+        let comparands = self
+            .comparands
+            .as_ref()
+            .map_or(&[][..], |comparands| comparands.elements());
         self.row.elements().iter().chain(comparands).copied()
     }
 
@@ -186,7 +228,8 @@ impl<R: Row, A: Answer<R>, M: ThreadModel> IntoFuture for AtomicRequest<'_, R, A
     type IntoFuture = AtomicOperation<R, A>;
 
     fn into_future(self) -> AtomicOperation<R, A> {
-        self.submit(Credit::Wait).unwrap_or_else(|error| AtomicOperation(State::Refused(Some(error))))
+        self.submit(Credit::Wait)
+            .unwrap_or_else(|error| AtomicOperation(State::Refused(Some(error))))
     }
 }
 

@@ -13,8 +13,9 @@ use super::Report;
 use crate::endpoint::Endpoint;
 use crate::model::ThreadModel;
 
-/// A request that can be posted together with others of its type: [`SendRequest`](crate::SendRequest),
-/// [`WriteRequest`](crate::WriteRequest) or [`RecvRequest`](crate::RecvRequest).
+/// A request that can be posted together with others of its type:
+/// [`SendRequest`](crate::SendRequest), [`WriteRequest`](crate::WriteRequest) or
+/// [`RecvRequest`](crate::RecvRequest).
 pub trait Batchable<'a, M: ThreadModel>: sealed::Batchable<'a, M> {}
 
 pub(crate) mod sealed {
@@ -36,7 +37,8 @@ pub(crate) mod sealed {
     }
 }
 
-/// How many of a chunk were posted, and why no more, or that a peer is gone. What was not posted has its buffer still.
+/// How many of a chunk were posted, and why no more, or that a peer is gone. What was not posted
+/// has its buffer still.
 pub(crate) type Stopped = (usize, Result<()>);
 
 /// A request that is posted with others, from where it lies: it is large.
@@ -49,15 +51,16 @@ pub struct Ready<S, B> {
 
 /// A batch that stopped before its end ([`Endpoint::post_all`]).
 ///
-/// `?` turns it into its [`Error`] and drops the requests that are left. Only after [`Error::Again`] is the same to be
-/// tried again: after any other error the first request that is left would be refused again.
+/// `?` turns it into its [`Error`] and drops the requests that are left. Only after
+/// [`Error::Again`] is the same to be tried again: after any other error the first request that is
+/// left would be refused again.
 pub struct BatchStopped<R> {
     /// Why.
     pub error: Error,
     /// How many requests were posted before.
     pub posted: usize,
-    /// Requests that were taken from the iterator and not posted, the refused one first. Chained with the rest of the
-    /// iterator they can be tried again.
+    /// Requests that were taken from the iterator and not posted, the refused one first. Chained
+    /// with the rest of the iterator they can be tried again.
     pub rest: Vec<R>,
 }
 
@@ -97,7 +100,9 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
         // The iterator is the user's code, and runs without the lock.
         let (mut refused, mut bytes) = (None, 0);
         while chunk.len() < CHUNK && bytes < CHUNK_BYTES {
-            let Some(request) = requests.next() else { break };
+            let Some(request) = requests.next() else {
+                break;
+            };
             if let Err(error) = request.check_for(ep) {
                 refused = Some((request, error));
                 break;
@@ -108,7 +113,11 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
         if chunk.is_empty() && refused.is_none() {
             return Ok(posted);
         }
-        let (count, sent) = if chunk.is_empty() { (0, Ok(())) } else { R::post_chunk(ep, &mut chunk) };
+        let (count, sent) = if chunk.is_empty() {
+            (0, Ok(()))
+        } else {
+            R::post_chunk(ep, &mut chunk)
+        };
         posted += count;
         let (request, error) = match (sent, refused) {
             (Ok(()), None) => {
@@ -118,9 +127,16 @@ pub(crate) fn post_all<'a, R: Batchable<'a, M>, M: ThreadModel>(
             (Ok(()), Some((request, error))) => (Some(request), error),
             (Err(error), refused) => (refused.map(|(request, _)| request), error),
         };
-        let mut rest: Vec<R> = chunk.into_iter().filter_map(|ready| R::again(ep, ready)).collect();
+        let mut rest: Vec<R> = chunk
+            .into_iter()
+            .filter_map(|ready| R::again(ep, ready))
+            .collect();
         rest.extend(request);
-        return Err(BatchStopped { error, posted, rest });
+        return Err(BatchStopped {
+            error,
+            posted,
+            rest,
+        });
     }
 }
 
@@ -131,7 +147,9 @@ pub(super) fn post_each<S, B>(
     mut post: impl FnMut(&S, B, Report) -> Result<(), Failed<B>>,
 ) -> Stopped {
     for (at, ready) in chunk.iter_mut().enumerate() {
-        let Some(buf) = ready.buf.take() else { continue };
+        let Some(buf) = ready.buf.take() else {
+            continue;
+        };
         if let Err(failed) = post(&ready.spec, buf, ready.report) {
             ready.buf = Some(failed.buf);
             return (at, Err(failed.error));
@@ -156,5 +174,8 @@ pub(super) fn check_endpoint<M: ThreadModel>(ep: &Endpoint<M>, of: &Endpoint<M>)
     if Arc::ptr_eq(&of.inner, &ep.inner) {
         return Ok(());
     }
-    Err(Error::Invalid { what: "batch", why: "a request is of another endpoint".into() })
+    Err(Error::Invalid {
+        what: "batch",
+        why: "a request is of another endpoint".into(),
+    })
 }

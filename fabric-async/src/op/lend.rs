@@ -27,8 +27,17 @@ pub struct LendRequest<'a, M: ThreadModel = Shared> {
 impl<'a, M: ThreadModel> LendRequest<'a, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, loan: Loan) -> Self {
         let (plain, level) = (SendSpec::new(OpKind::Send, peer), ep.inner.level);
-        let spec = SendSpec { loan: loan.key(), level, ..plain };
-        Self { ep, spec, loan, report: Report::default() }
+        let spec = SendSpec {
+            loan: loan.key(),
+            level,
+            ..plain
+        };
+        Self {
+            ep,
+            spec,
+            loan,
+            report: Report::default(),
+        }
     }
 
     /// Makes it a tagged message, which only tagged receives take.
@@ -53,10 +62,13 @@ impl<'a, M: ThreadModel> LendRequest<'a, M> {
     /// With the loan, as [`SendRequest::start`](crate::SendRequest::start).
     #[allow(clippy::result_large_err)] // as of every request
     pub fn start(self) -> Result<LendOperation, Failed<Loan>> {
-        send::submit(self.ep, &self.spec, self.loan, None, Credit::Now).accepted().map(LendOperation)
+        send::submit(self.ep, &self.spec, self.loan, None, Credit::Now)
+            .accepted()
+            .map(LendOperation)
     }
 
-    /// Posts now; the completion goes to the endpoint's transmit queue, as that of a send without a buffer of interest.
+    /// Posts now; the completion goes to the endpoint's transmit queue, as that of a send without a
+    /// buffer of interest.
     ///
     /// # Errors
     /// With the loan, as [`SendRequest::post`](crate::SendRequest::post).
@@ -72,7 +84,13 @@ impl<M: ThreadModel> IntoFuture for LendRequest<'_, M> {
     type IntoFuture = LendOperation;
 
     fn into_future(self) -> LendOperation {
-        LendOperation(send::submit(self.ep, &self.spec, self.loan, None, Credit::Wait))
+        LendOperation(send::submit(
+            self.ep,
+            &self.spec,
+            self.loan,
+            None,
+            Credit::Wait,
+        ))
     }
 }
 

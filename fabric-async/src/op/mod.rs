@@ -9,9 +9,10 @@ macro_rules! reported {
             self
         }
 
-        /// Asks for an entry of the queue also when all goes well (`FI_COMPLETION`), where the request is
-        /// [posted](Self::post) and the endpoint is bound to the queue with
-        /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION). Everywhere else it gets one anyway.
+        /// Asks for an entry of the queue also when all goes well (`FI_COMPLETION`), where the
+        /// request is [posted](Self::post) and the endpoint is bound to the queue with
+        /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION). Everywhere else it gets
+        /// one anyway.
         #[doc(alias = "FI_COMPLETION")]
         pub fn completion(mut self) -> Self {
             self.report.asked = true;
@@ -23,9 +24,10 @@ macro_rules! reported {
 /// The method by which every request is fenced.
 macro_rules! fenced {
     () => {
-        /// Begins when everything that was posted before it for that peer on this endpoint has ended, and nothing that is
-        /// posted after it overtakes it (`FI_FENCE`; needs [`Caps::FENCE`](crate::Caps::FENCE)). Messages and their pieces
-        /// keep their order anyway. While the fence waits, [`start`](Self::start) and `post` of what comes behind it are
+        /// Begins when everything that was posted before it for that peer on this endpoint has
+        /// ended, and nothing that is posted after it overtakes it (`FI_FENCE`; needs
+        /// [`Caps::FENCE`](crate::Caps::FENCE)). Messages and their pieces keep their order anyway.
+        /// While the fence waits, [`start`](Self::start) and `post` of what comes behind it are
         /// refused with [`Error::Again`](crate::Error::Again); what is awaited waits.
         #[doc(alias = "FI_FENCE")]
         pub fn fence(mut self) -> Self {
@@ -38,22 +40,25 @@ macro_rules! fenced {
 /// The methods by which a message says when it has ended.
 macro_rules! leveled {
     () => {
-        /// Ends when all of the message that the receive has room for is in the buffer of the receive that took it, and that
-        /// receive has ended (`FI_DELIVERY_COMPLETE`), whatever the endpoint's
-        /// [default](crate::manual::ordering#what-sent-means). A message that no receive takes is held back until one does;
-        /// under manual progress the receiver must also be waiting for something, as for every message.
-        /// One that the peer [discards](crate::Claimed::discard) has been delivered too. Over `tcp` it says less: all of the
-        /// message is at the peer's endpoint, [received or not](crate::manual::tcp#sent).
-        /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack this flag.
+        /// Ends when all of the message that the receive has room for is in the buffer of the
+        /// receive that took it, and that receive has ended (`FI_DELIVERY_COMPLETE`), whatever the
+        /// endpoint's [default](crate::manual::ordering#what-sent-means). A message that no receive
+        /// takes is held back until one does; under manual progress the receiver must also be
+        /// waiting for something, as for every message. One that the peer
+        /// [discards](crate::Claimed::discard) has been delivered too. Over `tcp` it says less: all
+        /// of the message is at the peer's endpoint, [received or not](crate::manual::tcp#sent).
+        /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack
+        /// this flag.
         #[doc(alias = "FI_DELIVERY_COMPLETE")]
         pub fn delivery_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Delivered;
             self
         }
 
-        /// Ends when a receive has taken the message, though perhaps not all its bytes yet, or the peer has
-        /// [discarded](crate::Claimed::discard) it (`FI_MATCH_COMPLETE`).
-        /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack this flag.
+        /// Ends when a receive has taken the message, though perhaps not all its bytes yet, or the
+        /// peer has [discarded](crate::Claimed::discard) it (`FI_MATCH_COMPLETE`).
+        /// [`Error::NotSupported`](crate::Error::NotSupported) with providers whose offers lack
+        /// this flag.
         #[doc(alias = "FI_MATCH_COMPLETE")]
         pub fn match_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Matched;
@@ -61,8 +66,9 @@ macro_rules! leveled {
         }
 
         /// Ends as soon as the provider calls a message sent: the default, unless
-        /// [`tx_op_flags`](crate::Hints::tx_op_flags) ask for more. With `shm` and `sim` that is when the peer's endpoint has it
-        /// (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less, when the buffer is free (`FI_INJECT_COMPLETE`).
+        /// [`tx_op_flags`](crate::Hints::tx_op_flags) ask for more. With `shm` and `sim` that is
+        /// when the peer's endpoint has it (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less,
+        /// when the buffer is free (`FI_INJECT_COMPLETE`).
         #[doc(alias = "FI_TRANSMIT_COMPLETE")]
         pub fn transmit_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Transmitted;
@@ -74,9 +80,10 @@ macro_rules! leveled {
 /// The method by which a change of a peer's memory says when it has ended.
 macro_rules! delivered {
     () => {
-        /// Ends when the peer's memory has been changed (`FI_DELIVERY_COMPLETE`). That is when such an operation ends
-        /// anyway, with all providers there are: this says that the program relies on it. What tells the peer of it, an
-        /// entry of its queue or a count, follows and is not waited for.
+        /// Ends when the peer's memory has been changed (`FI_DELIVERY_COMPLETE`). That is when such
+        /// an operation ends anyway, with all providers there are: this says that the program
+        /// relies on it. What tells the peer of it, an entry of its queue or a count, follows and
+        /// is not waited for.
         #[doc(alias = "FI_DELIVERY_COMPLETE")]
         pub fn delivery_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Delivered;
@@ -132,15 +139,20 @@ struct Report {
 impl Report {
     /// Who hears of the operation, on an endpoint that is quiet about success or not.
     fn route(self, quiet: bool) -> Route {
-        if quiet && !self.asked { Route::Failure(self.context) } else { Route::Queue(self.context) }
+        if quiet && !self.asked {
+            Route::Failure(self.context)
+        } else {
+            Route::Queue(self.context)
+        }
     }
 }
 
 /// A posted operation, to be awaited: resolves to [`Done`] or [`Failed`], each with the buffer.
 ///
 /// # Cancel safety
-/// Dropping a receive loses no message: one that has arrived, or is arriving, goes to the next receive that accepts
-/// it. Dropping a send that waits for credit withdraws it, as with reads and writes; any other goes on, and its failure becomes an
+/// Dropping a receive loses no message: one that has arrived, or is arriving, goes to the next
+/// receive that accepts it. Dropping a send that waits for credit withdraws it, as with reads and
+/// writes; any other goes on, and its failure becomes an
 /// [event](crate::EventKind::OperationFailed). The buffer is dropped when nobody uses it any more.
 /// [`Operation::cancel`] gets it back instead.
 ///
@@ -178,16 +190,22 @@ pub enum Canceled<B> {
 impl<B: IoBuf> Operation<B> {
     #[inline]
     pub(crate) fn sent(buf: B, len: usize, tag: Option<u64>) -> Self {
-        Self { state: State::Sent(buf, len, tag) }
+        Self {
+            state: State::Sent(buf, len, tag),
+        }
     }
 
     #[cold]
     pub(crate) fn refused(failed: Failed<B>) -> Self {
-        Self { state: State::Refused(Box::new(failed)) }
+        Self {
+            state: State::Refused(Box::new(failed)),
+        }
     }
 
     pub(crate) fn posted(ep: Arc<EndpointInner>, key: OpKey) -> Self {
-        Self { state: State::Posted { ep, key: Some(key) } }
+        Self {
+            state: State::Posted { ep, key: Some(key) },
+        }
     }
 
     /// This, unless it was refused when it was posted.
@@ -210,10 +228,11 @@ impl<B: IoBuf> Operation<B> {
         }
     }
 
-    /// Takes the operation back if it has not begun, else waits for its end: which of the two it was is the result,
-    /// exactly once (`fi_cancel`).
+    /// Takes the operation back if it has not begun, else waits for its end: which of the two it
+    /// was is the result, exactly once (`fi_cancel`).
     ///
-    /// A receive can be taken back until a message is matched to it, a send until its first byte is on its way.
+    /// A receive can be taken back until a message is matched to it, a send until its first byte is
+    /// on its way.
     ///
     /// # Cancel safety
     /// Dropping this is dropping the operation.
@@ -223,7 +242,8 @@ impl<B: IoBuf> Operation<B> {
             && let Ok(buf) = ep.domain.core.cancel(*key)
         {
             self.state = State::Taken;
-            let buf = B::from_any(buf).unwrap_or_else(|_| unreachable!("a slot returns what it was given"));
+            let buf = B::from_any(buf)
+                .unwrap_or_else(|_| unreachable!("a slot returns what it was given"));
             return Canceled::Withdrawn(buf);
         }
         Canceled::Completed(self.await)
@@ -244,7 +264,10 @@ impl<B: IoBuf> Future for Operation<B> {
         }
         budget.made_progress();
         match std::mem::replace(&mut self.state, State::Taken) {
-            State::Sent(buf, len, tag) => Poll::Ready(Ok(Done { buf, transfer: Transfer::sent(len, tag) })),
+            State::Sent(buf, len, tag) => Poll::Ready(Ok(Done {
+                buf,
+                transfer: Transfer::sent(len, tag),
+            })),
             State::Refused(failed) => Poll::Ready(Err(*failed)),
             _ => panic!("{RESOLVED}"),
         }

@@ -24,12 +24,12 @@ pub(crate) const MIN_FREE: usize = 64;
 
 /// A message in part of a buffer that took several.
 ///
-/// Dereferences to its bytes; [`into_buf`](Done::into_buf) keeps them without copying. The memory of the buffer is freed with
-/// the last of its messages, and what was left of it.
+/// Dereferences to its bytes; [`into_buf`](Done::into_buf) keeps them without copying. The memory
+/// of the buffer is freed with the last of its messages, and what was left of it.
 pub type MessageSlice = Done<Bytes>;
 
-/// A receive of several messages (`FI_MULTI_RECV`), posted by [`start`](Self::start), as a stream, or by
-/// [`post`](Self::post), to the queue.
+/// A receive of several messages (`FI_MULTI_RECV`), posted by [`start`](Self::start), as a stream,
+/// or by [`post`](Self::post), to the queue.
 ///
 /// Takes untagged messages from anybody, unless said otherwise.
 #[must_use = "nothing is received before the request is started or posted"]
@@ -44,10 +44,20 @@ pub struct MultiRecvRequest<'a, M: ThreadModel = Shared> {
 
 impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, buf: BytesMut) -> Self {
-        Self { ep, spec: RecvSpec { from: None, tag: None }, buf, min_free: MIN_FREE, context: 0 }
+        Self {
+            ep,
+            spec: RecvSpec {
+                from: None,
+                tag: None,
+            },
+            buf,
+            min_free: MIN_FREE,
+            context: 0,
+        }
     }
 
-    /// Takes no further message when fewer bytes than this are left (`FI_OPT_MIN_MULTI_RECV`); 64 unless said otherwise.
+    /// Takes no further message when fewer bytes than this are left (`FI_OPT_MIN_MULTI_RECV`); 64
+    /// unless said otherwise.
     ///
     /// 0 means: as long as messages fit.
     #[doc(alias = "FI_OPT_MIN_MULTI_RECV")]
@@ -67,8 +77,8 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
         self
     }
 
-    /// Takes messages from this peer only (`FI_DIRECTED_RECV`). When the peer ends, so does the receive, with
-    /// [`Error::PeerGone`]; see [`RecvRequest::from`](crate::RecvRequest::from).
+    /// Takes messages from this peer only (`FI_DIRECTED_RECV`). When the peer ends, so does the
+    /// receive, with [`Error::PeerGone`]; see [`RecvRequest::from`](crate::RecvRequest::from).
     pub fn from(mut self, peer: FiAddr) -> Self {
         self.spec.from = Some(peer);
         self
@@ -83,29 +93,33 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     /// Posts now; the messages are a stream.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Invalid`] when its spare capacity is 0 or less than [`min_free`](Self::min_free);
-    /// [`Error::Again`] when the endpoint's receive entries are taken; [`Error::NotSupported`] without
-    /// [`Caps::MULTI_RECV`](crate::Caps::MULTI_RECV), or
-    /// [`Caps::TAGGED_MULTI_RECV`](crate::Caps::TAGGED_MULTI_RECV) for tagged messages; [`Error::StaleAddress`],
-    /// [`Error::Closed`].
+    /// With the buffer: [`Error::Invalid`] when its spare capacity is 0 or less than
+    /// [`min_free`](Self::min_free); [`Error::Again`] when the endpoint's receive entries are
+    /// taken; [`Error::NotSupported`] without [`Caps::MULTI_RECV`](crate::Caps::MULTI_RECV), or
+    /// [`Caps::TAGGED_MULTI_RECV`](crate::Caps::TAGGED_MULTI_RECV) for tagged messages;
+    /// [`Error::StaleAddress`], [`Error::Closed`].
     #[allow(clippy::result_large_err)] // as of every request
     pub fn start(self) -> Result<MultiRecv, Failed<BytesMut>> {
         let ep = self.ep.inner.clone();
         let key = self.submit(MultiSink::Stream)?;
-        Ok(MultiRecv { state: State::Posted { ep, key } })
+        Ok(MultiRecv {
+            state: State::Posted { ep, key },
+        })
     }
 
-    /// Posts now; each message is a completion of kind [`OpKind::Recv`](crate::OpKind::Recv) in the endpoint's receive
-    /// queue, with its [`Bytes`]. When the buffer takes no more of them, one of kind
-    /// [`OpKind::Release`](crate::OpKind::Release) follows the last, with what is left of the buffer as a `BytesMut`. All
-    /// have the same context.
+    /// Posts now; each message is a completion of kind [`OpKind::Recv`](crate::OpKind::Recv) in the
+    /// endpoint's receive queue, with its [`Bytes`]. When the buffer takes no more of them, one of
+    /// kind [`OpKind::Release`](crate::OpKind::Release) follows the last, with what is left of the
+    /// buffer as a `BytesMut`. All have the same context.
     ///
-    /// All are reported also where the queue is bound with [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION): what
-    /// is not reported of a message would be lost.
+    /// All are reported also where the queue is bound with
+    /// [`SELECTIVE_COMPLETION`](crate::CqBind::SELECTIVE_COMPLETION): what is not reported of a
+    /// message would be lost.
     ///
-    /// As long as it is posted, two entries of the queue are reserved for it: one for the next message, and one for the
-    /// release. A further message for which no entry is free waits at its sender, and with it what that sender sent
-    /// after it, until entries are taken out of the queue.
+    /// As long as it is posted, two entries of the queue are reserved for it: one for the next
+    /// message, and one for the release. A further message for which no entry is free waits at its
+    /// sender, and with it what that sender sent after it, until entries are taken out of the
+    /// queue.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -129,8 +143,9 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
     /// ```
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start); [`Error::Again`] when not two entries of the queue are free;
-    /// [`Error::Invalid`] when it has only one; [`Error::Unbound`] when the endpoint has no receive queue.
+    /// With the buffer: as [`start`](Self::start); [`Error::Again`] when not two entries of the
+    /// queue are free; [`Error::Invalid`] when it has only one; [`Error::Unbound`] when the
+    /// endpoint has no receive queue.
     #[allow(clippy::result_large_err)] // as of every request
     pub fn post(self) -> Result<PostedMultiRecv, Failed<BytesMut>> {
         let (ep, context) = (self.ep.inner.clone(), self.context);
@@ -144,7 +159,9 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
         let room = buf.capacity() - buf.len();
         let checked = ep.inner.check_multi_recv(&spec).and_then(|()| match room {
             0 => Err(invalid("it has no spare capacity".into())),
-            _ if room < min_free => Err(invalid(format!("{room} bytes are less than min_free, {min_free}"))),
+            _ if room < min_free => Err(invalid(format!(
+                "{room} bytes are less than min_free, {min_free}"
+            ))),
             _ => Ok(()),
         });
         if let Err(error) = checked {
@@ -154,34 +171,47 @@ impl<'a, M: ThreadModel> MultiRecvRequest<'a, M> {
         let back = |failed: Failed<BytesMut>| {
             let mut whole = held;
             whole.unsplit(failed.buf);
-            Failed { buf: whole, ..failed }
+            Failed {
+                buf: whole,
+                ..failed
+            }
         };
-        ep.inner.domain.core.recv_multi(ep.inner.id, spec, buf, min_free, sink).map_err(back)
+        ep.inner
+            .domain
+            .core
+            .recv_multi(ep.inner.id, spec, buf, min_free, sink)
+            .map_err(back)
     }
 }
 
 fn invalid(why: String) -> Error {
-    Error::Invalid { what: "buffer for several messages", why }
+    Error::Invalid {
+        what: "buffer for several messages",
+        why,
+    }
 }
 
 /// A posted receive of several messages: a stream of them.
 ///
-/// It yields a message when it is complete; those of one sender in the order they were sent. It ends (`None`) when the
-/// buffer takes no more, and all that came was yielded. [`into_rest`](Self::into_rest) then has what is left of the buffer.
+/// It yields a message when it is complete; those of one sender in the order they were sent. It
+/// ends (`None`) when the buffer takes no more, and all that came was yielded.
+/// [`into_rest`](Self::into_rest) then has what is left of the buffer.
 ///
-/// A failure that concerns one message is an item, and does not end the stream: a message that is too long for the whole,
-/// unused buffer ([`Error::Truncated`], with its first bytes), or whose sender died ([`Error::PeerGone`], with what had
-/// arrived). A failure of the receive itself is the last item: [`Error::Canceled`] when the endpoint is closed,
-/// [`Error::PeerGone`] or [`Error::StaleAddress`] of a [directed](MultiRecvRequest::from) one.
+/// A failure that concerns one message is an item, and does not end the stream: a message that is
+/// too long for the whole, unused buffer ([`Error::Truncated`], with its first bytes), or whose
+/// sender died ([`Error::PeerGone`], with what had arrived). A failure of the receive itself is the
+/// last item: [`Error::Canceled`] when the endpoint is closed, [`Error::PeerGone`] or
+/// [`Error::StaleAddress`] of a [directed](MultiRecvRequest::from) one.
 ///
-/// As many messages as the endpoint's receive size ([`RxAttr::size`](crate::RxAttr::size)) may have come and not been taken.
-/// Further ones wait at their senders.
+/// As many messages as the endpoint's receive size ([`RxAttr::size`](crate::RxAttr::size)) may have
+/// come and not been taken. Further ones wait at their senders.
 ///
-/// `next` and its like come from `futures_util::StreamExt`. Honours the cooperative budget of Tokio.
+/// `next` and its like come from `futures_util::StreamExt`. Honours the cooperative budget of
+/// Tokio.
 ///
 /// # Cancel safety
-/// Dropping a pending `next` loses nothing. Neither does dropping the stream: messages that have come and were not taken, or
-/// are arriving, go to the next receives that accept them, in order.
+/// Dropping a pending `next` loses nothing. Neither does dropping the stream: messages that have
+/// come and were not taken, or are arriving, go to the next receives that accept them, in order.
 #[must_use = "dropping the stream withdraws the receive"]
 pub struct MultiRecv {
     state: State,
@@ -193,7 +223,8 @@ enum State {
 }
 
 impl MultiRecv {
-    /// Takes no further messages into the buffer (`fi_cancel`). The stream yields what has come, and ends.
+    /// Takes no further messages into the buffer (`fi_cancel`). The stream yields what has come,
+    /// and ends.
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&mut self) {
         if let State::Posted { ep, key } = &self.state {
@@ -201,11 +232,11 @@ impl MultiRecv {
         }
     }
 
-    /// What is left of the buffer. Of a stream that has not ended it is taken back now: messages that were not taken go to
-    /// the next receives, as when the stream is dropped.
+    /// What is left of the buffer. Of a stream that has not ended it is taken back now: messages
+    /// that were not taken go to the next receives, as when the stream is dropped.
     ///
-    /// When the messages have been dropped, `BytesMut::try_reclaim` makes the rest the whole buffer again, without
-    /// allocating.
+    /// When the messages have been dropped, `BytesMut::try_reclaim` makes the rest the whole buffer
+    /// again, without allocating.
     #[must_use]
     pub fn into_rest(mut self) -> BytesMut {
         match mem::replace(&mut self.state, State::Ended(BytesMut::new())) {
@@ -220,7 +251,9 @@ impl Stream for MultiRecv {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let budget = ready!(coop::poll_proceed(cx));
-        let State::Posted { ep, key } = &self.state else { return Poll::Ready(None) };
+        let State::Posted { ep, key } = &self.state else {
+            return Poll::Ready(None);
+        };
         let part = ready!(ep.domain.core.poll_part(*key, cx));
         budget.made_progress();
         Poll::Ready(match part {
@@ -239,11 +272,16 @@ impl Stream for MultiRecv {
 
 #[allow(clippy::result_large_err)] // as of every request
 fn slice(part: Ended) -> Result<MessageSlice, Failed<Bytes>> {
-    let buf = BytesMut::from_any(part.buf).unwrap_or_else(|_| unreachable!("parts are made of a BytesMut"));
+    let buf = BytesMut::from_any(part.buf)
+        .unwrap_or_else(|_| unreachable!("parts are made of a BytesMut"));
     let (buf, transfer) = (buf.freeze(), part.transfer);
     match part.error {
         None => Ok(Done { buf, transfer }),
-        Some(error) => Err(Failed { error: *error, buf, transfer }),
+        Some(error) => Err(Failed {
+            error: *error,
+            buf,
+            transfer,
+        }),
     }
 }
 
@@ -271,8 +309,9 @@ pub struct PostedMultiRecv {
 }
 
 impl PostedMultiRecv {
-    /// Takes no further messages into the buffer (`fi_cancel`): when those that are arriving have come, the release is
-    /// reported with [`Error::Canceled`] and what is left of the buffer. Nothing happens when it was reported before.
+    /// Takes no further messages into the buffer (`fi_cancel`): when those that are arriving have
+    /// come, the release is reported with [`Error::Canceled`] and what is left of the buffer.
+    /// Nothing happens when it was reported before.
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self) {
         self.ep.domain.core.cancel_multi(self.key);

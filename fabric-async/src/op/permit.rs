@@ -19,15 +19,16 @@ use crate::model::{Shared, ThreadModel};
 /// A request for a transmit credit; awaiting it waits for one, in order with the sends that wait.
 ///
 /// # Cancel safety
-/// Dropping the future gives up the place in the queue; a credit that was granted meanwhile is given back.
+/// Dropping the future gives up the place in the queue; a credit that was granted meanwhile is
+/// given back.
 #[must_use = "nothing is reserved before the request is awaited"]
 pub struct Reserve<'a, M: ThreadModel = Shared> {
     ep: &'a Endpoint<M>,
     peer: FiAddr,
 }
 
-/// A transmit credit: one send to one peer that will not be refused for want of credit. (A send that is posted to a
-/// queue still needs an entry there.)
+/// A transmit credit: one send to one peer that will not be refused for want of credit. (A send
+/// that is posted to a queue still needs an entry there.)
 ///
 /// Dropping it gives the credit back.
 pub struct Permit<M: ThreadModel = Shared> {
@@ -55,10 +56,22 @@ impl<M: ThreadModel> IntoFuture for Reserve<'_, M> {
 
     fn into_future(self) -> Reserving<M> {
         let ep = &self.ep.inner;
-        let asked = ep.node.check_open().and_then(|()| ep.domain.core.reserve(ep.id, self.peer));
-        let permit =
-            |key| Some(Permit { ep: ep.clone(), key, peer: self.peer, used: false, model: PhantomData });
-        Reserving { state: asked.map(permit) }
+        let asked = ep
+            .node
+            .check_open()
+            .and_then(|()| ep.domain.core.reserve(ep.id, self.peer));
+        let permit = |key| {
+            Some(Permit {
+                ep: ep.clone(),
+                key,
+                peer: self.peer,
+                used: false,
+                model: PhantomData,
+            })
+        };
+        Reserving {
+            state: asked.map(permit),
+        }
     }
 }
 
@@ -74,15 +87,18 @@ impl<M: ThreadModel> Future for Reserving<M> {
         };
         budget.made_progress();
         let permit = std::mem::replace(&mut self.state, Ok(None));
-        Poll::Ready(granted.and_then(|()| permit.map(|permit| permit.expect("present until resolved"))))
+        Poll::Ready(
+            granted.and_then(|()| permit.map(|permit| permit.expect("present until resolved"))),
+        )
     }
 }
 
 impl<M: ThreadModel> Unpin for Reserving<M> {}
 
 impl<M: ThreadModel> Permit<M> {
-    /// Sends with this credit: to be awaited, started or posted like any send, to the peer it was reserved for. `ep` is
-    /// the endpoint that granted it, or a clone; on any other the permit is given back and the send has no credit.
+    /// Sends with this credit: to be awaited, started or posted like any send, to the peer it was
+    /// reserved for. `ep` is the endpoint that granted it, or a clone; on any other the permit is
+    /// given back and the send has no credit.
     pub fn send<B: IoBuf>(self, ep: &Endpoint<M>, buf: B) -> SendRequest<'_, B, M> {
         let peer = self.peer;
         if Arc::ptr_eq(&ep.inner, &self.ep) {
@@ -107,6 +123,8 @@ impl<M: ThreadModel> Drop for Permit<M> {
 
 impl<M: ThreadModel> fmt::Debug for Permit<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Permit").field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("Permit")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
     }
 }

@@ -19,23 +19,24 @@ use super::{Operation, Report};
 use crate::endpoint::{Endpoint, EndpointInner};
 use crate::model::{Shared, ThreadModel};
 
-/// Asks for a message that a receive like it would take (`FI_PEEK`). What is found stays where it is.
+/// Asks for a message that a receive like it would take (`FI_PEEK`). What is found stays where it
+/// is.
 ///
-/// Asks for untagged messages from anybody, unless said otherwise. Of several that wait it finds the one that came first. One
-/// that falls to a receive that is posted is not found.
+/// Asks for untagged messages from anybody, unless said otherwise. Of several that wait it finds
+/// the one that came first. One that falls to a receive that is posted is not found.
 ///
-/// Awaited, it waits until a message is there: all of it, or its beginning. What is known of it is a
-/// [`Transfer`], with the length of the whole message. Another task may have received it by then; who must have it
-/// [claims](Self::claim) it.
+/// Awaited, it waits until a message is there: all of it, or its beginning. What is known of it is
+/// a [`Transfer`], with the length of the whole message. Another task may have received it by then;
+/// who must have it [claims](Self::claim) it.
 ///
-/// It finds what has been taken in, and what can be: one message for each probe also beyond the budget for unexpected
-/// messages. What lies behind a message that is held back at its sender is not found; see
-/// [`memory`](crate::manual::memory).
+/// It finds what has been taken in, and what can be: one message for each probe also beyond the
+/// budget for unexpected messages. What lies behind a message that is held back at its sender is
+/// not found; see [`memory`](crate::manual::memory).
 ///
 /// # Errors
 /// [`Error::StaleAddress`], [`Error::NotSupported`], [`Error::Closed`]; [`Error::PeerGone`] of a
-/// [directed](Self::from) one, when nothing can come any more, as of a receive; [`Error::Canceled`] when the endpoint is closed
-/// meanwhile.
+/// [directed](Self::from) one, when nothing can come any more, as of a receive; [`Error::Canceled`]
+/// when the endpoint is closed meanwhile.
 ///
 /// # Cancel safety
 /// Safe: it takes nothing.
@@ -48,7 +49,13 @@ pub struct Probe<'a, M: ThreadModel = Shared> {
 
 impl<'a, M: ThreadModel> Probe<'a, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>) -> Self {
-        Self { ep, spec: RecvSpec { from: None, tag: None } }
+        Self {
+            ep,
+            spec: RecvSpec {
+                from: None,
+                tag: None,
+            },
+        }
     }
 
     /// Asks for tagged messages with exactly this tag.
@@ -90,7 +97,11 @@ impl<M: ThreadModel> IntoFuture for Probe<'_, M> {
     type IntoFuture = Probing;
 
     fn into_future(self) -> Probing {
-        Probing { ep: self.ep.inner.clone(), spec: self.spec, key: None }
+        Probing {
+            ep: self.ep.inner.clone(),
+            spec: self.spec,
+            key: None,
+        }
     }
 }
 
@@ -154,7 +165,11 @@ impl<M: ThreadModel> Claim<'_, M> {
 
 fn claim<M: ThreadModel>(ep: &Endpoint<M>, spec: RecvSpec) -> Result<Option<Claimed<M>>> {
     let claimed = ep.inner.domain.core.claim(ep.inner.id, spec)?;
-    Ok(claimed.map(|(id, found)| Claimed { ep: ep.clone(), id: Some(id), found }))
+    Ok(claimed.map(|(id, found)| Claimed {
+        ep: ep.clone(),
+        id: Some(id),
+        found,
+    }))
 }
 
 impl<M: ThreadModel> IntoFuture for Claim<'_, M> {
@@ -163,7 +178,10 @@ impl<M: ThreadModel> IntoFuture for Claim<'_, M> {
 
     fn into_future(self) -> Claiming<M> {
         let ep = self.probe.ep.clone();
-        Claiming { ep, probing: self.probe.into_future() }
+        Claiming {
+            ep,
+            probing: self.probe.into_future(),
+        }
     }
 }
 
@@ -191,8 +209,9 @@ impl<M: ThreadModel> Unpin for Claiming<M> {}
 
 /// A message that was claimed: nobody else receives it. All of it need not have arrived.
 ///
-/// It counts towards the budget for unexpected messages until it is received or discarded. Dropping it puts the message
-/// back: a posted receive that accepts it gets it, or it takes its old place among those that wait.
+/// It counts towards the budget for unexpected messages until it is received or discarded. Dropping
+/// it puts the message back: a posted receive that accepts it gets it, or it takes its old place
+/// among those that wait.
 #[must_use = "dropping a claimed message puts it back"]
 pub struct Claimed<M: ThreadModel = Shared> {
     ep: Endpoint<M>,
@@ -237,14 +256,22 @@ impl<M: ThreadModel> Claimed<M> {
 
     /// Receives it into this buffer, as [`Endpoint::recv_into`].
     pub fn recv_into<B: IoBufMut>(self, buf: B) -> ClaimedRecv<B, M> {
-        ClaimedRecv { claimed: self, buf, report: Report::default() }
+        ClaimedRecv {
+            claimed: self,
+            buf,
+            report: Report::default(),
+        }
     }
 
     /// Discards it, and what still arrives of it (`FI_DISCARD`).
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(mut self) {
         if let Some(id) = self.id.take() {
-            self.ep.inner.domain.core.discard_claimed(self.ep.inner.id, id);
+            self.ep
+                .inner
+                .domain
+                .core
+                .discard_claimed(self.ep.inner.id, id);
         }
     }
 }
@@ -252,7 +279,11 @@ impl<M: ThreadModel> Claimed<M> {
 impl<M: ThreadModel> Drop for Claimed<M> {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            self.ep.inner.domain.core.put_claimed_back(self.ep.inner.id, id);
+            self.ep
+                .inner
+                .domain
+                .core
+                .put_claimed_back(self.ep.inner.id, id);
         }
     }
 }
@@ -263,11 +294,12 @@ impl<M: ThreadModel> fmt::Debug for Claimed<M> {
     }
 }
 
-/// A receive of a claimed message, to be posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
+/// A receive of a claimed message, to be posted by `.await`, [`start`](Self::start) or
+/// [`post`](Self::post).
 ///
-/// It ends as any receive does: with [`Error::Truncated`] when the room is less than the message, with
-/// [`Error::PeerGone`] and what had arrived when the sender died in the middle of it. When it is refused, or never
-/// posted, the message is put back.
+/// It ends as any receive does: with [`Error::Truncated`] when the room is less than the message,
+/// with [`Error::PeerGone`] and what had arrived when the sender died in the middle of it. When it
+/// is refused, or never posted, the message is put back.
 ///
 /// # Cancel safety
 /// Safe: see [`Operation`].
@@ -301,12 +333,16 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecv<B, M> {
     }
 
     fn submit(self, route: Route, credit: Credit) -> Result<OpKey, Failed<B>> {
-        let Self { mut claimed, buf, .. } = self;
+        let Self {
+            mut claimed, buf, ..
+        } = self;
         let ep = claimed.ep.inner.clone();
         if let Err(error) = ep.check_scatter(&buf) {
             return Err(Failed::new(error, buf));
         }
-        let Some(id) = claimed.id else { unreachable!("a claim is used once") };
+        let Some(id) = claimed.id else {
+            unreachable!("a claim is used once")
+        };
         let key = ep.domain.core.recv_claimed(ep.id, id, buf, route, credit)?;
         claimed.id = None;
         Ok(key)

@@ -15,17 +15,18 @@ use crate::model::{Shared, ThreadModel};
 
 /// A received message in a buffer of the domain's pool.
 ///
-/// Dereferences to its bytes; [`source`](Done::source) says who sent it, [`into_bytes`](Done::into_bytes) keeps the
-/// bytes without copying. The memory returns to the pool when the last owner drops it.
+/// Dereferences to its bytes; [`source`](Done::source) says who sent it,
+/// [`into_bytes`](Done::into_bytes) keeps the bytes without copying. The memory returns to the pool
+/// when the last owner drops it.
 pub type Message = Done<PooledBuf>;
 
 /// A receive to be posted by `.await`, [`start`](Self::start) or [`post`](Self::post).
 ///
 /// Takes untagged messages from anybody, unless said otherwise.
 ///
-/// It is posted when it is *awaited*, which is before the first poll: in `select!`, also in a branch that is switched off by
-/// `if`. Such a receive takes messages and nobody looks at them until the `select!` ends; inside of an `async` block it is
-/// posted when the block is polled.
+/// It is posted when it is *awaited*, which is before the first poll: in `select!`, also in a
+/// branch that is switched off by `if`. Such a receive takes messages and nobody looks at them
+/// until the `select!` ends; inside of an `async` block it is posted when the block is polled.
 ///
 /// # Cancel safety
 /// Safe: see [`Operation`].
@@ -39,7 +40,15 @@ pub struct RecvRequest<'a, B, M: ThreadModel = Shared> {
 
 impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     pub(crate) fn new(ep: &'a Endpoint<M>, buf: B) -> Self {
-        Self { ep, spec: RecvSpec { from: None, tag: None }, buf, report: Report::default() }
+        Self {
+            ep,
+            spec: RecvSpec {
+                from: None,
+                tag: None,
+            },
+            buf,
+            report: Report::default(),
+        }
     }
 
     /// Takes tagged messages with exactly this tag (`fi_trecv`).
@@ -48,7 +57,8 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
         self.tag_mask(tag, 0)
     }
 
-    /// Takes tagged messages (`fi_trecv` with `ignore`) whose tag equals `tag` in all bits but those set in `ignore`.
+    /// Takes tagged messages (`fi_trecv` with `ignore`) whose tag equals `tag` in all bits but
+    /// those set in `ignore`.
     pub fn tag_mask(mut self, tag: u64, ignore: u64) -> Self {
         self.spec.tag = Some(TagMatch { tag, ignore });
         self
@@ -57,11 +67,12 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// Takes messages from this peer only (`FI_DIRECTED_RECV`).
     ///
     /// When a connected peer ends, the receives that are directed at it fail with
-    /// [`Error::PeerGone`](crate::Error::PeerGone), after what it had sent. One that is posted later waits for the
-    /// peer to come back, if the number was looked up or inserted: [`Endpoint::events`] tells of its end. If it is a
-    /// guest's, the receive fails: with `PeerGone` as long as other messages of the guest wait, with
-    /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A receive whose number is removed or taken back
-    /// while it waits ends with `StaleAddress`.
+    /// [`Error::PeerGone`](crate::Error::PeerGone), after what it had sent. One that is posted
+    /// later waits for the peer to come back, if the number was looked up or inserted:
+    /// [`Endpoint::events`] tells of its end. If it is a guest's, the receive fails: with
+    /// `PeerGone` as long as other messages of the guest wait, with
+    /// [`Error::StaleAddress`](crate::Error::StaleAddress) afterwards. A receive whose number is
+    /// removed or taken back while it waits ends with `StaleAddress`.
     #[doc(alias = "FI_DIRECTED_RECV")]
     #[doc(alias = "FI_ADDR_UNSPEC")]
     pub fn from(mut self, peer: FiAddr) -> Self {
@@ -79,8 +90,9 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// Posts now; the result is awaited later.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Again`](crate::Error::Again) when the endpoint's receive entries are taken,
-    /// [`Error::StaleAddress`](crate::Error::StaleAddress), [`Error::NotSupported`](crate::Error::NotSupported),
+    /// With the buffer: [`Error::Again`](crate::Error::Again) when the endpoint's receive entries
+    /// are taken, [`Error::StaleAddress`](crate::Error::StaleAddress),
+    /// [`Error::NotSupported`](crate::Error::NotSupported),
     /// [`Error::Closed`](crate::Error::Closed).
     #[inline]
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
@@ -90,25 +102,42 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
     /// Posts now; the completion goes to the endpoint's receive queue, with the buffer.
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start), and [`Error::Again`](crate::Error::Again) when all entries of the
-    /// queue are taken, [`Error::Unbound`](crate::Error::Unbound) when the endpoint has no receive queue.
+    /// With the buffer: as [`start`](Self::start), and [`Error::Again`](crate::Error::Again) when
+    /// all entries of the queue are taken, [`Error::Unbound`](crate::Error::Unbound) when the
+    /// endpoint has no receive queue.
     #[doc(alias = "fi_recv")]
     pub fn post(self) -> Result<(), Failed<B>> {
         let route = self.report.route(self.ep.inner.quiet_rx);
         let (ep, spec, buf) = (self.ep, self.spec, self.buf);
-        if let Err(error) = ep.inner.check_recv(&spec).and_then(|()| ep.inner.check_scatter(&buf)) {
+        if let Err(error) = ep
+            .inner
+            .check_recv(&spec)
+            .and_then(|()| ep.inner.check_scatter(&buf))
+        {
             return Err(Failed::new(error, buf));
         }
-        ep.inner.domain.core.recv(ep.inner.id, spec, buf, route, Credit::Now).map(drop)
+        ep.inner
+            .domain
+            .core
+            .recv(ep.inner.id, spec, buf, route, Credit::Now)
+            .map(drop)
     }
 
     #[inline(always)] // on the way of a small message
     fn submit(self, route: Route, credit: Credit) -> Result<Operation<B>, Failed<B>> {
         let (ep, spec, buf) = (self.ep, self.spec, self.buf);
-        if let Err(error) = ep.inner.check_recv(&spec).and_then(|()| ep.inner.check_scatter(&buf)) {
+        if let Err(error) = ep
+            .inner
+            .check_recv(&spec)
+            .and_then(|()| ep.inner.check_scatter(&buf))
+        {
             return Err(Failed::new(error, buf));
         }
-        let key = ep.inner.domain.core.recv(ep.inner.id, spec, buf, route, credit)?;
+        let key = ep
+            .inner
+            .domain
+            .core
+            .recv(ep.inner.id, spec, buf, route, credit)?;
         Ok(Operation::posted(ep.inner.clone(), key))
     }
 }
@@ -130,11 +159,20 @@ impl<'a, B: IoBufMut, M: ThreadModel> sealed::Batchable<'a, M> for RecvRequest<'
     }
 
     fn ready(self) -> Ready<RecvSpec, B> {
-        Ready { spec: self.spec, buf: Some(self.buf), report: self.report }
+        Ready {
+            spec: self.spec,
+            buf: Some(self.buf),
+            report: self.report,
+        }
     }
 
     fn again(ep: &'a Endpoint<M>, ready: Ready<RecvSpec, B>) -> Option<Self> {
-        Some(Self { ep, spec: ready.spec, buf: ready.buf?, report: ready.report })
+        Some(Self {
+            ep,
+            spec: ready.spec,
+            buf: ready.buf?,
+            report: ready.report,
+        })
     }
 
     fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Ready<RecvSpec, B>]) -> Stopped {
@@ -160,6 +198,7 @@ impl<B: IoBufMut, M: ThreadModel> IntoFuture for RecvRequest<'_, B, M> {
 
     #[inline]
     fn into_future(self) -> Operation<B> {
-        self.submit(Route::Future, Credit::Wait).unwrap_or_else(|failed| Operation::refused(failed))
+        self.submit(Route::Future, Credit::Wait)
+            .unwrap_or_else(|failed| Operation::refused(failed))
     }
 }

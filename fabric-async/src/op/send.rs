@@ -37,12 +37,21 @@ pub struct SendRequest<'a, B, M: ThreadModel = Shared> {
 impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     #[inline]
     pub(crate) fn new(ep: &'a Endpoint<M>, peer: FiAddr, buf: B) -> Self {
-        let spec = SendSpec { level: ep.inner.level, ..SendSpec::new(OpKind::Send, peer) };
-        Self { ep, spec, buf, report: Report::default(), permit: None }
+        let spec = SendSpec {
+            level: ep.inner.level,
+            ..SendSpec::new(OpKind::Send, peer)
+        };
+        Self {
+            ep,
+            spec,
+            buf,
+            report: Report::default(),
+            permit: None,
+        }
     }
 
-    /// Makes it a tagged message (`fi_tsend`), which only tagged receives take. A connected peer is to be known to take it: see
-    /// [the manual](crate::manual::connections#tags).
+    /// Makes it a tagged message (`fi_tsend`), which only tagged receives take. A connected peer is
+    /// to be known to take it: see [the manual](crate::manual::connections#tags).
     #[doc(alias = "fi_tsend")]
     pub fn tag(mut self, tag: u64) -> Self {
         self.spec.tag = Some(tag);
@@ -72,12 +81,16 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
         self
     }
 
-    /// Posts now; the result is awaited later, or never. Under every wait policy the send goes on by itself; but what
-    /// has not reached the peer when this process ends, or the endpoint is closed, is lost.
+    /// Posts now; the result is awaited later, or never. Under every wait policy the send goes on
+    /// by itself; but what has not reached the peer when this process ends, or the endpoint is
+    /// closed, is lost.
     ///
     /// # Errors
-    /// With the buffer: [`Error::Again`](crate::Error::Again) without credit, [`Error::TooLong`](crate::Error::TooLong), [`Error::StaleAddress`](crate::Error::StaleAddress),
-    /// [`Error::NotSupported`](crate::Error::NotSupported), [`Error::Closed`](crate::Error::Closed), or what is known to be impossible at once, such as
+    /// With the buffer: [`Error::Again`](crate::Error::Again) without credit,
+    /// [`Error::TooLong`](crate::Error::TooLong),
+    /// [`Error::StaleAddress`](crate::Error::StaleAddress),
+    /// [`Error::NotSupported`](crate::Error::NotSupported),
+    /// [`Error::Closed`](crate::Error::Closed), or what is known to be impossible at once, such as
     /// [`Error::NoSuchPeer`](crate::Error::NoSuchPeer).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
         submit(self.ep, &self.spec, self.buf, self.permit, Credit::Now).accepted()
@@ -86,12 +99,21 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     /// Posts now; the completion goes to the endpoint's transmit queue.
     ///
     /// # Errors
-    /// With the buffer: as [`start`](Self::start), and [`Error::Again`](crate::Error::Again) when all entries of the queue are taken,
-    /// [`Error::Unbound`](crate::Error::Unbound) when the endpoint has no transmit queue.
+    /// With the buffer: as [`start`](Self::start), and [`Error::Again`](crate::Error::Again) when
+    /// all entries of the queue are taken, [`Error::Unbound`](crate::Error::Unbound) when the
+    /// endpoint has no transmit queue.
     #[doc(alias = "fi_send")]
     pub fn post(self) -> Result<(), Failed<B>> {
         let route = self.report.route(self.ep.inner.quiet_tx);
-        post(self.ep, self.spec, self.buf, self.permit, route, Credit::Now).map(drop)
+        post(
+            self.ep,
+            self.spec,
+            self.buf,
+            self.permit,
+            route,
+            Credit::Now,
+        )
+        .map(drop)
     }
 }
 
@@ -102,7 +124,10 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
 
     fn check_for(&self, ep: &Endpoint<M>) -> Result<()> {
         if self.permit.is_some() {
-            return Err(Error::Invalid { what: "batch", why: "a request has a permit of its own".into() });
+            return Err(Error::Invalid {
+                what: "batch",
+                why: "a request has a permit of its own".into(),
+            });
         }
         batch::check(ep, self.ep, &self.spec, &self.buf)
     }
@@ -112,19 +137,36 @@ impl<'a, B: IoBuf, M: ThreadModel> sealed::Batchable<'a, M> for SendRequest<'a, 
     }
 
     fn ready(self) -> Ready<SendSpec, B> {
-        Ready { spec: SendSpec { more: true, ..self.spec }, buf: Some(self.buf), report: self.report }
+        Ready {
+            spec: SendSpec {
+                more: true,
+                ..self.spec
+            },
+            buf: Some(self.buf),
+            report: self.report,
+        }
     }
 
     fn again(ep: &'a Endpoint<M>, ready: Ready<SendSpec, B>) -> Option<Self> {
-        let spec = SendSpec { more: false, ..ready.spec };
-        Some(Self { ep, spec, buf: ready.buf?, report: ready.report, permit: None })
+        let spec = SendSpec {
+            more: false,
+            ..ready.spec
+        };
+        Some(Self {
+            ep,
+            spec,
+            buf: ready.buf?,
+            report: ready.report,
+            permit: None,
+        })
     }
 
     fn post_chunk(ep: &'a Endpoint<M>, chunk: &mut [Ready<SendSpec, B>]) -> Stopped {
         let quiet = ep.inner.quiet_tx;
         let mut posts = ep.inner.domain.core.batch(ep.inner.id);
-        let (count, stopped) =
-            batch::post_each(chunk, |spec, buf, report| posts.send(spec, buf, report.route(quiet)));
+        let (count, stopped) = batch::post_each(chunk, |spec, buf, report| {
+            posts.send(spec, buf, report.route(quiet))
+        });
         // A refusal says more than the end of a peer.
         (count, stopped.and(posts.end()))
     }
@@ -174,19 +216,31 @@ pub(super) fn post<B: IoBuf, M: ThreadModel>(
     route: Route,
     credit: Credit,
 ) -> Result<Posted<B>, Failed<B>> {
-    if let Err(error) = ep.inner.check_send(&spec).and_then(|()| ep.inner.check_gather(&buf)) {
+    if let Err(error) = ep
+        .inner
+        .check_send(&spec)
+        .and_then(|()| ep.inner.check_gather(&buf))
+    {
         return Err(Failed::new(error, buf));
     }
-    let credit = if permit.is_some() { Credit::Held } else { credit };
-    let posted = ep.inner.domain.core.send(ep.inner.id, spec, buf, route, credit);
+    let credit = if permit.is_some() {
+        Credit::Held
+    } else {
+        credit
+    };
+    let posted = ep
+        .inner
+        .domain
+        .core
+        .send(ep.inner.id, spec, buf, route, credit);
     if let Some(permit) = permit {
         permit.used(posted.is_ok());
     }
     posted
 }
 
-/// Posts, at the latest possible moment that still keeps program order: when the request is awaited. Without credit
-/// the operation waits for one, behind those that came before it.
+/// Posts, at the latest possible moment that still keeps program order: when the request is
+/// awaited. Without credit the operation waits for one, behind those that came before it.
 impl<B: IoBuf, M: ThreadModel> IntoFuture for SendRequest<'_, B, M> {
     type Output = Result<Done<B>, Failed<B>>;
     type IntoFuture = Operation<B>;

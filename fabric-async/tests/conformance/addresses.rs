@@ -9,21 +9,36 @@ use crate::station::{Plan, Station, fence, pair};
 
 /// A sender, and a receiver that gives nobody a number on its own.
 async fn strangers(setup: &Setup) -> (Station, Station, FiAddr) {
-    crate::station::pair_of(setup, Plan::default(), Plan { welcoming: false, ..Plan::default() }).await
+    crate::station::pair_of(
+        setup,
+        Plan::default(),
+        Plan {
+            welcoming: false,
+            ..Plan::default()
+        },
+    )
+    .await
 }
 
 pub(crate) async fn a_stranger_has_no_source_until_inserted(setup: Setup) {
     let (a, b, to_b) = strangers(&setup).await;
     a.ep.send(to_b, "one").await.unwrap();
     let got = b.ep.recv().await.unwrap();
-    assert_eq!((&got[..], got.source()), (&b"one"[..], Err(Error::UnknownSource)));
+    assert_eq!(
+        (&got[..], got.source()),
+        (&b"one"[..], Err(Error::UnknownSource))
+    );
     a.ep.send(to_b, "two").await.unwrap();
     fence(&a, &b, to_b).await;
     let from_a = b.av.insert(a.ep.name()).unwrap();
     a.ep.send(to_b, "three").await.unwrap();
     for text in ["two", "three"] {
         let got = b.ep.recv().await.unwrap();
-        assert_eq!((&got[..], got.source()), (text.as_bytes(), Ok(from_a)), "also what came before");
+        assert_eq!(
+            (&got[..], got.source()),
+            (text.as_bytes(), Ok(from_a)),
+            "also what came before"
+        );
     }
 }
 
@@ -37,7 +52,8 @@ pub(crate) async fn a_directed_receive_gets_a_stranger_once_inserted(setup: Setu
     assert_eq!(&b.ep.recv().from(from_a).await.unwrap()[..], b"late");
 }
 
-/// A receive directed at a number that the peer gets only later: removed, and inserted at another position.
+/// A receive directed at a number that the peer gets only later: removed, and inserted at another
+/// position.
 pub(crate) async fn waiting_messages_are_matched_by_the_insertion(setup: Setup) {
     let (a, b, to_b) = strangers(&setup).await;
     let (c, c_name) = (setup.station().await, setup.name("nobody"));
@@ -45,12 +61,18 @@ pub(crate) async fn waiting_messages_are_matched_by_the_insertion(setup: Setup) 
     let mut directed = b.ep.recv().from(other).start().unwrap();
     a.ep.send(to_b, "from a stranger").await.unwrap();
     fence(&a, &b, to_b).await;
-    assert!(poll_once(&mut directed).await.is_pending(), "a stranger reaches receives from anybody only");
+    assert!(
+        poll_once(&mut directed).await.is_pending(),
+        "a stranger reaches receives from anybody only"
+    );
     b.av.insert(c_name.as_str()).unwrap();
     let from_a = b.av.insert(a.ep.name()).unwrap();
     assert!(poll_once(&mut directed).await.is_pending());
     let got = b.ep.recv().from(from_a).await.unwrap();
-    assert_eq!((&got[..], got.source()), (&b"from a stranger"[..], Ok(from_a)));
+    assert_eq!(
+        (&got[..], got.source()),
+        (&b"from a stranger"[..], Ok(from_a))
+    );
     let to_b = c.meet(&b).await;
     c.ep.send(to_b, "from c").await.unwrap();
     assert_eq!(&directed.await.unwrap()[..], b"from c");
@@ -63,18 +85,30 @@ pub(crate) async fn a_removed_number_is_stale(setup: Setup) {
     assert_eq!(a.av.lookup(to_b), Err(Error::StaleAddress(to_b)));
     assert_eq!(a.av.remove(to_b), Err(Error::StaleAddress(to_b)));
     let refused = a.ep.send(to_b, vec![1, 2]).await.unwrap_err();
-    assert_eq!((refused.error, refused.buf), (Error::StaleAddress(to_b), vec![1, 2]));
+    assert_eq!(
+        (refused.error, refused.buf),
+        (Error::StaleAddress(to_b), vec![1, 2])
+    );
     let refused = a.ep.send(to_b, vec![0; 100_000]).start().unwrap_err();
-    assert_eq!((refused.error, refused.buf.len()), (Error::StaleAddress(to_b), 100_000));
+    assert_eq!(
+        (refused.error, refused.buf.len()),
+        (Error::StaleAddress(to_b), 100_000)
+    );
     let refused = a.ep.recv_into(vec![3]).from(to_b).start().unwrap_err();
-    assert_eq!((refused.error, refused.buf), (Error::StaleAddress(to_b), vec![3]));
+    assert_eq!(
+        (refused.error, refused.buf),
+        (Error::StaleAddress(to_b), vec![3])
+    );
     assert_eq!(a.ep.inject(to_b, b"x"), Err(Error::StaleAddress(to_b)));
 
     // The position is used again, the number is not.
     let c = setup.station().await;
     let to_c = a.meet(&c).await;
     assert_eq!(to_c.index(), to_b.index(), "the lowest free position");
-    assert_eq!(a.ep.send(to_b, "stale").await.unwrap_err().error, Error::StaleAddress(to_b));
+    assert_eq!(
+        a.ep.send(to_b, "stale").await.unwrap_err().error,
+        Error::StaleAddress(to_b)
+    );
     a.ep.send(to_c, "to c").await.unwrap();
     assert_eq!(&c.ep.recv().await.unwrap()[..], b"to c");
     let to_b = a.meet(&b).await;
@@ -91,7 +125,10 @@ pub(crate) async fn a_removed_peer_still_arrives_as_a_stranger(setup: Setup) {
     a.ep.send(to_b, "after").await.unwrap();
     for text in ["waiting", "after"] {
         let got = b.ep.recv().await.unwrap();
-        assert_eq!((&got[..], got.source()), (text.as_bytes(), Err(Error::UnknownSource)));
+        assert_eq!(
+            (&got[..], got.source()),
+            (text.as_bytes(), Err(Error::UnknownSource))
+        );
     }
 }
 
@@ -99,7 +136,10 @@ pub(crate) async fn a_number_of_another_vector_is_stale(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let to_a = b.meet(&a).await;
     let refused = a.ep.send(to_a, vec![9]).await.unwrap_err();
-    assert_eq!((refused.error, refused.buf), (Error::StaleAddress(to_a), vec![9]));
+    assert_eq!(
+        (refused.error, refused.buf),
+        (Error::StaleAddress(to_a), vec![9])
+    );
     assert_eq!(a.av.lookup(to_a), Err(Error::StaleAddress(to_a)));
     assert!(a.av.lookup(to_b).is_ok());
 }
@@ -107,17 +147,31 @@ pub(crate) async fn a_number_of_another_vector_is_stale(setup: Setup) {
 pub(crate) async fn inserting_twice_gives_one_number(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     assert_eq!(a.av.insert(b.ep.name()), Ok(to_b));
-    assert_eq!(a.av.insert(b.ep.name().to_string()), Ok(to_b), "as text too");
+    assert_eq!(
+        a.av.insert(b.ep.name().to_string()),
+        Ok(to_b),
+        "as text too"
+    );
     assert_eq!(a.meet(&b).await, to_b);
     let peers = a.av.peers();
-    assert_eq!(peers.iter().filter(|(_, name)| name == b.ep.name()).count(), 1);
+    assert_eq!(
+        peers.iter().filter(|(_, name)| name == b.ep.name()).count(),
+        1
+    );
 }
 
 pub(crate) async fn looking_up_nobody_names_it(setup: Setup) {
     let a = setup.station().await;
     let nobody: Address = setup.name("nobody").parse().unwrap();
-    assert_eq!(a.ep.lookup(&nobody).await, Err(Error::NoSuchPeer(nobody.clone())));
-    assert_eq!(a.ep.lookup(&nobody).await, Err(Error::NoSuchPeer(nobody)), "every time");
+    assert_eq!(
+        a.ep.lookup(&nobody).await,
+        Err(Error::NoSuchPeer(nobody.clone()))
+    );
+    assert_eq!(
+        a.ep.lookup(&nobody).await,
+        Err(Error::NoSuchPeer(nobody)),
+        "every time"
+    );
 }
 
 pub(crate) async fn sending_to_nobody_names_it(setup: Setup) {
@@ -126,12 +180,21 @@ pub(crate) async fn sending_to_nobody_names_it(setup: Setup) {
     let number = a.av.insert(&nobody).unwrap();
     for len in [3, 100_000] {
         let refused = a.ep.send(number, vec![0; len]).await.unwrap_err();
-        assert_eq!((refused.error, refused.buf.len()), (Error::NoSuchPeer(nobody.clone()), len));
+        assert_eq!(
+            (refused.error, refused.buf.len()),
+            (Error::NoSuchPeer(nobody.clone()), len)
+        );
     }
     // Somebody comes by that name: the number is good now.
     let (domain, info) = (&a.domain, &a.info);
     let av = domain.address_vector().unwrap();
-    let late = domain.endpoint(info).unwrap().name(&nobody).unwrap().bind_av(&av).unwrap();
+    let late = domain
+        .endpoint(info)
+        .unwrap()
+        .name(&nobody)
+        .unwrap()
+        .bind_av(&av)
+        .unwrap();
     let late = late.enable().await.unwrap();
     let (sent, got) = tokio::join!(a.ep.send(number, "there you are"), late.recv());
     sent.unwrap();
@@ -140,21 +203,33 @@ pub(crate) async fn sending_to_nobody_names_it(setup: Setup) {
 
 pub(crate) async fn addresses_of_other_kinds_are_refused(setup: Setup) {
     let a = setup.station().await;
-    let others = [Scheme::Shm, Scheme::Sim].into_iter().filter(|other| other.provider() != setup.provider);
+    let others = [Scheme::Shm, Scheme::Sim]
+        .into_iter()
+        .filter(|other| other.provider() != setup.provider);
     for other in others {
         let address = Address::new(other, "somebody").unwrap();
         let expected = |error: &Error| match error {
-            Error::WrongScheme { provider, address: named } => {
-                *provider == setup.provider && *named == address
-            }
+            Error::WrongScheme {
+                provider,
+                address: named,
+            } => *provider == setup.provider && *named == address,
             _ => false,
         };
         assert!(expected(&a.av.insert(&address).unwrap_err()));
         assert!(expected(&a.ep.lookup(&address).await.unwrap_err()));
         let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
-        assert!(expected(&builder.name(&address).unwrap().enable().await.unwrap_err()));
+        assert!(expected(
+            &builder.name(&address).unwrap().enable().await.unwrap_err()
+        ));
     }
-    for text in ["", "echo", "tcq://echo", "shm://a/b", "shm://a b", "sim://\u{e9}"] {
+    for text in [
+        "",
+        "echo",
+        "tcq://echo",
+        "shm://a/b",
+        "shm://a b",
+        "sim://\u{e9}",
+    ] {
         let error = a.ep.lookup(text).await.unwrap_err();
         assert!(
             matches!(&error, Error::BadAddress { text: named, .. } if named == text),
@@ -162,18 +237,32 @@ pub(crate) async fn addresses_of_other_kinds_are_refused(setup: Setup) {
         );
     }
     let empty = a.ep.lookup(setup.fresh()).await.unwrap_err();
-    assert!(matches!(empty, Error::Invalid { .. }), "nobody has no name: {empty}");
+    assert!(
+        matches!(empty, Error::Invalid { .. }),
+        "nobody has no name: {empty}"
+    );
     if a.ep.name().socket().is_none() {
         return;
     }
     let unbound = format!("{}://127.0.0.1:0", setup.provider);
     let error = a.av.insert(&unbound[..]).unwrap_err();
-    assert!(matches!(&error, Error::Invalid { why, .. } if why.contains("port 0")), "{error}");
+    assert!(
+        matches!(&error, Error::Invalid { why, .. } if why.contains("port 0")),
+        "{error}"
+    );
     // One of those that are kept for documents.
     let elsewhere = format!("{}://192.0.2.1:7000", setup.provider);
     let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
-    let error = builder.name(&elsewhere[..]).unwrap().enable().await.unwrap_err();
-    assert!(matches!(&error, Error::BadAddress { text, .. } if text.contains("192.0.2.1:7000")), "{error}");
+    let error = builder
+        .name(&elsewhere[..])
+        .unwrap()
+        .enable()
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&error, Error::BadAddress { text, .. } if text.contains("192.0.2.1:7000")),
+        "{error}"
+    );
 }
 
 pub(crate) async fn guests_are_welcomed_and_forgotten(setup: Setup) {
@@ -185,7 +274,11 @@ pub(crate) async fn guests_are_welcomed_and_forgotten(setup: Setup) {
     assert_eq!(b.av.lookup(guest).as_ref(), Ok(a.ep.name()));
     let to_b = c.meet(&b).await;
     c.ep.send(to_b, "hello").await.unwrap();
-    assert_eq!(b.ep.recv().await.unwrap().source(), Ok(kept), "who has a number keeps it");
+    assert_eq!(
+        b.ep.recv().await.unwrap().source(),
+        Ok(kept),
+        "who has a number keeps it"
+    );
     a.ep.close().unwrap();
     c.ep.close().unwrap();
     // Somebody has to look for the news to come in.
@@ -202,19 +295,33 @@ pub(crate) async fn guests_are_welcomed_and_forgotten(setup: Setup) {
 
 /// The same when the sender is gone by then.
 pub(crate) async fn waiting_messages_of_the_gone_are_matched_by_the_insertion(setup: Setup) {
-    let b = setup.planned(Plan { welcoming: false, ..Plan::default() }).await;
+    let b = setup
+        .planned(Plan {
+            welcoming: false,
+            ..Plan::default()
+        })
+        .await;
     let a = setup.station().await;
     let (name, to_b) = (a.ep.name().clone(), a.meet(&b).await);
     for tag in [1, 2] {
-        a.ep.send(to_b, "from one that is gone").tag(tag).await.unwrap();
+        a.ep.send(to_b, "from one that is gone")
+            .tag(tag)
+            .await
+            .unwrap();
     }
-    assert_eq!(b.ep.recv().tag(1).await.unwrap().source(), Err(Error::UnknownSource));
+    assert_eq!(
+        b.ep.recv().tag(1).await.unwrap().source(),
+        Err(Error::UnknownSource)
+    );
     let moving = b.keep_moving();
     drop(a);
     settled(|| 0).await;
     moving.abort();
     let number = b.av.insert(&name).unwrap();
-    assert_eq!(b.ep.recv().tag(2).from(number).await.unwrap().source(), Ok(number));
+    assert_eq!(
+        b.ep.recv().tag(2).from(number).await.unwrap().source(),
+        Ok(number)
+    );
 }
 
 /// A receive that is directed at a number ends with the number.
@@ -225,26 +332,52 @@ pub(crate) async fn directed_receives_end_with_their_number(setup: Setup) {
     b.ep.recv().from(number).context(3).post().unwrap();
     b.av.remove(number).unwrap();
     let failed = directed.await.unwrap_err();
-    assert_eq!((failed.error, failed.buf.capacity()), (Error::StaleAddress(number), 8));
+    assert_eq!(
+        (failed.error, failed.buf.capacity()),
+        (Error::StaleAddress(number), 8)
+    );
     let posted = b.cq.next().await.unwrap();
-    assert_eq!((posted.context, posted.error.as_deref()), (3, Some(&Error::StaleAddress(number))));
+    assert_eq!(
+        (posted.context, posted.error.as_deref()),
+        (3, Some(&Error::StaleAddress(number)))
+    );
 }
 
 /// Two endpoints share a vector, and a guest of one is known to the other only by its number.
 pub(crate) async fn a_guest_that_leaves_ends_directed_receives_everywhere(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
-    let other = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap().enable().await.unwrap();
+    let other = b
+        .domain
+        .endpoint(&b.info)
+        .unwrap()
+        .bind_av(&b.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     a.ep.send(to_b, "hello").await.unwrap();
     let guest = b.ep.recv().await.unwrap().source().unwrap();
     let directed = other.recv().from(guest).start().unwrap();
     drop(a);
-    assert_eq!(directed.await.unwrap_err().error, Error::StaleAddress(guest));
+    assert_eq!(
+        directed.await.unwrap_err().error,
+        Error::StaleAddress(guest)
+    );
 }
 
-/// A number that was taken back and given again by the same guest is not counted down by its old connection.
+/// A number that was taken back and given again by the same guest is not counted down by its old
+/// connection.
 pub(crate) async fn a_number_given_again_is_not_taken_back_for_the_old(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
-    let other = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap().enable().await.unwrap();
+    let other = b
+        .domain
+        .endpoint(&b.info)
+        .unwrap()
+        .bind_av(&b.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     a.ep.send(to_b, "one").await.unwrap();
     let first = b.ep.recv().await.unwrap().source().unwrap();
     b.av.remove(first).unwrap();
@@ -257,5 +390,9 @@ pub(crate) async fn a_number_given_again_is_not_taken_back_for_the_old(setup: Se
     settled(|| 0).await;
     moving.abort();
     a.ep.send(to_other, "three").await.unwrap();
-    assert_eq!(other.recv().await.unwrap().source(), Ok(second), "still connected");
+    assert_eq!(
+        other.recv().await.unwrap().source(),
+        Ok(second),
+        "still connected"
+    );
 }

@@ -7,15 +7,17 @@ use crate::station::pair;
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Every operation on this type, in every call: what is left and what comes back are what the arithmetic says.
+/// Every operation on this type, in every call: what is left and what comes back are what the
+/// arithmetic says.
 async fn all_of<T: AtomicType>(setup: &Setup, values: [T; 3]) {
     let (a, b, to_b) = pair(setup).await;
     let _moving = b.keep_moving();
     let region = b.domain.alloc(64, BOTH).unwrap();
     let (remote, size) = (region.remote(), T::DATATYPE.size());
     for &op in AtomicOp::ALL {
-        for (value, operand) in
-            values.iter().flat_map(|value| values.iter().map(move |other| (*value, *other)))
+        for (value, operand) in values
+            .iter()
+            .flat_map(|value| values.iter().map(move |other| (*value, *other)))
         {
             let comparand = values[0];
             let computed = op.compute(T::DATATYPE, value.bits(), operand.bits(), comparand.bits());
@@ -27,22 +29,38 @@ async fn all_of<T: AtomicType>(setup: &Setup, values: [T; 3]) {
                     AtomicCall::Base => a.ep.atomic(to_b, at, op, operand).await.map(|()| None),
                     AtomicCall::Fetch => a.ep.fetch_atomic(to_b, at, op, operand).await.map(Some),
                     AtomicCall::Compare => {
-                        a.ep.compare_atomic(to_b, at, op, operand, comparand).await.map(Some)
+                        a.ep.compare_atomic(to_b, at, op, operand, comparand)
+                            .await
+                            .map(Some)
                     }
                 };
                 let left: T = region.load(size).unwrap();
                 if op.is_valid(T::DATATYPE, call) {
-                    assert_eq!(left.bits(), computed, "{op:?} {call:?} on {:?}", T::DATATYPE);
+                    assert_eq!(
+                        left.bits(),
+                        computed,
+                        "{op:?} {call:?} on {:?}",
+                        T::DATATYPE
+                    );
                     let fetched = fetched.unwrap().map(AtomicType::bits);
                     assert_eq!(fetched, (call != AtomicCall::Base).then(|| value.bits()));
                 } else {
-                    assert!(matches!(fetched, Err(Error::NotSupported(_))), "{op:?} {call:?}");
+                    assert!(
+                        matches!(fetched, Err(Error::NotSupported(_))),
+                        "{op:?} {call:?}"
+                    );
                     assert_eq!(left.bits(), value.bits());
                 }
             }
         }
     }
-    assert_eq!((region.load::<T>(0).unwrap().bits(), region.load::<T>(2 * size).unwrap().bits()), (0, 0));
+    assert_eq!(
+        (
+            region.load::<T>(0).unwrap().bits(),
+            region.load::<T>(2 * size).unwrap().bits()
+        ),
+        (0, 0)
+    );
 }
 
 pub(crate) async fn every_operation_on_every_type(setup: Setup) {
@@ -69,7 +87,9 @@ pub(crate) async fn concurrent_additions_add_up(setup: Setup) {
     let add = |ep: fabric_async::Endpoint, peer| {
         tokio::spawn(async move {
             for _ in 0..2000 {
-                ep.atomic(peer, remote.at(0), AtomicOp::Sum, [1u64, 2, 3]).await.unwrap();
+                ep.atomic(peer, remote.at(0), AtomicOp::Sum, [1u64, 2, 3])
+                    .await
+                    .unwrap();
                 ep.fetch_add(peer, remote.at(32), 0.5f64).await.unwrap();
             }
         })
@@ -82,7 +102,10 @@ pub(crate) async fn concurrent_additions_add_up(setup: Setup) {
     for task in tasks {
         task.await.unwrap();
     }
-    assert_eq!((region.load(0), region.load(8), region.load(16)), (Ok(6000u64), Ok(8000u64), Ok(12_000u64)));
+    assert_eq!(
+        (region.load(0), region.load(8), region.load(16)),
+        (Ok(6000u64), Ok(8000u64), Ok(12_000u64))
+    );
     assert_eq!(region.load(32), Ok(3000.0f64));
 }
 
@@ -102,7 +125,9 @@ pub(crate) async fn a_lock_by_compare_and_swap(setup: Setup) {
                 }
                 let count = ep.read(peer, remote.slice(8..16)).await.unwrap();
                 let count = u64::from_le_bytes(count[..].try_into().unwrap()) + 1;
-                ep.write(peer, remote.at(8), count.to_le_bytes().to_vec()).await.unwrap();
+                ep.write(peer, remote.at(8), count.to_le_bytes().to_vec())
+                    .await
+                    .unwrap();
                 assert_eq!(ep.compare_swap(peer, remote.at(0), me, 0u64).await, Ok(me));
             }
         })
@@ -119,17 +144,49 @@ pub(crate) async fn rows_of_values(setup: Setup) {
     let region = b.domain.alloc(8192, BOTH).unwrap();
     let remote = region.remote();
     let long: Vec<u32> = (0..1024).collect();
-    a.ep.atomic(to_b, remote.at(0), AtomicOp::Write, long.clone()).await.unwrap();
-    let was = a.ep.fetch_atomic(to_b, remote.at(0), AtomicOp::Sum, vec![1u32; 1024]).await.unwrap();
+    a.ep.atomic(to_b, remote.at(0), AtomicOp::Write, long.clone())
+        .await
+        .unwrap();
+    let was =
+        a.ep.fetch_atomic(to_b, remote.at(0), AtomicOp::Sum, vec![1u32; 1024])
+            .await
+            .unwrap();
     assert_eq!(was, long);
     assert_eq!(region.load(4 * 1023), Ok(1024u32));
-    let was = a.ep.compare_atomic(to_b, remote.at(0), AtomicOp::Cswap, [7u32, 8], [1, 1]).await.unwrap();
-    assert_eq!((was, region.load(0), region.load(4)), ([1, 2], Ok(7u32), Ok(2u32)));
-    let too_long = a.ep.atomic(to_b, remote.at(0), AtomicOp::Sum, vec![1u64; 513]).await;
-    assert!(matches!(too_long, Err(Error::TooLong { len: 4104, limit: 4096, .. })));
-    let uneven = a.ep.compare_atomic(to_b, remote.at(0), AtomicOp::Cswap, vec![1u8; 2], vec![1; 3]).await;
+    let was =
+        a.ep.compare_atomic(to_b, remote.at(0), AtomicOp::Cswap, [7u32, 8], [1, 1])
+            .await
+            .unwrap();
+    assert_eq!(
+        (was, region.load(0), region.load(4)),
+        ([1, 2], Ok(7u32), Ok(2u32))
+    );
+    let too_long =
+        a.ep.atomic(to_b, remote.at(0), AtomicOp::Sum, vec![1u64; 513])
+            .await;
+    assert!(matches!(
+        too_long,
+        Err(Error::TooLong {
+            len: 4104,
+            limit: 4096,
+            ..
+        })
+    ));
+    let uneven =
+        a.ep.compare_atomic(
+            to_b,
+            remote.at(0),
+            AtomicOp::Cswap,
+            vec![1u8; 2],
+            vec![1; 3],
+        )
+        .await;
     assert!(matches!(uneven, Err(Error::Invalid { .. })));
-    assert_eq!(a.ep.fetch_atomic(to_b, remote.at(0), AtomicOp::Sum, Vec::<u64>::new()).await, Ok(vec![]));
+    assert_eq!(
+        a.ep.fetch_atomic(to_b, remote.at(0), AtomicOp::Sum, Vec::<u64>::new())
+            .await,
+        Ok(vec![])
+    );
 }
 
 pub(crate) async fn misplaced_ones_fail_alone(setup: Setup) {
@@ -140,11 +197,23 @@ pub(crate) async fn misplaced_ones_fail_alone(setup: Setup) {
     let remote = region.remote();
     for _ in 0..2 {
         let across = a.ep.fetch_add(to_b, remote.at(4), 1u64).await;
-        assert!(matches!(&across, Err(Error::Invalid { what, .. }) if what.contains("atomic")), "{across:?}");
-        assert!(matches!(a.ep.fetch_add(to_b, remote.at(64), 1u8).await, Err(Error::TooLong { .. })));
-        let sum = a.ep.atomic(to_b, readable.remote().at(0), AtomicOp::Sum, 1u64).await;
+        assert!(
+            matches!(&across, Err(Error::Invalid { what, .. }) if what.contains("atomic")),
+            "{across:?}"
+        );
+        assert!(matches!(
+            a.ep.fetch_add(to_b, remote.at(64), 1u8).await,
+            Err(Error::TooLong { .. })
+        ));
+        let sum =
+            a.ep.atomic(to_b, readable.remote().at(0), AtomicOp::Sum, 1u64)
+                .await;
         assert!(matches!(sum, Err(Error::Key { why, .. }) if why.contains("grant")));
-        assert_eq!(a.ep.fetch_atomic(to_b, readable.remote().at(0), AtomicOp::Read, 9u64).await, Ok(0));
+        assert_eq!(
+            a.ep.fetch_atomic(to_b, readable.remote().at(0), AtomicOp::Read, 9u64)
+                .await,
+            Ok(0)
+        );
         a.ep.fetch_add(to_b, remote.at(56), 1u64).await.unwrap();
     }
     assert_eq!(region.load(56), Ok(2u64));
@@ -156,8 +225,14 @@ pub(crate) async fn posted_ones_report_what_they_fetched(setup: Setup) {
     let region = b.domain.alloc(64, BOTH).unwrap();
     let remote = region.remote();
     region.atomic(8, AtomicOp::Write, 40i32).unwrap();
-    a.ep.atomic(to_b, remote.at(0), AtomicOp::Sum, 2i32).context(1).post().unwrap();
-    a.ep.fetch_atomic(to_b, remote.at(8), AtomicOp::Sum, [2i32, 3]).context(2).post().unwrap();
+    a.ep.atomic(to_b, remote.at(0), AtomicOp::Sum, 2i32)
+        .context(1)
+        .post()
+        .unwrap();
+    a.ep.fetch_atomic(to_b, remote.at(8), AtomicOp::Sum, [2i32, 3])
+        .context(2)
+        .post()
+        .unwrap();
     let mut out = Vec::new();
     while out.len() < 2 {
         a.cq.next_batch(&mut out, 2).await;
@@ -165,18 +240,31 @@ pub(crate) async fn posted_ones_report_what_they_fetched(setup: Setup) {
     assert_eq!((out[0].context, out[0].kind), (1, OpKind::Atomic));
     assert_eq!((out[1].context, out[1].kind), (2, OpKind::FetchAtomic));
     assert_eq!(out[1].values::<i32>().collect::<Vec<_>>(), [40, 0]);
-    assert_eq!((region.load(0), region.load(8), region.load(12)), (Ok(2i32), Ok(42i32), Ok(3i32)));
+    assert_eq!(
+        (region.load(0), region.load(8), region.load(12)),
+        (Ok(2i32), Ok(42i32), Ok(3i32))
+    );
 }
 
 /// What is done, and cannot be told to its owner any more, is not done again on another way.
 pub(crate) async fn what_fails_is_done_once_at_most(setup: Setup) {
     let (a, b) = (setup.station().await, setup.station().await);
     // One without counters, and so with the shortest way there is.
-    let ep = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap().enable().await.unwrap();
+    let ep = a
+        .domain
+        .endpoint(&a.info)
+        .unwrap()
+        .bind_av(&a.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let to_b = ep.lookup(b.ep.name()).await.unwrap();
     let mut region = b.domain.alloc(64, BOTH).unwrap();
     let counter = b.domain.counter().unwrap();
-    region.bind_counter(&counter, CounterBind::REMOTE_WRITE).unwrap();
+    region
+        .bind_counter(&counter, CounterBind::REMOTE_WRITE)
+        .unwrap();
     let remote = region.remote();
     let moving = b.keep_moving();
     assert_eq!(ep.fetch_add(to_b, remote.at(0), 1u64).await, Ok(0));
@@ -189,7 +277,10 @@ pub(crate) async fn what_fails_is_done_once_at_most(setup: Setup) {
         match fetched {
             Ok(old) => assert_eq!((old, done), (before, 1)),
             Err(error) => {
-                assert!(error.is_peer_gone() || error == Error::StaleAddress(to_b), "{error}");
+                assert!(
+                    error.is_peer_gone() || error == Error::StaleAddress(to_b),
+                    "{error}"
+                );
                 assert!(done <= 1, "done {done} times");
             }
         }

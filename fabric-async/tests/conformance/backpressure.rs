@@ -13,10 +13,14 @@ const LEN: usize = 64 << 10;
 
 /// Few credits.
 fn few() -> Plan {
-    Plan { tx_size: Some(16), ..Plan::default() }
+    Plan {
+        tx_size: Some(16),
+        ..Plan::default()
+    }
 }
 
-/// The sender makes no call any more once nothing goes: what is on its way leaves by itself as there is room.
+/// The sender makes no call any more once nothing goes: what is on its way leaves by itself as
+/// there is room.
 pub(crate) async fn what_fills_the_way_leaves_without_another_call(setup: Setup) {
     let (a, b, to_b) = pair_of(&setup, Plan::default(), Plan::default()).await;
     let len = a.info.tx.inject_size.min(4096);
@@ -35,7 +39,10 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
     for round in 0..3 {
         let mut posted = Vec::new();
         let refused = loop {
-            assert!(posted.len() < 4096, "256 MiB without a receive, and no end of it");
+            assert!(
+                posted.len() < 4096,
+                "256 MiB without a receive, and no end of it"
+            );
             let message = numbered(posted.len() as u64, LEN);
             let at = message.as_ptr();
             match a.ep.try_send(to_b, message) {
@@ -46,7 +53,11 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
         let (failed, at) = refused;
         assert_eq!(failed.error, Error::Again(Scarce::TransmitCredit));
         assert_eq!(failed.error.errno(), 11);
-        assert_eq!((failed.buf.as_ptr(), failed.buf.len()), (at, LEN), "the buffer comes back");
+        assert_eq!(
+            (failed.buf.as_ptr(), failed.buf.len()),
+            (at, LEN),
+            "the buffer comes back"
+        );
         // Under automatic progress a credit may have come back meanwhile.
         let refused_again = match a.ep.send(to_b, failed.buf).start() {
             Ok(op) => {
@@ -66,7 +77,11 @@ pub(crate) async fn sends_run_out_of_credit_and_recover(setup: Setup) {
         };
         let receives = async {
             for number in 0..count {
-                assert_eq!(number_of(&b.ep.recv().await.unwrap()), number, "round {round}");
+                assert_eq!(
+                    number_of(&b.ep.recv().await.unwrap()),
+                    number,
+                    "round {round}"
+                );
             }
         };
         tokio::join!(sends, receives);
@@ -90,7 +105,8 @@ fn fill(a: &Station, to_b: fabric_async::FiAddr) -> u64 {
 
 pub(crate) async fn an_awaited_send_waits_for_the_receiver(setup: Setup) {
     let (a, b, to_b) = pair_of(&setup, few().narrow(), Plan::default().narrow()).await;
-    // More than the receiver, whom nobody asks for anything, takes, and than is kept between the two.
+    // More than the receiver, whom nobody asks for anything, takes, and than is kept between the
+    // two.
     let mut count = 0;
     let mut waiting = loop {
         let mut op = a.ep.send(to_b, numbered(count, LEN)).into_future();
@@ -116,8 +132,9 @@ pub(crate) async fn an_awaited_send_waits_for_the_receiver(setup: Setup) {
 pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
     let (a, b, to_b) = pair_of(&setup, few().narrow(), Plan::default().narrow()).await;
     let before = fill(&a, to_b);
-    // Long and short ones: none may slip past those that wait. They are more than the receiver, whom nobody asks for anything,
-    // takes, and than is kept between the two, so that some wait however far it has come.
+    // Long and short ones: none may slip past those that wait. They are more than the receiver,
+    // whom nobody asks for anything, takes, and than is kept between the two, so that some wait
+    // however far it has come.
     let count = before + 800;
     let waiting: Vec<_> = (before..count)
         .map(|number| {
@@ -126,8 +143,15 @@ pub(crate) async fn sends_that_wait_keep_their_order(setup: Setup) {
         })
         .collect();
     let refused = a.ep.try_send(to_b, numbered(0, 8)).map(drop).unwrap_err();
-    assert_eq!(refused.error, Error::Again(Scarce::TransmitCredit), "a short one does not overtake either");
-    assert_eq!(a.ep.inject(to_b, b"x"), Err(Error::Again(Scarce::TransmitCredit)));
+    assert_eq!(
+        refused.error,
+        Error::Again(Scarce::TransmitCredit),
+        "a short one does not overtake either"
+    );
+    assert_eq!(
+        a.ep.inject(to_b, b"x"),
+        Err(Error::Again(Scarce::TransmitCredit))
+    );
     let sends = async {
         for op in waiting {
             op.await.unwrap();
@@ -146,8 +170,9 @@ pub(crate) async fn one_stalled_peer_does_not_stop_the_rest(setup: Setup) {
     let c = setup.station().await;
     let to_c = a.meet(&c).await;
     let before = fill(&a, to_stalled);
-    let waiting: Vec<_> =
-        (before..before + 50).map(|n| a.ep.send(to_stalled, numbered(n, LEN)).into_future()).collect();
+    let waiting: Vec<_> = (before..before + 50)
+        .map(|n| a.ep.send(to_stalled, numbered(n, LEN)).into_future())
+        .collect();
     for number in 0..100 {
         let len = if number % 10 == 0 { 200_000 } else { 100 };
         let (sent, got) = tokio::join!(a.ep.send(to_c, numbered(number, len)), c.ep.recv());
@@ -188,24 +213,41 @@ pub(crate) async fn two_endpoints_flooding_each_other_go_on(setup: Setup) {
         tokio::join!(sends, receives);
         own
     };
-    let (one, two) = (tokio::spawn(flood(a, to_b, done.clone())), tokio::spawn(flood(b, to_a, done.clone())));
+    let (one, two) = (
+        tokio::spawn(flood(a, to_b, done.clone())),
+        tokio::spawn(flood(b, to_a, done.clone())),
+    );
     // Neither closes before the other has everything.
     let (_a, _b) = (one.await.unwrap(), two.await.unwrap());
     assert_eq!(done.load(Ordering::Relaxed), 2 * COUNT);
 }
 
 pub(crate) async fn receive_entries_are_limited(setup: Setup) {
-    let (a, b, to_b) = pair_of(&setup, Plan::default(), Plan { rx_size: Some(2), ..Plan::default() }).await;
+    let (a, b, to_b) = pair_of(
+        &setup,
+        Plan::default(),
+        Plan {
+            rx_size: Some(2),
+            ..Plan::default()
+        },
+    )
+    .await;
     let first = b.ep.recv_into(vec![1]).start().unwrap();
     let second = b.ep.recv_into(vec![2]).start().unwrap();
     let refused = b.ep.recv_into(vec![3]).start().unwrap_err();
-    assert_eq!((refused.error, refused.buf), (Error::Again(Scarce::ReceiveEntry), vec![3]));
+    assert_eq!(
+        (refused.error, refused.buf),
+        (Error::Again(Scarce::ReceiveEntry), vec![3])
+    );
     let refused = b.ep.recv_into(vec![3]).post().unwrap_err();
     assert_eq!(refused.error, Error::Again(Scarce::ReceiveEntry));
     // Those that are awaited are not limited.
     let third = b.ep.recv_into(vec![0; 2]).into_future();
     drop(first);
-    assert!(b.ep.recv_into(vec![4]).start().is_err(), "the awaited one has a place as well");
+    assert!(
+        b.ep.recv_into(vec![4]).start().is_err(),
+        "the awaited one has a place as well"
+    );
     drop(second);
     let fourth = b.ep.recv_into(vec![0; 2]).start().unwrap();
     for text in ["3", "4", "5"] {
@@ -213,5 +255,8 @@ pub(crate) async fn receive_entries_are_limited(setup: Setup) {
     }
     assert_eq!(&third.await.unwrap()[..], b"3");
     assert_eq!(&fourth.await.unwrap()[..], b"4");
-    assert_eq!(&b.ep.recv_into(vec![5]).start().unwrap().await.unwrap()[..], b"5");
+    assert_eq!(
+        &b.ep.recv_into(vec![5]).start().unwrap().await.unwrap()[..],
+        b"5"
+    );
 }

@@ -16,7 +16,10 @@ async fn contexts(cq: &mut CompletionQueue, count: usize) -> Vec<u64> {
     while out.len() < count {
         cq.next_batch(&mut out, count).await;
     }
-    assert!(out.iter().all(|entry| entry.error.is_none() && entry.kind == OpKind::Send));
+    assert!(
+        out.iter()
+            .all(|entry| entry.error.is_none() && entry.kind == OpKind::Send)
+    );
     out.iter().map(|entry| entry.context).collect()
 }
 
@@ -27,11 +30,18 @@ async fn numbers(station: &Station, numbers: impl Iterator<Item = u64>) {
 }
 
 /// Posts all of them, however often credit runs out in between.
-async fn all_posted<'a, R: Batchable<'a, Shared>>(a: &'a Station, requests: impl Iterator<Item = R>) {
+async fn all_posted<'a, R: Batchable<'a, Shared>>(
+    a: &'a Station,
+    requests: impl Iterator<Item = R>,
+) {
     let mut requests = requests;
     let mut rest = Vec::new();
     loop {
-        match a.ep.post_all(std::mem::take(&mut rest).into_iter().chain(requests.by_ref())) {
+        match a.ep.post_all(
+            std::mem::take(&mut rest)
+                .into_iter()
+                .chain(requests.by_ref()),
+        ) {
             Ok(_) => return,
             Err(stopped) => {
                 assert_eq!(stopped.error, Error::Again(Scarce::TransmitCredit));
@@ -45,11 +55,14 @@ async fn all_posted<'a, R: Batchable<'a, Shared>>(a: &'a Station, requests: impl
 pub(crate) async fn injected_ones_arrive_in_order(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for count in COUNTS {
-        let messages: Vec<_> = (0..count).map(|number| numbered(number, 8 + number as usize)).collect();
+        let messages: Vec<_> = (0..count)
+            .map(|number| numbered(number, 8 + number as usize))
+            .collect();
         let sends = async {
             let mut rest = &messages[..];
             loop {
-                let (accepted, ended) = a.ep.inject_all(to_b, rest.iter().map(|message| &message[..]));
+                let (accepted, ended) =
+                    a.ep.inject_all(to_b, rest.iter().map(|message| &message[..]));
                 rest = &rest[accepted..];
                 match ended {
                     Ok(()) => break,
@@ -67,19 +80,31 @@ pub(crate) async fn posted_ones_arrive_and_report_in_order(setup: Setup) {
     let (mut a, b, to_b) = pair(&setup).await;
     for count in COUNTS.into_iter().filter(|count| *count <= 64) {
         for expected in [false, true] {
-            let request = |number: u64| a.ep.send(to_b, numbered(number, 8)).tag(number).context(number);
+            let request = |number: u64| {
+                a.ep.send(to_b, numbered(number, 8))
+                    .tag(number)
+                    .context(number)
+            };
             let receives: Vec<_> = match expected {
-                true => (0..count).map(|tag| b.ep.recv().tag(tag).start().unwrap()).collect(),
+                true => (0..count)
+                    .map(|tag| b.ep.recv().tag(tag).start().unwrap())
+                    .collect(),
                 false => Vec::new(),
             };
-            assert_eq!(a.ep.post_all((0..count).map(request)).unwrap() as u64, count);
+            assert_eq!(
+                a.ep.post_all((0..count).map(request)).unwrap() as u64,
+                count
+            );
             for receive in receives {
                 number_of(&receive.await.unwrap());
             }
             for tag in (0..count).filter(|_| !expected) {
                 assert_eq!(number_of(&b.ep.recv().tag(tag).await.unwrap()), tag);
             }
-            assert_eq!(contexts(&mut a.cq, count as usize).await, (0..count).collect::<Vec<_>>());
+            assert_eq!(
+                contexts(&mut a.cq, count as usize).await,
+                (0..count).collect::<Vec<_>>()
+            );
         }
     }
 }
@@ -88,18 +113,28 @@ pub(crate) async fn posted_ones_arrive_and_report_in_order(setup: Setup) {
 pub(crate) async fn all_lengths_go_together(setup: Setup) {
     let (mut a, b, to_b) = pair(&setup).await;
     let lengths = [8, 9000, 60, 300_000, 8, 8192, 0, 200_000, 4096, 1];
-    let posts = lengths.iter().zip(0..).map(|(&len, at)| a.ep.send(to_b, pattern(len, 2)).context(at));
+    let posts = lengths
+        .iter()
+        .zip(0..)
+        .map(|(&len, at)| a.ep.send(to_b, pattern(len, 2)).context(at));
     assert_eq!(a.ep.post_all(posts).unwrap(), lengths.len());
     for len in lengths {
         assert_bytes(&b.ep.recv().await.unwrap(), pattern(len, 2));
     }
-    assert_eq!(contexts(&mut a.cq, lengths.len()).await.len(), lengths.len());
+    assert_eq!(
+        contexts(&mut a.cq, lengths.len()).await.len(),
+        lengths.len()
+    );
 }
 
 /// Those who sleep are woken by one ring each; where there are no doorbells none is counted.
 pub(crate) async fn sleepers_are_woken_once(setup: Setup) {
     let a = setup.station().await;
-    let others = [setup.station().await, setup.station().await, setup.station().await];
+    let others = [
+        setup.station().await,
+        setup.station().await,
+        setup.station().await,
+    ];
     let mut tasks = Vec::new();
     let mut peers = Vec::new();
     for station in others {
@@ -129,7 +164,14 @@ pub(crate) async fn a_refusal_stops_there_and_gives_the_rest_back(setup: Setup) 
     let messages = [&short[..], &short, &long, &short];
     let (accepted, refused) = a.ep.inject_all(to_b, messages);
     assert_eq!(accepted, 2);
-    assert_eq!(refused, Err(Error::TooLong { what: "injected message", len: limit + 1, limit }));
+    assert_eq!(
+        refused,
+        Err(Error::TooLong {
+            what: "injected message",
+            len: limit + 1,
+            limit
+        })
+    );
     numbers(&b, [0, 0].into_iter()).await;
 
     // One of another endpoint, in the second chunk.
@@ -140,7 +182,11 @@ pub(crate) async fn a_refusal_stops_there_and_gives_the_rest_back(setup: Setup) 
     };
     let mut requests = (30..100).map(request);
     let stopped = a.ep.post_all(requests.by_ref()).unwrap_err();
-    assert!(matches!(stopped.error, Error::Invalid { what: "batch", .. }), "{}", stopped.error);
+    assert!(
+        matches!(stopped.error, Error::Invalid { what: "batch", .. }),
+        "{}",
+        stopped.error
+    );
     assert_eq!((stopped.posted, stopped.rest.len()), (40, 1));
     let rest = stopped.rest.into_iter().skip(1).chain(requests);
     let taking = numbers(&b, (30..100).filter(|number| *number != 70));
@@ -149,16 +195,26 @@ pub(crate) async fn a_refusal_stops_there_and_gives_the_rest_back(setup: Setup) 
 
     let permit = a.ep.reserve(to_b).await.unwrap();
     let stopped = a.ep.post_all([permit.send(&a.ep, "x")]).unwrap_err();
-    assert!(matches!(stopped.error, Error::Invalid { what: "batch", .. }));
+    assert!(matches!(
+        stopped.error,
+        Error::Invalid { what: "batch", .. }
+    ));
 }
 
 pub(crate) async fn a_full_queue_stops_a_batch_and_nothing_is_lost(setup: Setup) {
-    let plan = Plan { entries: 50, ..Plan::default() };
+    let plan = Plan {
+        entries: 50,
+        ..Plan::default()
+    };
     let (mut a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
     let mut requests = (0..300).map(|number| a.ep.send(to_b, numbered(number, 8)).context(number));
     let (mut rest, mut reported, mut arrived) = (Vec::new(), Vec::new(), 0);
     loop {
-        let ended = a.ep.post_all(std::mem::take(&mut rest).into_iter().chain(requests.by_ref()));
+        let ended = a.ep.post_all(
+            std::mem::take(&mut rest)
+                .into_iter()
+                .chain(requests.by_ref()),
+        );
         let stopped = match ended {
             Ok(_) => break,
             Err(stopped) => stopped,
@@ -175,19 +231,30 @@ pub(crate) async fn a_full_queue_stops_a_batch_and_nothing_is_lost(setup: Setup)
 }
 
 pub(crate) async fn want_of_credit_stops_a_batch(setup: Setup) {
-    let plan = Plan { tx_size: Some(16), ..Plan::default() };
+    let plan = Plan {
+        tx_size: Some(16),
+        ..Plan::default()
+    };
     let (mut a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
-    let requests = (0..40).map(|number| a.ep.send(to_b, numbered(number, 2_000_000)).context(number));
+    let requests =
+        (0..40).map(|number| a.ep.send(to_b, numbered(number, 2_000_000)).context(number));
     let stopped = a.ep.post_all(requests).unwrap_err();
     assert_eq!(stopped.error, Error::Again(Scarce::TransmitCredit));
     let first = stopped.rest.into_iter().next().unwrap();
     numbers(&b, 0..stopped.posted as u64).await;
-    assert_eq!(contexts(&mut a.cq, stopped.posted).await.len(), stopped.posted);
-    let (sent, ()) = tokio::join!(first, numbers(&b, stopped.posted as u64..stopped.posted as u64 + 1));
+    assert_eq!(
+        contexts(&mut a.cq, stopped.posted).await.len(),
+        stopped.posted
+    );
+    let (sent, ()) = tokio::join!(
+        first,
+        numbers(&b, stopped.posted as u64..stopped.posted as u64 + 1)
+    );
     sent.unwrap();
 }
 
-/// Receives are posted in order: those that find messages waiting take them, long ones with a pause of the lock in between.
+/// Receives are posted in order: those that find messages waiting take them, long ones with a pause
+/// of the lock in between.
 pub(crate) async fn receives_go_together(setup: Setup) {
     let (a, mut b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
@@ -211,17 +278,34 @@ pub(crate) async fn receives_go_together(setup: Setup) {
         tokio::join!(sends, takes);
         for (number, entry) in got.into_iter().enumerate() {
             assert_eq!(entry.context, number as u64);
-            assert_eq!(number_of(&entry.into_result::<Vec<u8>>().unwrap()), number as u64);
+            assert_eq!(
+                number_of(&entry.into_result::<Vec<u8>>().unwrap()),
+                number as u64
+            );
         }
     }
     let foreign = a.av.insert(b.ep.name()).unwrap();
-    let rooms = [b.ep.recv().tag(1), b.ep.recv().tag(2).from(foreign), b.ep.recv().tag(3)];
+    let rooms = [
+        b.ep.recv().tag(1),
+        b.ep.recv().tag(2).from(foreign),
+        b.ep.recv().tag(3),
+    ];
     let stopped = b.ep.post_all(rooms).unwrap_err();
-    assert_eq!((stopped.posted, stopped.rest.len()), (1, 2), "{}", stopped.error);
-    let plan = Plan { entries: 10, ..Plan::default() };
+    assert_eq!(
+        (stopped.posted, stopped.rest.len()),
+        (1, 2),
+        "{}",
+        stopped.error
+    );
+    let plan = Plan {
+        entries: 10,
+        ..Plan::default()
+    };
     let (d, mut c, to_c) = pair_of(&setup, Plan::default(), plan).await;
     let _moving = c.keep_moving();
-    let stopped = c.ep.post_all((0..50).map(|number| c.ep.recv().context(number))).unwrap_err();
+    let stopped =
+        c.ep.post_all((0..50).map(|number| c.ep.recv().context(number)))
+            .unwrap_err();
     assert_eq!(stopped.error, Error::Again(Scarce::CompletionEntry));
     assert_eq!((stopped.posted, stopped.rest.len()), (10, 22));
     d.ep.send(to_c, "first").await.unwrap();
@@ -237,7 +321,9 @@ pub(crate) async fn an_iterator_that_panics_holds_nothing_up(setup: Setup) {
         assert!(number < 40, "meant to panic");
         a.ep.send(to_b, numbered(number, 8)).context(number)
     };
-    let posted = catch_unwind(AssertUnwindSafe(|| a.ep.post_all((0..100).map(request)).map(drop).is_ok()));
+    let posted = catch_unwind(AssertUnwindSafe(|| {
+        a.ep.post_all((0..100).map(request)).map(drop).is_ok()
+    }));
     assert!(posted.is_err());
     numbers(&b, 0..32).await;
     assert_eq!(contexts(&mut a.cq, 32).await.len(), 32);
@@ -249,12 +335,17 @@ pub(crate) async fn an_iterator_that_panics_holds_nothing_up(setup: Setup) {
 pub(crate) async fn writes_go_together_and_tell(setup: Setup) {
     let (mut a, mut b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
-    let region = b.domain.alloc(800, Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
+    let region = b
+        .domain
+        .alloc(800, Access::REMOTE_WRITE | Access::REMOTE_READ)
+        .unwrap();
     let remote = region.remote();
     for round in 0..2u64 {
         let row = |at: u64| {
             let value = (round * 1000 + at).to_le_bytes().to_vec();
-            a.ep.write(to_b, remote.at(8 * at), value).data(at).context(at)
+            a.ep.write(to_b, remote.at(8 * at), value)
+                .data(at)
+                .context(at)
         };
         all_posted(&a, (0..100).map(row)).await;
         let (mut written, mut told) = (Vec::new(), Vec::new());
@@ -264,8 +355,14 @@ pub(crate) async fn writes_go_together_and_tell(setup: Setup) {
         while told.len() < 100 {
             b.cq.next_batch(&mut told, 100).await;
         }
-        assert!(told.iter().map(|entry| entry.transfer.data).eq((0..100).map(Some)));
-        assert!((0..100).all(|at| region.load::<u64>(8 * at as usize).unwrap() == round * 1000 + at));
+        assert!(
+            told.iter()
+                .map(|entry| entry.transfer.data)
+                .eq((0..100).map(Some))
+        );
+        assert!(
+            (0..100).all(|at| region.load::<u64>(8 * at as usize).unwrap() == round * 1000 + at)
+        );
     }
 }
 
@@ -279,14 +376,24 @@ pub(crate) async fn a_closed_peer_ends_a_batch(setup: Setup) {
     assert!(accepted < 40 && matches!(refused, Err(Error::PeerGone(_) | Error::NoSuchPeer(_))));
     a.ep.clone().close().unwrap();
     let (accepted, refused) = a.ep.inject_all(to_b, [&b"one"[..]; 40]);
-    assert_eq!((accepted, refused), (0, Err(Error::Closed(Class::Endpoint))));
+    assert_eq!(
+        (accepted, refused),
+        (0, Err(Error::Closed(Class::Endpoint)))
+    );
     let stopped = a.ep.post_all([a.ep.send(to_b, "x")]).unwrap_err();
-    assert_eq!((stopped.error, stopped.rest.len()), (Error::Closed(Class::Endpoint), 1));
+    assert_eq!(
+        (stopped.error, stopped.rest.len()),
+        (Error::Closed(Class::Endpoint), 1)
+    );
 }
 
-/// What a batch gives back is a request like any other, whoever posts it: it leaves, and wakes who sleeps.
+/// What a batch gives back is a request like any other, whoever posts it: it leaves, and wakes who
+/// sleeps.
 pub(crate) async fn what_is_left_of_a_batch_wakes_sleepers(setup: Setup) {
-    let plan = Plan { entries: 8, ..Plan::default() };
+    let plan = Plan {
+        entries: 8,
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
     let sends = (0..).map(|number| a.ep.send(to_b, numbered(number, 8)));
     let stopped = a.ep.post_all(sends.take(9)).unwrap_err();
@@ -296,5 +403,8 @@ pub(crate) async fn what_is_left_of_a_batch_wakes_sleepers(setup: Setup) {
     settled(|| b.domain.stats().parks).await;
     let left = stopped.rest.into_iter().next().unwrap();
     left.await.unwrap();
-    assert_eq!(number_of(&waits.await.unwrap().unwrap()), stopped.posted as u64);
+    assert_eq!(
+        number_of(&waits.await.unwrap().unwrap()),
+        stopped.posted as u64
+    );
 }

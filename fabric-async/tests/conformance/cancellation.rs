@@ -2,7 +2,9 @@
 
 use fabric_async::{Canceled, Error};
 
-use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern, poll_once, settled, yields};
+use crate::payload::{
+    LONG, assert_bytes, number_of, numbered, pattern, poll_once, settled, yields,
+};
 use crate::setup::Setup;
 use crate::station::{Plan, fence, pair, pair_of};
 
@@ -23,7 +25,10 @@ pub(crate) async fn dropping_an_arrived_receive_gives_the_message_back(setup: Se
     let (a, b, to_b) = pair(&setup).await;
     for len in [0, 10, 5000, 100_000] {
         for pooled in [true, false] {
-            let (send, sent) = (a.ep.send(to_b, pattern(len, 1)).data(7), "the send was not dropped");
+            let (send, sent) = (
+                a.ep.send(to_b, pattern(len, 1)).data(7),
+                "the send was not dropped",
+            );
             if pooled {
                 let op = b.ep.recv().start().unwrap();
                 tokio::join!(send, fence(&a, &b, to_b)).0.expect(sent);
@@ -76,9 +81,14 @@ pub(crate) async fn dropping_in_the_middle_of_a_message_loses_nothing(setup: Set
         for own in [false, true] {
             let sending = a.ep.send(to_b, pattern(LONG, which)).start().unwrap();
             let after = a.ep.send(to_b, numbered(which as u64, 30)).start().unwrap();
-            let sending = tokio::spawn(async move { (sending.await.unwrap(), after.await.unwrap()) });
+            let sending =
+                tokio::spawn(async move { (sending.await.unwrap(), after.await.unwrap()) });
             let early = if own {
-                poll_and_drop(b.ep.recv_into(Vec::with_capacity(LONG)).start().unwrap(), polls).await
+                poll_and_drop(
+                    b.ep.recv_into(Vec::with_capacity(LONG)).start().unwrap(),
+                    polls,
+                )
+                .await
             } else {
                 poll_and_drop(b.ep.recv().start().unwrap(), polls).await
             };
@@ -123,8 +133,12 @@ pub(crate) async fn cancel_returns_the_buffer_of_an_unmatched_receive(setup: Set
 
 pub(crate) async fn cancel_reports_a_matched_receive_once(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
-    let (op, cut) =
-        (b.ep.recv().start().unwrap(), b.ep.recv_into(vec![0; 4].into_boxed_slice()).start().unwrap());
+    let (op, cut) = (
+        b.ep.recv().start().unwrap(),
+        b.ep.recv_into(vec![0; 4].into_boxed_slice())
+            .start()
+            .unwrap(),
+    );
     a.ep.send(to_b, "matched").await.unwrap();
     a.ep.send(to_b, "matched and cut").await.unwrap();
     a.ep.send(to_b, "next").await.unwrap();
@@ -140,7 +154,11 @@ pub(crate) async fn cancel_reports_a_matched_receive_once(setup: Setup) {
         }
         other => panic!("it had matched: {other:?}"),
     }
-    assert_eq!(&b.ep.recv().await.unwrap()[..], b"next", "neither came back");
+    assert_eq!(
+        &b.ep.recv().await.unwrap()[..],
+        b"next",
+        "neither came back"
+    );
 }
 
 pub(crate) async fn cancel_in_the_middle_of_a_message_waits_for_it(setup: Setup) {
@@ -169,8 +187,22 @@ pub(crate) async fn cancel_in_the_middle_of_a_message_waits_for_it(setup: Setup)
 }
 
 /// Few credits, and so many long messages that some have to wait for one.
-async fn crowded(setup: &Setup) -> (crate::station::Station, crate::station::Station, fabric_async::FiAddr) {
-    pair_of(setup, Plan { tx_size: Some(4), ..Plan::default() }, Plan::default()).await
+async fn crowded(
+    setup: &Setup,
+) -> (
+    crate::station::Station,
+    crate::station::Station,
+    fabric_async::FiAddr,
+) {
+    pair_of(
+        setup,
+        Plan {
+            tx_size: Some(4),
+            ..Plan::default()
+        },
+        Plan::default(),
+    )
+    .await
 }
 
 const CROWD: u64 = 400;
@@ -180,7 +212,10 @@ pub(crate) async fn a_send_without_credit_can_be_taken_back(setup: Setup) {
     let (a, b, to_b) = crowded(&setup).await;
     let mut posted = Vec::new();
     for number in 0..CROWD {
-        posted.push((number, a.ep.send(to_b, numbered(number, CROWD_LEN)).into_future()));
+        posted.push((
+            number,
+            a.ep.send(to_b, numbered(number, CROWD_LEN)).into_future(),
+        ));
     }
     let (number, last) = posted.pop().expect("there are many");
     let withdrawn = match last.cancel().await {
@@ -229,7 +264,10 @@ pub(crate) async fn dropping_a_send_without_credit_sends_nothing(setup: Setup) {
 pub(crate) async fn a_dropped_send_is_delivered(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for (which, len) in [8, 5000, 100_000, LONG].into_iter().enumerate() {
-        let mut op = a.ep.send(to_b, pattern(len, which).to_vec()).start().unwrap();
+        let mut op =
+            a.ep.send(to_b, pattern(len, which).to_vec())
+                .start()
+                .unwrap();
         if which % 2 == 0 {
             let _ = poll_once(&mut op).await;
         }
@@ -238,8 +276,8 @@ pub(crate) async fn a_dropped_send_is_delivered(setup: Setup) {
     }
 }
 
-/// The guarantee of automatic progress: a send goes on although nobody looks at anything of its domain. Under manual
-/// progress somebody has to.
+/// The guarantee of automatic progress: a send goes on although nobody looks at anything of its
+/// domain. Under manual progress somebody has to.
 pub(crate) async fn a_started_send_goes_on_by_itself(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for pause in [false, true] {

@@ -12,7 +12,10 @@ use crate::setup::Setup;
 use crate::station::{Plan, Station, pair, pair_of};
 
 fn entries(entries: usize) -> Plan {
-    Plan { entries, ..Plan::default() }
+    Plan {
+        entries,
+        ..Plan::default()
+    }
 }
 
 async fn next(station: &mut Station) -> Completion {
@@ -23,11 +26,24 @@ pub(crate) async fn posts_report_with_their_context(setup: Setup) {
     let (mut a, mut b, to_b) = pair(&setup).await;
     for (context, len) in [0, 50, 5000, 200_000].into_iter().enumerate() {
         let context = context as u64;
-        b.ep.recv_into(Vec::with_capacity(len)).context(100 + context).post().unwrap();
-        a.ep.send(to_b, pattern(len, 1).to_vec()).data(9).context(context).post().unwrap();
+        b.ep.recv_into(Vec::with_capacity(len))
+            .context(100 + context)
+            .post()
+            .unwrap();
+        a.ep.send(to_b, pattern(len, 1).to_vec())
+            .data(9)
+            .context(context)
+            .post()
+            .unwrap();
         let (mut sent, got) = tokio::join!(next(&mut a), next(&mut b));
-        assert_eq!((sent.context, sent.kind, sent.transfer.len), (context, OpKind::Send, len));
-        assert_eq!((got.context, got.kind, got.transfer.len), (100 + context, OpKind::Recv, len));
+        assert_eq!(
+            (sent.context, sent.kind, sent.transfer.len),
+            (context, OpKind::Send, len)
+        );
+        assert_eq!(
+            (got.context, got.kind, got.transfer.len),
+            (100 + context, OpKind::Recv, len)
+        );
         assert!(sent.error.is_none() && got.error.is_none());
         assert_bytes(got.bytes(), pattern(len, 1));
         let got = got.into_result::<Vec<u8>>().unwrap();
@@ -37,7 +53,11 @@ pub(crate) async fn posts_report_with_their_context(setup: Setup) {
         assert!(sent.take_buf::<Vec<u8>>().is_none(), "it is taken once");
     }
     let mut none = Vec::new();
-    assert_eq!((a.cq.try_batch(&mut none, 10), b.cq.try_batch(&mut none, 10)), (0, 0), "each exactly once");
+    assert_eq!(
+        (a.cq.try_batch(&mut none, 10), b.cq.try_batch(&mut none, 10)),
+        (0, 0),
+        "each exactly once"
+    );
 }
 
 pub(crate) async fn a_full_queue_refuses_posts(setup: Setup) {
@@ -47,21 +67,37 @@ pub(crate) async fn a_full_queue_refuses_posts(setup: Setup) {
             b.ep.recv_into(vec![0; 8]).context(context).post().unwrap();
         }
         let refused = b.ep.recv_into(vec![7; 8]).post().unwrap_err();
-        assert_eq!((refused.error, refused.buf), (Error::Again(Scarce::CompletionEntry), vec![7; 8]));
+        assert_eq!(
+            (refused.error, refused.buf),
+            (Error::Again(Scarce::CompletionEntry), vec![7; 8])
+        );
         for context in 0..4 {
-            a.ep.send(to_b, vec![round]).context(context).post().unwrap();
+            a.ep.send(to_b, vec![round])
+                .context(context)
+                .post()
+                .unwrap();
         }
         let refused = a.ep.send(to_b, vec![8]).post().unwrap_err();
-        assert_eq!((refused.error, refused.buf), (Error::Again(Scarce::CompletionEntry), vec![8]));
+        assert_eq!(
+            (refused.error, refused.buf),
+            (Error::Again(Scarce::CompletionEntry), vec![8])
+        );
         // Futures need no entry.
         for context in 0..4 {
             let (sent, got) = tokio::join!(next(&mut a), next(&mut b));
-            assert_eq!((sent.context, got.context, got.bytes()), (context, context, &[round][..]));
+            assert_eq!(
+                (sent.context, got.context, got.bytes()),
+                (context, context, &[round][..])
+            );
         }
     }
     let (sent, got) = tokio::join!(a.ep.send(to_b, "x"), b.ep.recv());
     sent.unwrap();
-    assert_eq!(&got.unwrap()[..], b"x", "nothing of what was refused was sent");
+    assert_eq!(
+        &got.unwrap()[..],
+        b"x",
+        "nothing of what was refused was sent"
+    );
 }
 
 pub(crate) async fn a_refused_post_leaves_its_entry_free(setup: Setup) {
@@ -73,7 +109,11 @@ pub(crate) async fn a_refused_post_leaves_its_entry_free(setup: Setup) {
     for len in [8, 100_000] {
         for _ in 0..3 {
             let refused = a.ep.send(nobody, vec![0; len]).post().unwrap_err();
-            assert!(matches!(refused.error, Error::NoSuchPeer(_)), "{}", refused.error);
+            assert!(
+                matches!(refused.error, Error::NoSuchPeer(_)),
+                "{}",
+                refused.error
+            );
         }
     }
     a.ep.send(to_b, "x").context(5).post().unwrap();
@@ -84,7 +124,10 @@ pub(crate) async fn a_failure_is_an_entry_like_any_other(setup: Setup) {
     let (a, mut b, to_b) = pair(&setup).await;
     for context in 0..6 {
         let room = if context % 2 == 0 { 4 } else { 100 };
-        b.ep.recv_into(vec![0; room].into_boxed_slice()).context(context).post().unwrap();
+        b.ep.recv_into(vec![0; room].into_boxed_slice())
+            .context(context)
+            .post()
+            .unwrap();
     }
     for _ in 0..6 {
         a.ep.send(to_b, "ten bytes.").await.unwrap();
@@ -93,11 +136,20 @@ pub(crate) async fn a_failure_is_an_entry_like_any_other(setup: Setup) {
         let got = next(&mut b).await;
         assert_eq!(got.context, context);
         if context % 2 == 0 {
-            assert_eq!(got.error.as_deref(), Some(&Error::Truncated { len: 4, lost: 6 }));
+            assert_eq!(
+                got.error.as_deref(),
+                Some(&Error::Truncated { len: 4, lost: 6 })
+            );
             assert_eq!(got.bytes(), b"ten ");
-            assert_eq!(&got.into_result::<Box<[u8]>>().unwrap_err().buf[..], b"ten ");
+            assert_eq!(
+                &got.into_result::<Box<[u8]>>().unwrap_err().buf[..],
+                b"ten "
+            );
         } else {
-            assert_eq!((got.error.as_ref(), got.bytes()), (None, &b"ten bytes."[..]));
+            assert_eq!(
+                (got.error.as_ref(), got.bytes()),
+                (None, &b"ten bytes."[..])
+            );
         }
     }
 }
@@ -105,7 +157,10 @@ pub(crate) async fn a_failure_is_an_entry_like_any_other(setup: Setup) {
 pub(crate) async fn closing_the_endpoint_cancels_what_is_posted(setup: Setup) {
     let (a, mut b, to_b) = pair(&setup).await;
     for context in 0..3 {
-        b.ep.recv_into(vec![context as u8; 8]).context(context).post().unwrap();
+        b.ep.recv_into(vec![context as u8; 8])
+            .context(context)
+            .post()
+            .unwrap();
     }
     a.ep.send(to_b, "one").await.unwrap();
     assert_eq!(next(&mut b).await.context, 0);
@@ -113,12 +168,21 @@ pub(crate) async fn closing_the_endpoint_cancels_what_is_posted(setup: Setup) {
     let mut contexts = BTreeSet::new();
     for _ in 0..2 {
         let canceled = b.cq.next().await.expect("the queue is open");
-        assert_eq!((canceled.error.as_deref(), canceled.kind), (Some(&Error::Canceled), OpKind::Recv));
+        assert_eq!(
+            (canceled.error.as_deref(), canceled.kind),
+            (Some(&Error::Canceled), OpKind::Recv)
+        );
         contexts.insert(canceled.context);
-        assert_eq!(canceled.into_result::<Vec<u8>>().unwrap_err().error, Error::Canceled);
+        assert_eq!(
+            canceled.into_result::<Vec<u8>>().unwrap_err().error,
+            Error::Canceled
+        );
     }
     assert_eq!(contexts, BTreeSet::from([1, 2]));
-    assert!(poll_once(&mut b.cq.next()).await.is_pending(), "the stream goes on");
+    assert!(
+        poll_once(&mut b.cq.next()).await.is_pending(),
+        "the stream goes on"
+    );
 }
 
 pub(crate) async fn closing_the_endpoint_ends_futures(setup: Setup) {
@@ -133,12 +197,16 @@ pub(crate) async fn closing_the_endpoint_ends_futures(setup: Setup) {
     assert_eq!(canceled.error, Error::Canceled);
     assert_eq!(canceled.buf.capacity(), 3, "the buffer comes back");
     // A send that is under way, likewise.
-    let sends: Vec<_> = (0..400).map(|_| a.ep.send(to_b, vec![0; 100_000]).into_future()).collect();
+    let sends: Vec<_> = (0..400)
+        .map(|_| a.ep.send(to_b, vec![0; 100_000]).into_future())
+        .collect();
     a.ep.close().unwrap();
     for sent in sends {
         if let Err(failed) = sent.await {
-            let expected =
-                matches!(failed.error, Error::Canceled | Error::PeerGone(_) | Error::NoSuchPeer(_));
+            let expected = matches!(
+                failed.error,
+                Error::Canceled | Error::PeerGone(_) | Error::NoSuchPeer(_)
+            );
             assert!(expected, "{}", failed.error);
             assert_eq!(failed.buf.len(), 100_000);
         }
@@ -158,8 +226,11 @@ pub(crate) async fn batches_are_bounded(setup: Setup) {
     out.push(next(&mut b).await);
     while out.len() < 100 {
         let before = out.len();
-        let count =
-            if before % 2 == 0 { b.cq.try_batch(&mut out, 7) } else { b.cq.next_batch(&mut out, 4).await };
+        let count = if before % 2 == 0 {
+            b.cq.try_batch(&mut out, 7)
+        } else {
+            b.cq.next_batch(&mut out, 4).await
+        };
         assert_eq!(out.len(), before + count);
         assert!(count <= 7 && (before % 2 == 0 || (1..=4).contains(&count)));
         if count == 0 {
@@ -216,7 +287,10 @@ pub(crate) async fn a_busy_queue_lets_other_tasks_run(setup: Setup) {
             // The other task is on a thread of its own, which may be late: this says nothing.
             break;
         }
-        assert!(rounds <= 1000, "the queue was ready a thousand times in a row, and no other task has run");
+        assert!(
+            rounds <= 1000,
+            "the queue was ready a thousand times in a row, and no other task has run"
+        );
     }
     other.await.unwrap();
     moving.abort();
@@ -227,11 +301,25 @@ pub(crate) async fn a_busy_queue_lets_other_tasks_run(setup: Setup) {
 
 pub(crate) async fn posts_need_a_queue_futures_do_not(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
-    let ep = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap().enable().await.unwrap();
+    let ep = a
+        .domain
+        .endpoint(&a.info)
+        .unwrap()
+        .bind_av(&a.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let refused = ep.send(to_b, vec![1]).post().unwrap_err();
-    assert_eq!((refused.error, refused.buf), (Error::Unbound(Class::CompletionQueue), vec![1]));
+    assert_eq!(
+        (refused.error, refused.buf),
+        (Error::Unbound(Class::CompletionQueue), vec![1])
+    );
     let refused = ep.recv_into(vec![2]).post().unwrap_err();
-    assert_eq!((refused.error, refused.buf), (Error::Unbound(Class::CompletionQueue), vec![2]));
+    assert_eq!(
+        (refused.error, refused.buf),
+        (Error::Unbound(Class::CompletionQueue), vec![2])
+    );
     let (sent, got) = tokio::join!(ep.send(to_b, "x"), b.ep.recv());
     sent.unwrap();
     assert_eq!(&got.unwrap()[..], b"x");

@@ -7,8 +7,8 @@ use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
 use fabric_async::{
-    Access, Caps, Class, CounterBind, DownReason, Endpoint, EpType, Error, EventKind, Gather, Hints, OpKind,
-    PassiveEndpoint, Progress, Scatter, discover,
+    Access, Caps, Class, CounterBind, DownReason, Endpoint, EpType, Error, EventKind, Gather,
+    Hints, OpKind, PassiveEndpoint, Progress, Scatter, discover,
 };
 use futures_util::StreamExt;
 
@@ -41,7 +41,22 @@ async fn ended(side: &mut Side) -> DownReason {
 
 pub(crate) async fn every_length_goes_both_ways(setup: Setup) {
     let (a, b) = pair(&setup).await;
-    let lens = [0, 1, 2, 63, 64, 100, 4096, 16_383, 16_384, 16_385, 65_536, 100_000, 1 << 20, LONG];
+    let lens = [
+        0,
+        1,
+        2,
+        63,
+        64,
+        100,
+        4096,
+        16_383,
+        16_384,
+        16_385,
+        65_536,
+        100_000,
+        1 << 20,
+        LONG,
+    ];
     for len in lens {
         let (to_b, to_a) = (pattern(len, 1), pattern(len, 2));
         let (sent, got, back, came) = tokio::join!(
@@ -57,13 +72,19 @@ pub(crate) async fn every_length_goes_both_ways(setup: Setup) {
     }
     // Nobody waits for them.
     for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
-        let sending = a.ep.send(a.ep.peer().unwrap(), pattern(len, 3)).start().unwrap();
+        let sending =
+            a.ep.send(a.ep.peer().unwrap(), pattern(len, 3))
+                .start()
+                .unwrap();
         until_waiting(&b, 1).await;
         assert_bytes(&b.ep.recv().await.unwrap(), pattern(len, 3));
         sending.await.unwrap();
     }
     let (sent, got) = (a.ep.stats(), b.ep.stats());
-    assert_eq!((sent.failed, got.failed, sent.sent.count), (0, 0, got.received.count));
+    assert_eq!(
+        (sent.failed, got.failed, sent.sent.count),
+        (0, 0, got.received.count)
+    );
 }
 
 pub(crate) async fn every_kind_of_buffer_and_call(setup: Setup) {
@@ -72,7 +93,10 @@ pub(crate) async fn every_kind_of_buffer_and_call(setup: Setup) {
     a.ep.inject(to_b, b"injected").unwrap();
     a.ep.inject_data(to_b, b"with data", 7).unwrap();
     a.ep.send(to_b, "more data").data(u64::MAX).await.unwrap();
-    let gather = Gather::from((pattern(100, 1).to_vec(), Bytes::from_static(pattern(50_000, 2))));
+    let gather = Gather::from((
+        pattern(100, 1).to_vec(),
+        Bytes::from_static(pattern(50_000, 2)),
+    ));
     let gathered = a.ep.send(to_b, gather).start().unwrap();
     let mut loan = a.ep.loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
@@ -82,14 +106,20 @@ pub(crate) async fn every_kind_of_buffer_and_call(setup: Setup) {
         a.ep.send(peer, buf).fence().await.unwrap();
     }
     let got = b.ep.recv().await.unwrap();
-    assert_eq!((&got[..], got.data(), got.tag(), got.source()), (&b"injected"[..], None, None, b.ep.peer()));
+    assert_eq!(
+        (&got[..], got.data(), got.tag(), got.source()),
+        (&b"injected"[..], None, None, b.ep.peer())
+    );
     assert_eq!(b.ep.probe().await.unwrap().len, 9);
     let claimed = b.ep.probe().claim().await.unwrap();
     let got = claimed.recv_into(vec![0; 9]).await.unwrap();
     assert_eq!((&got[..], got.data()), (&b"with data"[..], Some(7)));
     let got = b.ep.recv().await.unwrap();
     assert_eq!((&got[..], got.data()), (&b"more data"[..], Some(u64::MAX)));
-    let room = Scatter::from([vec![0; 5].into_boxed_slice(), vec![0; 60_000].into_boxed_slice()]);
+    let room = Scatter::from([
+        vec![0; 5].into_boxed_slice(),
+        vec![0; 60_000].into_boxed_slice(),
+    ]);
     let got = b.ep.recv_into(room).await.unwrap().into_buf();
     let bytes: Vec<u8> = got.pieces().flatten().copied().collect();
     assert_bytes(&bytes, &[pattern(100, 1), pattern(50_000, 2)].concat());
@@ -99,23 +129,44 @@ pub(crate) async fn every_kind_of_buffer_and_call(setup: Setup) {
     for number in 0..10 {
         assert_eq!(b.ep.recv().await.unwrap()[..], [number; 9]);
     }
-    let short = b.ep.recv_into(vec![0; 4].into_boxed_slice()).start().unwrap();
+    let short =
+        b.ep.recv_into(vec![0; 4].into_boxed_slice())
+            .start()
+            .unwrap();
     send(&a, b"cut to the room").await;
     send(&a, b"whole").await;
     let cut = short.await.unwrap_err();
-    assert_eq!((cut.error, &cut.buf[..]), (Error::Truncated { len: 4, lost: 11 }, &b"cut "[..]));
+    assert_eq!(
+        (cut.error, &cut.buf[..]),
+        (Error::Truncated { len: 4, lost: 11 }, &b"cut "[..])
+    );
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"whole");
 }
 
 pub(crate) async fn queues_and_counters_hear_of_all(setup: Setup) {
     let (here, there) = (Room::open(&setup).await, Room::open(&setup).await);
     let mut door = there.door(&setup);
-    let (sends, recvs) = (here.domain.counter().unwrap(), there.domain.counter().unwrap());
+    let (sends, recvs) = (
+        here.domain.counter().unwrap(),
+        there.domain.counter().unwrap(),
+    );
     let own = there.fabric.event_queue(8).unwrap();
-    let connecting = here.endpoint().bind_counter(&sends, CounterBind::SEND).unwrap().connect(door.name());
+    let connecting = here
+        .endpoint()
+        .bind_counter(&sends, CounterBind::SEND)
+        .unwrap()
+        .connect(door.name());
     let accepting = async {
-        let ep = there.endpoint().bind_counter(&recvs, CounterBind::RECV).unwrap().context(5);
-        ep.bind_eq(&own).unwrap().accept(door.next().await.unwrap(), b"").await.unwrap()
+        let ep = there
+            .endpoint()
+            .bind_counter(&recvs, CounterBind::RECV)
+            .unwrap()
+            .context(5);
+        ep.bind_eq(&own)
+            .unwrap()
+            .accept(door.next().await.unwrap(), b"")
+            .await
+            .unwrap()
     };
     let (a, b) = tokio::join!(connecting.into_future(), accepting);
     let a = a.unwrap();
@@ -124,14 +175,23 @@ pub(crate) async fn queues_and_counters_hear_of_all(setup: Setup) {
         b.ep.recv_into(vec![0; 8]).context(number).post().unwrap();
     }
     for number in 0..20u64 {
-        a.ep.send(a.ep.peer().unwrap(), number.to_le_bytes().to_vec()).context(100 + number).post().unwrap();
+        a.ep.send(a.ep.peer().unwrap(), number.to_le_bytes().to_vec())
+            .context(100 + number)
+            .post()
+            .unwrap();
     }
     sends.wait(20).await.unwrap();
     recvs.wait(20).await.unwrap();
     for number in 0..20u64 {
-        let (sent, mut got) = (a.room.cq.next().await.unwrap(), b.room.cq.next().await.unwrap());
+        let (sent, mut got) = (
+            a.room.cq.next().await.unwrap(),
+            b.room.cq.next().await.unwrap(),
+        );
         assert_eq!((sent.context, sent.kind), (100 + number, OpKind::Send));
-        assert_eq!((got.context, got.kind, &got.error), (number, OpKind::Recv, &None));
+        assert_eq!(
+            (got.context, got.kind, &got.error),
+            (number, OpKind::Recv, &None)
+        );
         assert_eq!(got.take_buf::<Vec<u8>>().unwrap(), number.to_le_bytes());
     }
     // What is posted when the peer goes is reported too.
@@ -151,7 +211,11 @@ pub(crate) async fn queues_and_counters_hear_of_all(setup: Setup) {
 pub(crate) async fn either_side_may_end_it(setup: Setup) {
     for round in 0..4 {
         let (active, passive) = pair(&setup).await;
-        let (mut ending, mut other) = if round % 2 == 0 { (active, passive) } else { (passive, active) };
+        let (mut ending, mut other) = if round % 2 == 0 {
+            (active, passive)
+        } else {
+            (passive, active)
+        };
         let waiting = other.ep.recv().start().unwrap();
         let further = other.ep.recv().start().unwrap();
         send(&ending, b"the last word").await;
@@ -162,7 +226,10 @@ pub(crate) async fn either_side_may_end_it(setup: Setup) {
             assert_eq!(own.await.unwrap_err().error, Error::Canceled);
             let closed = Error::Closed(Class::Endpoint);
             let to_other = ending.ep.peer().unwrap();
-            assert_eq!(ending.ep.send(to_other, "more").await.unwrap_err().error, closed);
+            assert_eq!(
+                ending.ep.send(to_other, "more").await.unwrap_err().error,
+                closed
+            );
             assert_eq!(ending.ep.inject(to_other, b"more").unwrap_err(), closed);
             assert_eq!(ending.ep.recv().await.unwrap_err().error, closed);
             ending.ep.shutdown().unwrap();
@@ -175,45 +242,90 @@ pub(crate) async fn either_side_may_end_it(setup: Setup) {
         let gone = Error::PeerGone(other.ep.peer_name().unwrap().clone());
         assert_eq!(further.await.unwrap_err().error, gone);
         let to_ending = other.ep.peer().unwrap();
-        assert_eq!(other.ep.send(to_ending, "nobody hears").await.unwrap_err().error, gone);
-        assert_eq!(other.ep.send(to_ending, "nobody hears").post().unwrap_err().error, gone);
-        assert_eq!(other.ep.inject(to_ending, b"nobody hears").unwrap_err(), gone);
+        assert_eq!(
+            other
+                .ep
+                .send(to_ending, "nobody hears")
+                .await
+                .unwrap_err()
+                .error,
+            gone
+        );
+        assert_eq!(
+            other
+                .ep
+                .send(to_ending, "nobody hears")
+                .post()
+                .unwrap_err()
+                .error,
+            gone
+        );
+        assert_eq!(
+            other.ep.inject(to_ending, b"nobody hears").unwrap_err(),
+            gone
+        );
         assert_eq!(other.ep.recv().await.unwrap_err().error, gone);
         assert_eq!(other.ep.probe().await.unwrap_err(), gone);
         other.ep.shutdown().unwrap();
         assert!(
-            other.room.eq.try_next().is_none_or(|event| !matches!(event.kind, EventKind::Shutdown { .. }))
+            other
+                .room
+                .eq
+                .try_next()
+                .is_none_or(|event| !matches!(event.kind, EventKind::Shutdown { .. }))
         );
     }
 }
 
-/// A message that has begun does not end: who sends it has it back, and who receives it hears that the sender is gone.
+/// A message that has begun does not end: who sends it has it back, and who receives it hears that
+/// the sender is gone.
 pub(crate) async fn ending_in_the_middle_of_a_message(setup: Setup) {
     for is_received in [false, true] {
         let (a, mut b) = pair(&setup).await;
-        let receiving = is_received.then(|| b.ep.recv_into(Vec::with_capacity(64 << 20)).start().unwrap());
-        let mut sending = a.ep.send(a.ep.peer().unwrap(), vec![1; 64 << 20]).start().unwrap();
-        let behind = a.ep.send(a.ep.peer().unwrap(), vec![2; 10]).start().unwrap();
+        let receiving = is_received.then(|| {
+            b.ep.recv_into(Vec::with_capacity(64 << 20))
+                .start()
+                .unwrap()
+        });
+        let mut sending =
+            a.ep.send(a.ep.peer().unwrap(), vec![1; 64 << 20])
+                .start()
+                .unwrap();
+        let behind =
+            a.ep.send(a.ep.peer().unwrap(), vec![2; 10])
+                .start()
+                .unwrap();
         assert!(poll_once(&mut sending).await.is_pending());
         a.ep.shutdown().unwrap();
         // What the network takes from where it lies waits for the peer to take it.
-        let at_once = if setup.zero_copy { None } else { Some((&mut sending).await.unwrap_err()) };
+        let at_once = if setup.zero_copy {
+            None
+        } else {
+            Some((&mut sending).await.unwrap_err())
+        };
         assert_eq!(behind.await.unwrap_err().error, Error::Canceled);
         // What nobody had asked for, and no room, waits with the network until somebody does.
-        let receiving =
-            receiving.unwrap_or_else(|| b.ep.recv_into(Vec::with_capacity(64 << 20)).start().unwrap());
+        let receiving = receiving.unwrap_or_else(|| {
+            b.ep.recv_into(Vec::with_capacity(64 << 20))
+                .start()
+                .unwrap()
+        });
         assert!(receiving.await.unwrap_err().error.is_peer_gone());
         let failed = match at_once {
             Some(failed) => failed,
             None => sending.await.unwrap_err(),
         };
-        assert_eq!((failed.error, failed.buf.len()), (Error::Canceled, 64 << 20));
+        assert_eq!(
+            (failed.error, failed.buf.len()),
+            (Error::Canceled, 64 << 20)
+        );
         ended(&mut b).await;
         assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
     }
 }
 
-/// Two messages come together. The second one is nobody's when the first is received, and is there all the same.
+/// Two messages come together. The second one is nobody's when the first is received, and is there
+/// all the same.
 pub(crate) async fn what_has_been_seen_outlives_the_connection(setup: Setup) {
     let (a, b) = pair(&setup).await;
     let to_b = a.ep.peer().unwrap();
@@ -221,7 +333,10 @@ pub(crate) async fn what_has_been_seen_outlives_the_connection(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"one");
     b.ep.shutdown().unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"two");
-    assert_eq!(b.ep.recv().await.unwrap_err().error, Error::Closed(Class::Endpoint));
+    assert_eq!(
+        b.ep.recv().await.unwrap_err().error,
+        Error::Closed(Class::Endpoint)
+    );
 }
 
 /// Where the domain drives itself nobody has to look for what comes to be taken in.
@@ -231,7 +346,9 @@ pub(crate) async fn nobody_need_look_from_the_beginning(setup: Setup) {
     }
     let (a, b) = pair(&setup).await;
     for number in 0..5u8 {
-        a.ep.send(a.ep.peer().unwrap(), vec![number; 100]).await.unwrap();
+        a.ep.send(a.ep.peer().unwrap(), vec![number; 100])
+            .await
+            .unwrap();
     }
     while b.ep.stats().unexpected < 5 {
         yields(1).await;
@@ -241,7 +358,12 @@ pub(crate) async fn nobody_need_look_from_the_beginning(setup: Setup) {
 pub(crate) async fn what_has_come_outlives_the_connection(setup: Setup) {
     let (a, mut b) = pair(&setup).await;
     for number in 0..50u8 {
-        a.ep.send(a.ep.peer().unwrap(), vec![number; 1 + usize::from(number) * 1000]).await.unwrap();
+        a.ep.send(
+            a.ep.peer().unwrap(),
+            vec![number; 1 + usize::from(number) * 1000],
+        )
+        .await
+        .unwrap();
     }
     a.ep.close().unwrap();
     assert_eq!(ended(&mut b).await, DownReason::Closed);
@@ -266,7 +388,9 @@ pub(crate) async fn what_was_held_back_outlives_the_connection(setup: Setup) {
     let (a, mut b) = pair(&setup).await;
     let sending = tokio::spawn(async move {
         for number in 0..MANY {
-            a.ep.send(a.ep.peer().unwrap(), vec![number as u8; 1 << 20]).await.unwrap();
+            a.ep.send(a.ep.peer().unwrap(), vec![number as u8; 1 << 20])
+                .await
+                .unwrap();
         }
         a.ep.close().unwrap();
         a.room
@@ -282,7 +406,10 @@ pub(crate) async fn what_was_held_back_outlives_the_connection(setup: Setup) {
 
 pub(crate) async fn everything_that_waits_ends_with_the_connection(setup: Setup) {
     let (a, mut b) = pair(&setup).await;
-    let mut several = b.ep.recv_multi(BytesMut::with_capacity(4096)).start().unwrap();
+    let mut several =
+        b.ep.recv_multi(BytesMut::with_capacity(4096))
+            .start()
+            .unwrap();
     let probing = async { b.ep.probe().await };
     let claiming = async { b.ep.probe().claim().await };
     let plain = b.ep.recv().start().unwrap();
@@ -297,7 +424,15 @@ pub(crate) async fn everything_that_waits_ends_with_the_connection(setup: Setup)
     let (probed, claimed, ()) = tokio::join!(probing, claiming, ending);
     assert!(probed.unwrap_err().is_peer_gone());
     assert!(claimed.map(drop).unwrap_err().is_peer_gone());
-    assert!(several.next().await.unwrap().unwrap_err().error.is_peer_gone());
+    assert!(
+        several
+            .next()
+            .await
+            .unwrap()
+            .unwrap_err()
+            .error
+            .is_peer_gone()
+    );
     assert!(several.next().await.is_none());
     assert!(plain.await.unwrap_err().error.is_peer_gone());
     let failed = sending.await.unwrap_err();
@@ -313,11 +448,22 @@ pub(crate) async fn several_messages_into_one_buffer(setup: Setup) {
     a.ep.close().unwrap();
     ended(&mut b).await;
     // It is posted after the end, and takes what had come before.
-    let mut several = b.ep.recv_multi(BytesMut::with_capacity(4096)).start().unwrap();
+    let mut several =
+        b.ep.recv_multi(BytesMut::with_capacity(4096))
+            .start()
+            .unwrap();
     for number in 0..100u8 {
         assert_eq!(several.next().await.unwrap().unwrap()[..], [number; 10]);
     }
-    assert!(several.next().await.unwrap().unwrap_err().error.is_peer_gone());
+    assert!(
+        several
+            .next()
+            .await
+            .unwrap()
+            .unwrap_err()
+            .error
+            .is_peer_gone()
+    );
 }
 
 pub(crate) async fn dropped_receives_lose_nothing(setup: Setup) {
@@ -382,7 +528,9 @@ pub(crate) async fn memory_is_written_and_read(setup: Setup) {
     let region = b.room.domain.alloc(LONG, BOTH).unwrap();
     let (remote, to_b) = (region.remote(), a.ep.peer().unwrap());
     for len in [0, 1, 8, 4096, 65_537, 1 << 20, LONG] {
-        a.ep.write(to_b, remote.at(0), pattern(len, 1)).await.unwrap();
+        a.ep.write(to_b, remote.at(0), pattern(len, 1))
+            .await
+            .unwrap();
         let mut there = vec![0; len];
         region.read(0, &mut there).unwrap();
         assert_bytes(&there, pattern(len, 1));
@@ -404,15 +552,23 @@ pub(crate) async fn writes_are_heard_of_and_counted(setup: Setup) {
     let writes = there.domain.counter().unwrap();
     let calling = here.connect(&door).into_future();
     let accepting = async {
-        let ep = there.endpoint().bind_counter(&writes, CounterBind::REMOTE_WRITE).unwrap();
+        let ep = there
+            .endpoint()
+            .bind_counter(&writes, CounterBind::REMOTE_WRITE)
+            .unwrap();
         ep.accept(door.next().await.unwrap(), b"").await.unwrap()
     };
     let (a, b) = tokio::join!(calling, accepting);
     let (a, mut b) = (a.unwrap(), Side { ep: b, room: there });
     let region = b.room.domain.alloc(100, BOTH).unwrap();
     let writing = async {
-        a.write(a.peer().unwrap(), region.remote().at(10), "with data").data(9).await.unwrap();
-        a.write(a.peer().unwrap(), region.remote().at(50), "without").await.unwrap();
+        a.write(a.peer().unwrap(), region.remote().at(10), "with data")
+            .data(9)
+            .await
+            .unwrap();
+        a.write(a.peer().unwrap(), region.remote().at(50), "without")
+            .await
+            .unwrap();
     };
     let ((), heard, counted) = tokio::join!(writing, b.room.cq.next(), writes.wait(2));
     let heard = heard.unwrap();
@@ -424,13 +580,21 @@ pub(crate) async fn delivery_is_confirmed(setup: Setup) {
     let (a, b) = pair(&setup).await;
     let to_b = a.ep.peer().unwrap();
     for len in [0, 8, 100_000, 1 << 20] {
-        let (sent, got) =
-            tokio::join!(a.ep.send(to_b, pattern(len, 1)).delivery_complete().into_future(), b.ep.recv());
+        let (sent, got) = tokio::join!(
+            a.ep.send(to_b, pattern(len, 1))
+                .delivery_complete()
+                .into_future(),
+            b.ep.recv()
+        );
         sent.unwrap();
         assert_bytes(&got.unwrap(), pattern(len, 1));
     }
     // Who goes has confirmed nothing more.
-    let sending = a.ep.send(to_b, vec![0; 64 << 20]).delivery_complete().start().unwrap();
+    let sending =
+        a.ep.send(to_b, vec![0; 64 << 20])
+            .delivery_complete()
+            .start()
+            .unwrap();
     b.ep.close().unwrap();
     assert!(sending.await.unwrap_err().error.is_peer_gone());
 }
@@ -465,9 +629,17 @@ pub(crate) async fn what_breaks_the_rules_ends_the_connection(setup: Setup) {
         let ep = room.endpoint().connect(&name).await.unwrap();
         assert_eq!(&ep.recv().await.unwrap()[..], b"good");
         let failed = ep.recv().await.unwrap_err();
-        assert!(matches!(failed.error, Error::Protocol { .. }), "{}", failed.error);
+        assert!(
+            matches!(failed.error, Error::Protocol { .. }),
+            "{}",
+            failed.error
+        );
         let failed = ep.send(ep.peer().unwrap(), "anything").await.unwrap_err();
-        assert!(matches!(failed.error, Error::Protocol { .. }), "{}", failed.error);
+        assert!(
+            matches!(failed.error, Error::Protocol { .. }),
+            "{}",
+            failed.error
+        );
         peer.await.unwrap();
     }
 }
@@ -486,9 +658,15 @@ pub(crate) async fn what_makes_no_sense_is_refused(setup: Setup) {
     unsupported(ep.address_vector().remove(to_b).unwrap_err());
     unsupported(ep.address_vector().close().unwrap_err().error);
     unsupported(ep.join("udp://239.1.2.3:1").map(drop).unwrap_err());
-    assert_eq!(ep.address_vector().peers(), [(to_b, ep.peer_name().unwrap().clone())]);
+    assert_eq!(
+        ep.address_vector().peers(),
+        [(to_b, ep.peer_name().unwrap().clone())]
+    );
     let stale = b.ep.peer().unwrap();
-    assert_eq!(ep.send(stale, "").await.unwrap_err().error, Error::StaleAddress(stale));
+    assert_eq!(
+        ep.send(stale, "").await.unwrap_err().error,
+        Error::StaleAddress(stale)
+    );
     // Nothing of it has done any harm.
     send(&a, b"all the same").await;
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"all the same");
@@ -498,7 +676,10 @@ pub(crate) async fn what_makes_no_sense_is_refused(setup: Setup) {
     unsupported(room.endpoint().bind_av(&av).map(drop).unwrap_err());
     let invalid = |error: Error| assert!(matches!(error, Error::Invalid { .. }), "{error}");
     invalid(room.endpoint().enable().await.map(drop).unwrap_err());
-    let many = Hints::new().provider(setup.provider).ep_type(EpType::Rdm).progress(setup.progress);
+    let many = Hints::new()
+        .provider(setup.provider)
+        .ep_type(EpType::Rdm)
+        .progress(setup.progress);
     let many = discover(&many).await.unwrap().swap_remove(0);
     invalid(room.fabric.passive_endpoint(&many).map(drop).unwrap_err());
     let builder = || room.domain.endpoint(&many).unwrap();
@@ -516,13 +697,18 @@ pub(crate) async fn what_makes_no_sense_is_refused(setup: Setup) {
     for nobody in ["tcp://", "tcp://127.0.0.1:0"] {
         invalid(room.endpoint().connect(nobody).await.map(drop).unwrap_err());
     }
-    let directed = Hints::new().provider(setup.provider).ep_type(EpType::Msg).caps(Caps::DIRECTED_RECV);
+    let directed = Hints::new()
+        .provider(setup.provider)
+        .ep_type(EpType::Msg)
+        .caps(Caps::DIRECTED_RECV);
     assert!(matches!(discover(&directed).await, Err(Error::NoMatch(_))));
 }
 
 pub(crate) async fn the_front_door_leads_here(setup: Setup) {
     let options = || {
-        let options = Endpoint::options().wait_policy(setup.policy).progress(setup.progress);
+        let options = Endpoint::options()
+            .wait_policy(setup.policy)
+            .progress(setup.progress);
         options.socket_io(setup.socket_io)
     };
     let mut door = options().listen(&setup.fresh()).await.unwrap();
@@ -530,20 +716,36 @@ pub(crate) async fn the_front_door_leads_here(setup: Setup) {
     let accepting = async { door.next().await.unwrap().accept("welcome").await.unwrap() };
     let (active, passive) = tokio::join!(options().connect(&name), accepting);
     let active = active.unwrap();
-    assert_eq!((active.private_data(), active.peer_name()), (&b"welcome"[..], Ok(&name)));
+    assert_eq!(
+        (active.private_data(), active.peer_name()),
+        (&b"welcome"[..], Ok(&name))
+    );
     assert_eq!(active.info().domain.data_progress, setup.progress);
-    active.send(active.peer().unwrap(), "in").context(1).post().unwrap();
+    active
+        .send(active.peer().unwrap(), "in")
+        .context(1)
+        .post()
+        .unwrap();
     passive.recv_into(vec![0; 2]).context(2).post().unwrap();
     let sent = active.completions().unwrap().next().await.unwrap();
     let got = passive.completions().unwrap().next().await.unwrap();
     assert_eq!((sent.context, got.context), (1, 2));
     drop(active);
     let mut events = passive.events().unwrap();
-    assert!(matches!(events.next().await.kind, EventKind::Connected { .. }));
-    assert!(matches!(events.next().await.kind, EventKind::Shutdown { .. }));
+    assert!(matches!(
+        events.next().await.kind,
+        EventKind::Connected { .. }
+    ));
+    assert!(matches!(
+        events.next().await.kind,
+        EventKind::Shutdown { .. }
+    ));
     let taken = PassiveEndpoint::bind(&name).await.map(drop).unwrap_err();
     assert_eq!(taken, Error::AddressInUse(name));
-    let none = Endpoint::connect("shm://somebody").await.map(drop).unwrap_err();
+    let none = Endpoint::connect("shm://somebody")
+        .await
+        .map(drop)
+        .unwrap_err();
     assert!(matches!(none, Error::NoMatch(_)), "{none}");
 }
 
@@ -554,7 +756,10 @@ pub(crate) async fn the_object_tree_knows_them(setup: Setup) {
     assert_eq!(b.room.fabric.children().of(Class::PassiveEndpoint), 1);
     let Room { eq, fabric, .. } = b.room;
     let refused = eq.close().unwrap_err();
-    assert!(refused.to_string().contains("1 passive endpoint"), "{refused}");
+    assert!(
+        refused.to_string().contains("1 passive endpoint"),
+        "{refused}"
+    );
     let busy = fabric.close().unwrap_err();
     assert!(busy.to_string().contains("1 passive endpoint"), "{busy}");
     door.close();
@@ -562,6 +767,13 @@ pub(crate) async fn the_object_tree_knows_them(setup: Setup) {
     a.ep.close().unwrap();
     let closed = Error::Closed(Class::Endpoint);
     assert_eq!(clone.shutdown(), Err(closed.clone()));
-    assert_eq!(clone.send(clone.peer().unwrap(), "").await.unwrap_err().error, closed);
+    assert_eq!(
+        clone
+            .send(clone.peer().unwrap(), "")
+            .await
+            .unwrap_err()
+            .error,
+        closed
+    );
     assert!(b.ep.recv().await.unwrap_err().error.is_peer_gone());
 }

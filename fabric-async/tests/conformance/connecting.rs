@@ -1,4 +1,5 @@
-//! How connected endpoints come by their peer: requests, answers, refusals, and those who say nothing or nonsense.
+//! How connected endpoints come by their peer: requests, answers, refusals, and those who say
+//! nothing or nonsense.
 
 use std::future::IntoFuture;
 use std::io::{Read, Write};
@@ -26,27 +27,65 @@ pub(crate) async fn both_sides_have_the_others_data(setup: Setup) {
         };
         let (active, (passive, peer)) = tokio::join!(calling, accepting);
         let active = active.unwrap();
-        assert_eq!((active.private_data(), passive.private_data()), (said, question));
-        assert_eq!((active.peer_name().unwrap(), active.name()), (door.name(), &peer));
-        assert_eq!((passive.peer_name().unwrap(), passive.name()), (&peer, door.name()));
+        assert_eq!(
+            (active.private_data(), passive.private_data()),
+            (said, question)
+        );
+        assert_eq!(
+            (active.peer_name().unwrap(), active.name()),
+            (door.name(), &peer)
+        );
+        assert_eq!(
+            (passive.peer_name().unwrap(), passive.name()),
+            (&peer, door.name())
+        );
         let event = here.eq.next().await;
         assert_eq!(event.object, active.id());
-        assert_eq!(event.kind, EventKind::Connected { peer: door.name().clone(), data: said.to_vec() });
+        assert_eq!(
+            event.kind,
+            EventKind::Connected {
+                peer: door.name().clone(),
+                data: said.to_vec()
+            }
+        );
         let event = there.eq.next().await;
         assert_eq!(event.object, door.id());
-        assert_eq!(event.kind, EventKind::ConnectionRequest { peer: peer.clone(), data: question.to_vec() });
+        assert_eq!(
+            event.kind,
+            EventKind::ConnectionRequest {
+                peer: peer.clone(),
+                data: question.to_vec()
+            }
+        );
         let event = there.eq.next().await;
         assert_eq!(event.object, passive.id());
-        assert_eq!(event.kind, EventKind::Connected { peer, data: Vec::new() });
+        assert_eq!(
+            event.kind,
+            EventKind::Connected {
+                peer,
+                data: Vec::new()
+            }
+        );
         let (to_passive, to_active) = (active.peer().unwrap(), passive.peer().unwrap());
         active.send(to_passive, "there").await.unwrap();
         passive.send(to_active, "and back").await.unwrap();
         let (got, back) = tokio::join!(passive.recv(), active.recv());
         let (out, back) = (got.unwrap(), back.unwrap());
         assert_eq!((&out[..], out.source()), (&b"there"[..], Ok(to_active)));
-        assert_eq!((&back[..], back.source()), (&b"and back"[..], Ok(to_passive)));
+        assert_eq!(
+            (&back[..], back.source()),
+            (&b"and back"[..], Ok(to_passive))
+        );
         drop((active, passive));
-        let shut = |kind| matches!(kind, EventKind::Shutdown { reason: DownReason::Closed, .. });
+        let shut = |kind| {
+            matches!(
+                kind,
+                EventKind::Shutdown {
+                    reason: DownReason::Closed,
+                    ..
+                }
+            )
+        };
         // Whichever was closed last has heard of the other, or has been closed itself before that.
         while let Some(event) = here.eq.try_next().or_else(|| there.eq.try_next()) {
             assert!(shut(event.kind));
@@ -61,16 +100,28 @@ pub(crate) async fn a_rejection_tells_why(setup: Setup) {
         let calling = here.connect(&door).into_future();
         let rejecting = async { door.next().await.unwrap().reject(pattern(len, 3)).unwrap() };
         let (refused, ()) = tokio::join!(calling, rejecting);
-        let error = Error::Rejected { peer: door.name().clone(), data: pattern(len, 3).to_vec() };
+        let error = Error::Rejected {
+            peer: door.name().clone(),
+            data: pattern(len, 3).to_vec(),
+        };
         assert_eq!(refused.unwrap_err(), error);
         assert_eq!(error.errno(), 111);
-        assert_eq!(here.eq.next().await.kind, EventKind::ConnectFailed { error });
+        assert_eq!(
+            here.eq.next().await.kind,
+            EventKind::ConnectFailed { error }
+        );
         assert_eq!(here.domain.children().of(fabric_async::Class::Endpoint), 0);
     }
     let calling = here.connect(&door).into_future();
     let dropping = async { drop(door.next().await.unwrap()) };
     let (refused, ()) = tokio::join!(calling, dropping);
-    assert_eq!(refused.unwrap_err(), Error::Rejected { peer: door.name().clone(), data: Vec::new() });
+    assert_eq!(
+        refused.unwrap_err(),
+        Error::Rejected {
+            peer: door.name().clone(),
+            data: Vec::new()
+        }
+    );
     // Those nobody takes.
     let mut calling = here.connect(&door).into_future();
     while !format!("{door:?}").contains("(1 requests)") {
@@ -79,7 +130,13 @@ pub(crate) async fn a_rejection_tells_why(setup: Setup) {
     }
     let name = door.name().clone();
     door.close();
-    assert_eq!(calling.await.unwrap_err(), Error::Rejected { peer: name.clone(), data: Vec::new() });
+    assert_eq!(
+        calling.await.unwrap_err(),
+        Error::Rejected {
+            peer: name.clone(),
+            data: Vec::new()
+        }
+    );
     let nobody = here.endpoint().connect(&name).await.unwrap_err();
     assert_eq!(nobody, Error::NoSuchPeer(name));
 }
@@ -88,13 +145,34 @@ pub(crate) async fn private_data_has_a_limit(setup: Setup) {
     let (here, there) = (Room::open(&setup).await, Room::open(&setup).await);
     let mut door = there.door(&setup);
     let long = vec![7; MAX_PRIVATE_DATA + 1];
-    let too_long = Error::TooLong { what: "private data", len: 257, limit: 256 };
-    assert_eq!(here.connect(&door).private_data(&long[..]).await.unwrap_err(), too_long);
-    let rejected = Error::Rejected { peer: door.name().clone(), data: Vec::new() };
+    let too_long = Error::TooLong {
+        what: "private data",
+        len: 257,
+        limit: 256,
+    };
+    assert_eq!(
+        here.connect(&door)
+            .private_data(&long[..])
+            .await
+            .unwrap_err(),
+        too_long
+    );
+    let rejected = Error::Rejected {
+        peer: door.name().clone(),
+        data: Vec::new(),
+    };
     let calling = here.connect(&door).into_future();
-    let answering = async { there.endpoint().accept(door.next().await.unwrap(), &long).await };
+    let answering = async {
+        there
+            .endpoint()
+            .accept(door.next().await.unwrap(), &long)
+            .await
+    };
     let (refused, accepted) = tokio::join!(calling, answering);
-    assert_eq!((refused.unwrap_err(), accepted.unwrap_err()), (rejected.clone(), too_long.clone()));
+    assert_eq!(
+        (refused.unwrap_err(), accepted.unwrap_err()),
+        (rejected.clone(), too_long.clone())
+    );
     let calling = here.connect(&door).into_future();
     let answering = async { door.next().await.unwrap().reject(&long) };
     let (refused, answered) = tokio::join!(calling, answering);
@@ -110,7 +188,10 @@ pub(crate) async fn dropping_an_attempt_gives_it_up(setup: Setup) {
         assert!(poll_once(&mut calling).await.is_pending());
         drop(calling);
     }
-    let mut calling = here.connect(&door).private_data("never mind, too").into_future();
+    let mut calling = here
+        .connect(&door)
+        .private_data("never mind, too")
+        .into_future();
     let request = loop {
         assert!(poll_once(&mut calling).await.is_pending());
         match door.try_next() {
@@ -123,7 +204,10 @@ pub(crate) async fn dropping_an_attempt_gives_it_up(setup: Setup) {
     match there.endpoint().accept(request, b"too late").await {
         Ok(ep) => {
             assert!(ep.recv().await.unwrap_err().error.is_peer_gone());
-            assert!(matches!(there.next_event().await, EventKind::Shutdown { .. }));
+            assert!(matches!(
+                there.next_event().await,
+                EventKind::Shutdown { .. }
+            ));
         }
         Err(error) => assert!(error.is_peer_gone(), "{error}"),
     }
@@ -131,7 +215,9 @@ pub(crate) async fn dropping_an_attempt_gives_it_up(setup: Setup) {
     let accepting = async {
         loop {
             match door.next().await.unwrap() {
-                request if request.private_data() == b"in time" => break there.accept(request, b"").await,
+                request if request.private_data() == b"in time" => {
+                    break there.accept(request, b"").await;
+                }
                 request => request.reject("too late").unwrap(),
             }
         }
@@ -145,7 +231,11 @@ pub(crate) async fn many_connect_with_one(setup: Setup) {
     let (here, there) = (Room::open(&setup).await, Room::open(&setup).await);
     let mut door = there.door(&setup);
     // More than may wait at the door.
-    let calls = (0..MANY).map(|number| here.connect(&door).private_data(number.to_le_bytes()).into_future());
+    let calls = (0..MANY).map(|number| {
+        here.connect(&door)
+            .private_data(number.to_le_bytes())
+            .into_future()
+    });
     let mut calls: Vec<_> = calls.collect();
     for call in &mut calls {
         assert!(poll_once(call).await.is_pending());
@@ -171,8 +261,13 @@ pub(crate) async fn many_connect_with_one(setup: Setup) {
     let (mut passive, active) = tokio::join!(accepting, connecting);
     passive.sort_by_key(|(number, _)| *number);
     for (number, (active, (_, passive))) in active.iter().zip(&passive).enumerate() {
-        active.send(active.peer().unwrap(), number.to_le_bytes().to_vec()).await.unwrap();
-        passive.inject(passive.peer().unwrap(), &number.to_le_bytes()).unwrap();
+        active
+            .send(active.peer().unwrap(), number.to_le_bytes().to_vec())
+            .await
+            .unwrap();
+        passive
+            .inject(passive.peer().unwrap(), &number.to_le_bytes())
+            .unwrap();
     }
     for (number, (active, (_, passive))) in active.iter().zip(&passive).enumerate().rev() {
         assert_eq!(active.recv().await.unwrap()[..], number.to_le_bytes());
@@ -183,13 +278,23 @@ pub(crate) async fn many_connect_with_one(setup: Setup) {
 pub(crate) async fn nobody_and_silence(setup: Setup) {
     let mut here = Room::open(&setup).await;
     let (silent, name) = listener();
-    let calling = here.endpoint().connect(&name).timeout(Duration::from_millis(50));
+    let calling = here
+        .endpoint()
+        .connect(&name)
+        .timeout(Duration::from_millis(50));
     let error = calling.await.unwrap_err();
     assert_eq!(error, Error::TimedOut(name.parse().unwrap()));
     assert_eq!(error.errno(), 110);
-    assert_eq!(here.eq.next().await.kind, EventKind::ConnectFailed { error });
+    assert_eq!(
+        here.eq.next().await.kind,
+        EventKind::ConnectFailed { error }
+    );
     // For ever is possible too.
-    let mut calling = here.endpoint().connect(&name).timeout(Duration::MAX).into_future();
+    let mut calling = here
+        .endpoint()
+        .connect(&name)
+        .timeout(Duration::MAX)
+        .into_future();
     assert!(poll_once(&mut calling).await.is_pending());
     drop(calling);
     drop(silent);
@@ -235,7 +340,11 @@ pub(crate) async fn requests_may_come_in_pieces(setup: Setup) {
         socket.read_exact(&mut heard).unwrap();
         assert_eq!(heard, said, "one answer, in one piece");
         // The first message may come with the request, as far as this side is concerned.
-        socket.write_all(&[3, 0, 0, 0, 0, 0, 16, 0, 19, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c']).unwrap();
+        socket
+            .write_all(&[
+                3, 0, 0, 0, 0, 0, 16, 0, 19, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c',
+            ])
+            .unwrap();
         assert_eq!(&ep.recv().await.unwrap()[..], b"abc");
     }
 }
@@ -270,7 +379,10 @@ pub(crate) async fn bad_requests_are_turned_away(setup: Setup) {
                 tokio::task::yield_now().await;
             };
             assert_eq!(rejected.object, door.id());
-            let EventKind::Rejected { error: Error::Protocol { .. } } = rejected.kind else {
+            let EventKind::Rejected {
+                error: Error::Protocol { .. },
+            } = rejected.kind
+            else {
                 panic!("{rejected:?}")
             };
             assert!(rest_of(socket).await.is_empty(), "no answer");
@@ -284,7 +396,11 @@ pub(crate) async fn bad_requests_are_turned_away(setup: Setup) {
         assert!(door.try_next().is_none());
     }
     let calling = here.connect(&door).into_future();
-    let accepting = async { there.accept(door.next().await.unwrap(), b"still here").await };
+    let accepting = async {
+        there
+            .accept(door.next().await.unwrap(), b"still here")
+            .await
+    };
     let (active, _passive) = tokio::join!(calling, accepting);
     assert_eq!(active.unwrap().private_data(), b"still here");
 }
@@ -294,7 +410,11 @@ pub(crate) async fn answers_may_come_in_pieces(setup: Setup) {
     let (listener, name) = listener();
     let bytes = answer(b"in pieces");
     for split in 1..bytes.len() {
-        let mut calling = here.endpoint().connect(&name).private_data("hello").into_future();
+        let mut calling = here
+            .endpoint()
+            .connect(&name)
+            .private_data("hello")
+            .into_future();
         assert!(poll_once(&mut calling).await.is_pending());
         let (mut socket, _) = listener.accept().unwrap();
         socket.set_nodelay(true).unwrap();
@@ -312,7 +432,10 @@ pub(crate) async fn answers_may_come_in_pieces(setup: Setup) {
         assert_eq!(heard, said);
         socket.write_all(&bytes[..split]).unwrap();
         here.domain.progress();
-        assert!(poll_once(&mut calling).await.is_pending(), "{split} bytes are not all");
+        assert!(
+            poll_once(&mut calling).await.is_pending(),
+            "{split} bytes are not all"
+        );
         socket.write_all(&bytes[split..]).unwrap();
         assert_eq!(calling.await.unwrap().private_data(), b"in pieces");
     }
@@ -342,7 +465,11 @@ pub(crate) async fn bad_answers_end_the_attempt(setup: Setup) {
         answered.unwrap();
         let error = failed.unwrap_err();
         assert!(
-            if is_gone { error.is_peer_gone() } else { matches!(error, Error::Protocol { .. }) },
+            if is_gone {
+                error.is_peer_gone()
+            } else {
+                matches!(error, Error::Protocol { .. })
+            },
             "{error}"
         );
     }
@@ -369,7 +496,9 @@ pub(crate) async fn requests_are_of_no_domain(setup: Setup) {
     let in_other = other.accept(requests.next().unwrap(), b"").await;
     for (call, accepted) in calls.into_iter().zip([in_b, in_other]) {
         let ep = call.await.unwrap();
-        ep.send(ep.peer().unwrap(), "wherever you are").await.unwrap();
+        ep.send(ep.peer().unwrap(), "wherever you are")
+            .await
+            .unwrap();
         assert_eq!(&accepted.recv().await.unwrap()[..], b"wherever you are");
     }
 }

@@ -1,5 +1,5 @@
-//! Long messages, copied once straight from their sender or twice by way of the ring: which way they go is seen in the
-//! statistics, and nowhere else.
+//! Long messages, copied once straight from their sender or twice by way of the ring: which way
+//! they go is seen in the statistics, and nowhere else.
 
 use std::cell::Cell;
 use std::task::Poll;
@@ -11,7 +11,10 @@ use crate::setup::Setup;
 use crate::station::{Plan, Station, fence, pair, pair_of};
 
 fn plan(from: usize) -> Plan {
-    Plan { single_copy_from: Some(from), ..Plan::default() }
+    Plan {
+        single_copy_from: Some(from),
+        ..Plan::default()
+    }
 }
 
 /// What has gone each way: in pieces, and copied once.
@@ -25,31 +28,42 @@ pub(crate) async fn the_threshold_says_which_way(setup: Setup) {
     for from in [0, 200_000, usize::MAX] {
         let (a, b, to_b) = pair_of(&setup, plan(from), plan(0)).await;
         let mut once = 0;
-        for (which, len) in [100, 100_000, 199_999, 200_000, 1_000_000].into_iter().enumerate() {
+        for (which, len) in [100, 100_000, 199_999, 200_000, 1_000_000]
+            .into_iter()
+            .enumerate()
+        {
             let (before, _) = ways(&a);
             let send = a.ep.send(to_b, pattern(len, which));
             let (sent, got) = tokio::join!(send, b.ep.recv_into(Vec::with_capacity(len)));
             assert_eq!(sent.unwrap().transfer.len, len);
             assert_bytes(&got.unwrap(), pattern(len, which));
             let (pieces, single) = ways(&a);
-            assert!(single == once || (len >= from && len > 100), "{len} bytes with {from}");
+            assert!(
+                single == once || (len >= from && len > 100),
+                "{len} bytes with {from}"
+            );
             assert!(pieces == before || single == once, "one way, not both");
             once = single;
         }
         let (sent, got) = (a.ep.stats(), b.ep.stats());
-        assert_eq!(sent.single_copy, got.fetched, "what the one says the other says");
+        assert_eq!(
+            sent.single_copy, got.fetched,
+            "what the one says the other says"
+        );
         assert!(sent.sent.bytes >= sent.single_copy.bytes + sent.pieces.bytes);
         // Who has it turned off reads nobody either.
         let to_a = b.meet(&a).await;
         let (sent, got) = tokio::join!(b.ep.send(to_a, pattern(LONG, 9)), a.ep.recv());
         sent.unwrap();
         assert_bytes(&got.unwrap(), pattern(LONG, 9));
-        assert!(from != usize::MAX || a.ep.stats().fetched.count + b.ep.stats().single_copy.count == 0);
+        assert!(
+            from != usize::MAX || a.ep.stats().fetched.count + b.ep.stats().single_copy.count == 0
+        );
     }
 }
 
-/// Unasked, what is by itself may be copied once, and what follows another goes through the ring: all of it arrives, in
-/// order, and is counted on one way.
+/// Unasked, what is by itself may be copied once, and what follows another goes through the ring:
+/// all of it arrives, in order, and is counted on one way.
 pub(crate) async fn those_by_themselves_and_those_in_a_stream(setup: Setup) {
     const COUNT: u64 = 16;
     let (a, b, to_b) = pair(&setup).await;
@@ -58,8 +72,9 @@ pub(crate) async fn those_by_themselves_and_those_in_a_stream(setup: Setup) {
         let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(LONG, lone)), b.ep.recv());
         sent.unwrap();
         assert_bytes(&got.unwrap(), pattern(LONG, lone));
-        let sends: Vec<_> =
-            (0..COUNT).map(|number| a.ep.send(to_b, numbered(number, LONG)).start().unwrap()).collect();
+        let sends: Vec<_> = (0..COUNT)
+            .map(|number| a.ep.send(to_b, numbered(number, LONG)).start().unwrap())
+            .collect();
         for number in 0..COUNT {
             assert_bytes(&b.ep.recv().await.unwrap(), &numbered(number, LONG)[..]);
         }
@@ -68,7 +83,10 @@ pub(crate) async fn those_by_themselves_and_those_in_a_stream(setup: Setup) {
         }
     }
     let (sent, got) = (a.ep.stats(), b.ep.stats());
-    assert_eq!(sent.single_copy, got.fetched, "what the one says the other says");
+    assert_eq!(
+        sent.single_copy, got.fetched,
+        "what the one says the other says"
+    );
     let ways = sent.single_copy.count + sent.pieces.count;
     assert!(ways == 0 || ways == 4 * (1 + COUNT), "{sent:?}");
 }
@@ -99,12 +117,21 @@ pub(crate) async fn what_waits_with_its_sender_holds_up_nothing(setup: Setup) {
         return eprintln!("skipped, messages are not copied straight from their sender here");
     }
     let sends: Vec<_> = (0..COUNT)
-        .map(|number| a.ep.send(to_b, numbered(number, LONG)).tag(number).start().unwrap())
+        .map(|number| {
+            a.ep.send(to_b, numbered(number, LONG))
+                .tag(number)
+                .start()
+                .unwrap()
+        })
         .collect();
     fence(&a, &b, to_b).await;
     let waiting = b.ep.stats();
     assert_eq!(waiting.unexpected as u64, COUNT);
-    assert!(waiting.unexpected_bytes < 17 << 20, "{} bytes", waiting.unexpected_bytes);
+    assert!(
+        waiting.unexpected_bytes < 17 << 20,
+        "{} bytes",
+        waiting.unexpected_bytes
+    );
     for number in (0..COUNT).rev() {
         let got = b.ep.recv().tag(number).await.unwrap();
         assert_eq!((number_of(&got), got.len()), (number, LONG));
@@ -112,7 +139,10 @@ pub(crate) async fn what_waits_with_its_sender_holds_up_nothing(setup: Setup) {
     for send in sends {
         send.await.unwrap();
     }
-    assert_eq!((b.ep.stats().unexpected, b.ep.stats().unexpected_bytes), (0, 0));
+    assert_eq!(
+        (b.ep.stats().unexpected, b.ep.stats().unexpected_bytes),
+        (0, 0)
+    );
 }
 
 /// A receive that is dropped in the middle, or has too little room, loses nothing of the next.
@@ -132,8 +162,17 @@ pub(crate) async fn receives_come_and_go(setup: Setup) {
         if let Some(got) = got {
             assert_eq!(number_of(&got), number);
         } else if number.is_multiple_of(3) {
-            let small = b.ep.recv_into(vec![0; 1000].into_boxed_slice()).await.unwrap_err();
-            assert_eq!(small.error, Error::Truncated { len: 1000, lost: LONG - 1000 });
+            let small =
+                b.ep.recv_into(vec![0; 1000].into_boxed_slice())
+                    .await
+                    .unwrap_err();
+            assert_eq!(
+                small.error,
+                Error::Truncated {
+                    len: 1000,
+                    lost: LONG - 1000
+                }
+            );
             assert_bytes(&small.buf, &numbered(number, LONG)[..1000]);
         } else {
             assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
@@ -142,16 +181,24 @@ pub(crate) async fn receives_come_and_go(setup: Setup) {
     }
 }
 
-/// Whoever sends on the way out is told that it was not received, and the receiver sees nothing of it.
+/// Whoever sends on the way out is told that it was not received, and the receiver sees nothing of
+/// it.
 pub(crate) async fn closing_takes_back_what_was_not_received(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(LONG, 0)), b.ep.recv());
     sent.unwrap();
     got.unwrap();
-    // More than the budget of the other, and what there may be between the two, so that some of it stays here.
+    // More than the budget of the other, and what there may be between the two, so that some of it
+    // stays here.
     let count = if setup.is_far().await { 16 } else { 8 };
-    let sends: Vec<_> =
-        (0..count).map(|number| a.ep.send(to_b, numbered(number, LONG)).tag(1).start().unwrap()).collect();
+    let sends: Vec<_> = (0..count)
+        .map(|number| {
+            a.ep.send(to_b, numbered(number, LONG))
+                .tag(1)
+                .start()
+                .unwrap()
+        })
+        .collect();
     settled(|| b.ep.stats().unexpected as u64).await;
     a.ep.clone().close().unwrap();
     let ended = Cell::new(None);
@@ -165,7 +212,8 @@ pub(crate) async fn closing_takes_back_what_was_not_received(setup: Setup) {
         }
         assert!(arrived < count, "all of it is more than there is room for");
         ended.set(Some(arrived));
-        // What is said to have arrived comes, whole, and so is what else comes. The word of another may overtake it.
+        // What is said to have arrived comes, whole, and so is what else comes. The word of another
+        // may overtake it.
         let c = setup.station().await;
         let to_b = c.meet(&b).await;
         c.ep.send(to_b, "the end").tag(1).await.unwrap();

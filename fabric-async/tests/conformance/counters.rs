@@ -10,14 +10,29 @@ use crate::station::pair;
 
 pub(crate) async fn sends_and_receives_are_counted(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
-    assert_eq!((a.sends.value(), b.recvs.value()), (0, 0), "a connection is not a send");
+    assert_eq!(
+        (a.sends.value(), b.recvs.value()),
+        (0, 0),
+        "a connection is not a send"
+    );
     for (count, len) in [0, 60, 9000, 200_000].into_iter().enumerate() {
         let (sent, got) = tokio::join!(a.ep.send(to_b, vec![0; len]), b.ep.recv());
         sent.unwrap();
         got.unwrap();
-        assert_eq!((a.sends.value(), b.recvs.value()), (count as u64 + 1, count as u64 + 1));
+        assert_eq!(
+            (a.sends.value(), b.recvs.value()),
+            (count as u64 + 1, count as u64 + 1)
+        );
     }
-    assert_eq!((a.recvs.value(), b.sends.value(), a.sends.errors(), b.recvs.errors()), (0, 0, 0, 0));
+    assert_eq!(
+        (
+            a.recvs.value(),
+            b.sends.value(),
+            a.sends.errors(),
+            b.recvs.errors()
+        ),
+        (0, 0, 0, 0)
+    );
 }
 
 /// Awaited, posted, injected, dropped: who hears of it makes no difference.
@@ -72,10 +87,20 @@ pub(crate) async fn a_failure_wakes_who_waits(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let mut waiting = pin!(b.recvs.wait(3));
     assert!(poll_once(&mut waiting).await.is_pending());
-    let cut = b.ep.recv_into(vec![0; 2].into_boxed_slice()).start().unwrap();
+    let cut =
+        b.ep.recv_into(vec![0; 2].into_boxed_slice())
+            .start()
+            .unwrap();
     a.ep.send(to_b, "too long").await.unwrap();
     let error = waiting.await.unwrap_err();
-    assert_eq!(error, Error::CountedError { value: 0, threshold: 3, errors: 1 });
+    assert_eq!(
+        error,
+        Error::CountedError {
+            value: 0,
+            threshold: 3,
+            errors: 1
+        }
+    );
     assert_eq!((b.recvs.value(), b.recvs.errors()), (0, 1));
     assert!(cut.await.is_err());
     // Errors of the past do not end later waits.
@@ -132,5 +157,8 @@ pub(crate) async fn closing_ends_who_waits(setup: Setup) {
     assert_eq!(waiting.await.unwrap(), Err(Error::Closed(Class::Counter)));
     late.add(1);
     assert_eq!(late.wait(1).await, Err(Error::Closed(Class::Counter)));
-    assert_eq!(late.close().unwrap_err().error, Error::Closed(Class::Counter));
+    assert_eq!(
+        late.close().unwrap_err().error,
+        Error::Closed(Class::Counter)
+    );
 }

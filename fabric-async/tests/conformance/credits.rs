@@ -16,12 +16,18 @@ async fn take_all(a: &Station, peer: FiAddr) -> Vec<Permit> {
             Poll::Ready(permit) => permits.push(permit.unwrap()),
             Poll::Pending => return permits,
         }
-        assert!(permits.len() <= a.info.tx.size, "more credits than there are");
+        assert!(
+            permits.len() <= a.info.tx.size,
+            "more credits than there are"
+        );
     }
 }
 
 fn few() -> Plan {
-    Plan { tx_size: Some(8), ..Plan::default() }
+    Plan {
+        tx_size: Some(8),
+        ..Plan::default()
+    }
 }
 
 pub(crate) async fn a_permit_is_a_credit(setup: Setup) {
@@ -38,7 +44,10 @@ pub(crate) async fn a_permit_is_a_credit(setup: Setup) {
         assert_bytes(&got.unwrap(), pattern(len, 1));
         let again = next.await.unwrap();
         next = a.ep.reserve(to_b).into_future();
-        assert!(poll_once(&mut next).await.is_pending(), "one came back, one was given out");
+        assert!(
+            poll_once(&mut next).await.is_pending(),
+            "one came back, one was given out"
+        );
         permits.insert(0, again);
     }
 }
@@ -50,7 +59,10 @@ pub(crate) async fn a_dropped_permit_gives_its_credit_back(setup: Setup) {
     let mut next = a.ep.reserve(to_b).into_future();
     assert!(poll_once(&mut next).await.is_pending());
     let mut send = a.ep.send(to_b, pattern(100_000, 2)).into_future();
-    assert!(poll_once(&mut send).await.is_pending(), "it waits behind the reservation");
+    assert!(
+        poll_once(&mut send).await.is_pending(),
+        "it waits behind the reservation"
+    );
     permits.pop();
     let permit = next.await.unwrap();
     assert!(poll_once(&mut send).await.is_pending());
@@ -101,7 +113,9 @@ pub(crate) async fn a_used_permit_gives_its_credit_back_once(setup: Setup) {
 /// Nobody is at the address, which shows when the first message is sent there.
 pub(crate) async fn a_refused_send_gives_its_permit_back_once(setup: Setup) {
     let a = setup.planned(few()).await;
-    let nobody: Vec<_> = (0..12).map(|_| a.av.insert(setup.name("nobody").as_str()).unwrap()).collect();
+    let nobody: Vec<_> = (0..12)
+        .map(|_| a.av.insert(setup.name("nobody").as_str()).unwrap())
+        .collect();
     let everybody = async || {
         let mut held = Vec::new();
         for &peer in &nobody {
@@ -114,9 +128,17 @@ pub(crate) async fn a_refused_send_gives_its_permit_back_once(setup: Setup) {
     for len in [8, 100_000] {
         let permit = a.ep.reserve(nobody[0]).await.unwrap();
         let refused = permit.send(&a.ep, vec![0; len]).await.unwrap_err();
-        assert!(matches!(refused.error, Error::NoSuchPeer(_)), "{}", refused.error);
+        assert!(
+            matches!(refused.error, Error::NoSuchPeer(_)),
+            "{}",
+            refused.error
+        );
         assert_eq!(refused.buf.len(), len);
-        assert_eq!(everybody().await, all, "neither more nor fewer credits than before");
+        assert_eq!(
+            everybody().await,
+            all,
+            "neither more nor fewer credits than before"
+        );
     }
 }
 
@@ -125,10 +147,19 @@ pub(crate) async fn a_permit_for_a_stale_number_is_refused(setup: Setup) {
     let permit = a.ep.reserve(to_b).await.unwrap();
     a.av.remove(to_b).unwrap();
     let refused = permit.send(&a.ep, vec![1]).await.unwrap_err();
-    assert_eq!((refused.error, refused.buf), (Error::StaleAddress(to_b), vec![1]));
-    assert_eq!(a.ep.reserve(to_b).await.map(drop), Err(Error::StaleAddress(to_b)));
+    assert_eq!(
+        (refused.error, refused.buf),
+        (Error::StaleAddress(to_b), vec![1])
+    );
+    assert_eq!(
+        a.ep.reserve(to_b).await.map(drop),
+        Err(Error::StaleAddress(to_b))
+    );
     let to_b = a.meet(&b).await;
-    let (sent, got) = tokio::join!(a.ep.reserve(to_b).await.unwrap().send(&a.ep, "new"), b.ep.recv());
+    let (sent, got) = tokio::join!(
+        a.ep.reserve(to_b).await.unwrap().send(&a.ep, "new"),
+        b.ep.recv()
+    );
     sent.unwrap();
     assert_eq!(&got.unwrap()[..], b"new");
 }
@@ -141,7 +172,10 @@ pub(crate) async fn closing_ends_a_reservation(setup: Setup) {
     let clone = a.ep.clone();
     a.ep.close().unwrap();
     assert_eq!(waiting.await.map(drop), Err(Error::Canceled));
-    assert!(matches!(clone.reserve(to_b).await.map(drop), Err(Error::Closed(_))));
+    assert!(matches!(
+        clone.reserve(to_b).await.map(drop),
+        Err(Error::Closed(_))
+    ));
     drop(permits);
 }
 
@@ -150,7 +184,10 @@ pub(crate) async fn a_permit_does_not_overtake_a_send(setup: Setup) {
     let mut permits = take_all(&a, to_b).await;
     let permit = permits.pop().expect("one credit at least");
     let mut first = a.ep.send(to_b, pattern(1_000_000, 1)).into_future();
-    assert!(poll_once(&mut first).await.is_pending(), "it waits for credit");
+    assert!(
+        poll_once(&mut first).await.is_pending(),
+        "it waits for credit"
+    );
     let second = permit.send(&a.ep, pattern(1_000_001, 2)).into_future();
     let receive = async { (b.ep.recv().await.unwrap(), b.ep.recv().await.unwrap()) };
     let (first, second, (one, two)) = tokio::join!(first, second, receive);

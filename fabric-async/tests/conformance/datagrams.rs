@@ -1,16 +1,20 @@
-//! Endpoints whose messages are datagrams: nobody connects, and nothing is promised that a datagram does not have.
+//! Endpoints whose messages are datagrams: nobody connects, and nothing is promised that a datagram
+//! does not have.
 
 use std::net::UdpSocket;
 
 use bytes::Bytes;
-use fabric_async::{Canceled, Caps, Endpoint, EpType, Error, FiAddr, Gather, Protocol, Scatter, Scheme};
+use fabric_async::{
+    Canceled, Caps, Endpoint, EpType, Error, FiAddr, Gather, Protocol, Scatter, Scheme,
+};
 use futures_util::StreamExt;
 
 use crate::payload::{assert_bytes, number_of, numbered, pattern, poll_once};
 use crate::setup::Setup;
 use crate::station::{Plan, Station, pair, pair_of};
 
-/// Makes passes until it holds: inside one machine everything arrives, if its receiver looks in time.
+/// Makes passes until it holds: inside one machine everything arrives, if its receiver looks in
+/// time.
 async fn until(station: &Station, mut holds: impl FnMut(&Station) -> bool) {
     while !holds(station) {
         station.domain.progress();
@@ -25,12 +29,20 @@ fn waiting(station: &Station) -> usize {
 pub(crate) async fn every_length_arrives_whole(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let limit = a.info.ep.max_msg_size;
-    for len in (0..70).chain(70..limit).filter(|len| *len < 70 || len % 97 == 0).chain([limit - 1, limit]) {
+    for len in (0..70)
+        .chain(70..limit)
+        .filter(|len| *len < 70 || len % 97 == 0)
+        .chain([limit - 1, limit])
+    {
         let message = pattern(len, len).to_vec();
         let at = message.as_ptr();
         let (sent, got) = tokio::join!(a.ep.send(to_b, message), b.ep.recv());
         let (sent, got) = (sent.unwrap(), got.unwrap());
-        assert_eq!((sent.len(), sent.buf.as_ptr()), (len, at), "the buffer comes back as it was");
+        assert_eq!(
+            (sent.len(), sent.buf.as_ptr()),
+            (len, at),
+            "the buffer comes back as it was"
+        );
         assert_bytes(&got, pattern(len, len));
         assert_eq!((got.tag(), got.data()), (None, None));
         // Nobody waits for it.
@@ -40,14 +52,27 @@ pub(crate) async fn every_length_arrives_whole(setup: Setup) {
         assert_bytes(&got, pattern(len, 1));
         assert_eq!(waiting(&b), 0);
     }
-    assert_eq!((a.ep.stats().failed, b.ep.stats().failed, b.ep.stats().dropped), (0, 0, 0));
+    assert_eq!(
+        (
+            a.ep.stats().failed,
+            b.ep.stats().failed,
+            b.ep.stats().dropped
+        ),
+        (0, 0, 0)
+    );
 }
 
 pub(crate) async fn vectors_and_loans_are_messages_too(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for (first, second) in [(0, 0), (1, 0), (0, 7), (700, 772)] {
-        let gather = Gather::from((pattern(first, 1).to_vec(), Bytes::from_static(pattern(second, 2))));
-        let room = Scatter::from([vec![0; 5].into_boxed_slice(), vec![0; 2000].into_boxed_slice()]);
+        let gather = Gather::from((
+            pattern(first, 1).to_vec(),
+            Bytes::from_static(pattern(second, 2)),
+        ));
+        let room = Scatter::from([
+            vec![0; 5].into_boxed_slice(),
+            vec![0; 2000].into_boxed_slice(),
+        ]);
         let (sent, got) = tokio::join!(a.ep.send(to_b, gather), b.ep.recv_into(room));
         assert_eq!(sent.unwrap().into_buf().len(), first + second);
         let got = got.unwrap().into_buf();
@@ -67,10 +92,22 @@ pub(crate) async fn longer_ones_are_refused(setup: Setup) {
     assert_eq!(a.info.tx.inject_size, limit);
     let long = vec![7; limit + 1];
     let failed = a.ep.send(to_b, long.clone()).await.unwrap_err();
-    assert_eq!(failed.error, Error::TooLong { what: "message", len: limit + 1, limit });
+    assert_eq!(
+        failed.error,
+        Error::TooLong {
+            what: "message",
+            len: limit + 1,
+            limit
+        }
+    );
     assert_eq!(failed.buf, long, "the buffer comes back");
-    assert!(matches!(a.ep.send(to_b, long.clone()).post().map(drop), Err(f) if f.error.errno() == 90));
-    assert!(matches!(a.ep.inject(to_b, &long), Err(Error::TooLong { .. })));
+    assert!(
+        matches!(a.ep.send(to_b, long.clone()).post().map(drop), Err(f) if f.error.errno() == 90)
+    );
+    assert!(matches!(
+        a.ep.inject(to_b, &long),
+        Err(Error::TooLong { .. })
+    ));
     let gather = Gather::from([vec![1; limit], vec![2]]);
     assert!(matches!(a.ep.send(to_b, gather).await.map(drop), Err(f) if f.error.errno() == 90));
     a.ep.send(to_b, "nothing of it was sent").await.unwrap();
@@ -81,7 +118,12 @@ pub(crate) async fn longer_ones_are_refused(setup: Setup) {
 pub(crate) async fn what_does_not_fit_is_cut(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let limit = a.info.ep.max_msg_size;
-    let small = setup.planned(Plan { max_msg_size: Some(100), ..Plan::default() }).await;
+    let small = setup
+        .planned(Plan {
+            max_msg_size: Some(100),
+            ..Plan::default()
+        })
+        .await;
     let to_small = a.meet(&small).await;
     for early in [true, false] {
         for (len, room) in [(1, 0), (100, 10), (limit, limit - 1), (limit, 0)] {
@@ -95,7 +137,13 @@ pub(crate) async fn what_does_not_fit_is_cut(setup: Setup) {
                     b.ep.recv_into(buf).await.unwrap_err()
                 }
             };
-            assert_eq!(failed.error, Error::Truncated { len: room, lost: len - room });
+            assert_eq!(
+                failed.error,
+                Error::Truncated {
+                    len: room,
+                    lost: len - room
+                }
+            );
             assert_bytes(&failed.buf, &pattern(len, 1)[..room]);
         }
         // Two bytes more than it takes, into any memory.
@@ -112,10 +160,18 @@ pub(crate) async fn what_does_not_fit_is_cut(setup: Setup) {
         assert_bytes(&failed.buf, pattern(100, 2));
         // From somebody else, as long as a datagram can be.
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-        stranger.send_to(pattern(60_000, 3), b.ep.name().name()).unwrap();
+        stranger
+            .send_to(pattern(60_000, 3), b.ep.name().name())
+            .unwrap();
         until(&b, |b| waiting(b) == 1).await;
         let failed = b.ep.recv().await.unwrap_err();
-        assert_eq!(failed.error, Error::Truncated { len: limit, lost: 60_000 - limit });
+        assert_eq!(
+            failed.error,
+            Error::Truncated {
+                len: limit,
+                lost: 60_000 - limit
+            }
+        );
         assert_bytes(&failed.buf, pattern(limit, 3));
     }
 }
@@ -135,19 +191,35 @@ pub(crate) async fn senders_have_numbers(setup: Setup) {
         c.ep.send(to_b_of_c, "from one who is known").await.unwrap();
         assert_eq!(b.ep.recv().await.unwrap().source(), Ok(kept));
         a.ep.send(to_b, "again").await.unwrap();
-        assert_eq!(b.ep.recv().await.unwrap().source(), Ok(guest), "a guest keeps its number");
+        assert_eq!(
+            b.ep.recv().await.unwrap().source(),
+            Ok(guest),
+            "a guest keeps its number"
+        );
     }
     b.av.remove(kept).unwrap();
-    assert_eq!(b.ep.send(kept, "x").await.map(drop).unwrap_err().error, Error::StaleAddress(kept));
+    assert_eq!(
+        b.ep.send(kept, "x").await.map(drop).unwrap_err().error,
+        Error::StaleAddress(kept)
+    );
     c.ep.send(to_b_of_c, "from a stranger").await.unwrap();
-    assert_eq!(b.ep.recv().await.unwrap().source(), Err(Error::UnknownSource));
+    assert_eq!(
+        b.ep.recv().await.unwrap().source(),
+        Err(Error::UnknownSource)
+    );
 }
 
 pub(crate) async fn strangers_stay_strangers_until_inserted(setup: Setup) {
-    let closed = Plan { welcoming: false, ..Plan::default() };
+    let closed = Plan {
+        welcoming: false,
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, Plan::default(), closed).await;
     a.ep.send(to_b, "one").await.unwrap();
-    assert_eq!(b.ep.recv().await.unwrap().source(), Err(Error::UnknownSource));
+    assert_eq!(
+        b.ep.recv().await.unwrap().source(),
+        Err(Error::UnknownSource)
+    );
     for text in ["two", "three"] {
         a.ep.send(to_b, text).await.unwrap();
     }
@@ -157,7 +229,11 @@ pub(crate) async fn strangers_stay_strangers_until_inserted(setup: Setup) {
     drop(dropped);
     for text in ["two", "three"] {
         let got = b.ep.recv().await.unwrap();
-        assert_eq!((&got[..], got.source()), (text.as_bytes(), Ok(number)), "also what came before");
+        assert_eq!(
+            (&got[..], got.source()),
+            (text.as_bytes(), Ok(number)),
+            "also what came before"
+        );
     }
     assert_eq!(b.av.peers().len(), 1);
 }
@@ -167,7 +243,11 @@ pub(crate) async fn nobody_there_is_no_error(setup: Setup) {
     let gone = setup.station().await;
     let nobody = a.meet(&gone).await;
     drop(gone);
-    assert_eq!(a.ep.lookup(&a.av.lookup(nobody).unwrap()).await, Ok(nobody), "nobody is asked");
+    assert_eq!(
+        a.ep.lookup(&a.av.lookup(nobody).unwrap()).await,
+        Ok(nobody),
+        "nobody is asked"
+    );
     for number in 0..20 {
         a.ep.send(nobody, "into the dark").await.unwrap();
         a.ep.inject(nobody, b"likewise").unwrap();
@@ -189,12 +269,22 @@ pub(crate) async fn what_was_not_asked_for_is_kept_or_dropped_and_counted(setup:
         assert!(sent < 1 << 16, "there is an end of it");
     }
     let stats = b.ep.stats();
-    assert!(stats.unexpected_bytes <= 4 << 20 && stats.unexpected_bytes > 3 << 20, "{stats:?}");
+    assert!(
+        stats.unexpected_bytes <= 4 << 20 && stats.unexpected_bytes > 3 << 20,
+        "{stats:?}"
+    );
     for number in 0..stats.unexpected as u64 {
-        assert_eq!(number_of(&b.ep.recv().await.unwrap()), number, "what was there first is kept");
+        assert_eq!(
+            number_of(&b.ep.recv().await.unwrap()),
+            number,
+            "what was there first is kept"
+        );
     }
     let stats = b.ep.stats();
-    assert_eq!((stats.unexpected, stats.unexpected_bytes, stats.dropped), (0, 0, 10));
+    assert_eq!(
+        (stats.unexpected, stats.unexpected_bytes, stats.dropped),
+        (0, 0, 10)
+    );
     let (got, late) = tokio::join!(b.ep.recv(), a.ep.send(to_b, numbered(sent, limit)));
     late.unwrap();
     assert_eq!(number_of(&got.unwrap()), sent);
@@ -217,7 +307,9 @@ pub(crate) async fn dropped_receives_give_messages_back(setup: Setup) {
         assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
     }
     let unmatched = b.ep.recv_into(vec![1, 2, 3]).start().unwrap();
-    let Canceled::Withdrawn(buf) = unmatched.cancel().await else { panic!("nothing came") };
+    let Canceled::Withdrawn(buf) = unmatched.cancel().await else {
+        panic!("nothing came")
+    };
     assert_eq!(buf, [1, 2, 3]);
 }
 
@@ -226,8 +318,11 @@ pub(crate) async fn batches_of_every_kind_arrive(setup: Setup) {
     let c = setup.station().await;
     let to_c = a.meet(&c).await;
     for count in [1, 31, 32, 33, 100] {
-        let messages: Vec<Vec<u8>> = (0..count).map(|number| numbered(number, 8 + number as usize)).collect();
-        let (injected, stopped) = a.ep.inject_all(to_b, messages.iter().map(|message| &message[..]));
+        let messages: Vec<Vec<u8>> = (0..count)
+            .map(|number| numbered(number, 8 + number as usize))
+            .collect();
+        let (injected, stopped) =
+            a.ep.inject_all(to_b, messages.iter().map(|message| &message[..]));
         assert_eq!((injected as u64, stopped), (count, Ok(())));
         until(&b, |b| waiting(b) as u64 == count).await;
         // A single one behind them, and to somebody else.
@@ -238,14 +333,23 @@ pub(crate) async fn batches_of_every_kind_arrive(setup: Setup) {
         until(&b, |b| waiting(b) as u64 == 2 * count).await;
         for round in 0..2 {
             for number in 0..count {
-                assert_eq!(number_of(&b.ep.recv().await.unwrap()), number, "round {round} of {count}");
+                assert_eq!(
+                    number_of(&b.ep.recv().await.unwrap()),
+                    number,
+                    "round {round} of {count}"
+                );
             }
         }
         let mut ended = Vec::new();
         while ended.len() < messages.len() {
             a.cq.next_batch(&mut ended, messages.len()).await;
         }
-        assert!(ended.iter().enumerate().all(|(at, end)| end.context == at as u64 && end.error.is_none()));
+        assert!(
+            ended
+                .iter()
+                .enumerate()
+                .all(|(at, end)| end.context == at as u64 && end.error.is_none())
+        );
         assert_eq!(&c.ep.recv().await.unwrap()[..], b"not one of them");
     }
     assert_eq!((b.ep.stats().dropped, a.ep.stats().failed), (0, 0));
@@ -259,29 +363,69 @@ pub(crate) async fn probes_see_what_waits(setup: Setup) {
     assert_eq!(seen.unwrap().len, 5);
     a.ep.send(to_b, "another").await.unwrap();
     let claimed = b.ep.probe().claim().await.unwrap();
-    assert_eq!(&b.ep.recv().await.unwrap()[..], b"another", "the first is claimed");
-    assert_eq!(&claimed.recv_into(Vec::with_capacity(5)).await.unwrap().into_buf()[..], b"hello");
+    assert_eq!(
+        &b.ep.recv().await.unwrap()[..],
+        b"another",
+        "the first is claimed"
+    );
+    assert_eq!(
+        &claimed
+            .recv_into(Vec::with_capacity(5))
+            .await
+            .unwrap()
+            .into_buf()[..],
+        b"hello"
+    );
 }
 
 pub(crate) async fn there_are_no_tags_and_no_data(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let info = a.ep.info();
-    assert_eq!((info.ep.ep_type, info.ep.protocol), (EpType::Dgram, Some(Protocol::Udp)));
+    assert_eq!(
+        (info.ep.ep_type, info.ep.protocol),
+        (EpType::Dgram, Some(Protocol::Udp))
+    );
     assert!(info.tx.msg_order.is_empty() && info.rx.msg_order.is_empty());
-    for missing in [Caps::TAGGED, Caps::RMA, Caps::ATOMIC, Caps::DIRECTED_RECV, Caps::FENCE, Caps::MULTI_RECV]
-    {
+    for missing in [
+        Caps::TAGGED,
+        Caps::RMA,
+        Caps::ATOMIC,
+        Caps::DIRECTED_RECV,
+        Caps::FENCE,
+        Caps::MULTI_RECV,
+    ] {
         assert!(!setup.offers(Caps::MSG | missing).await, "{missing:?}");
     }
     let refused = |error: Error| assert!(matches!(error, Error::NotSupported(_)), "{error}");
     refused(a.ep.send(to_b, "x").tag(1).await.unwrap_err().error);
     refused(a.ep.send(to_b, "x").data(1).await.unwrap_err().error);
-    refused(a.ep.send(to_b, "x").data(1).post().map(drop).unwrap_err().error);
+    refused(
+        a.ep.send(to_b, "x")
+            .data(1)
+            .post()
+            .map(drop)
+            .unwrap_err()
+            .error,
+    );
     refused(a.ep.inject_data(to_b, b"x", 1).unwrap_err());
     refused(b.ep.recv().tag(1).await.unwrap_err().error);
     refused(b.ep.recv().from(to_b).await.unwrap_err().error);
     refused(a.ep.send(to_b, "x").fence().await.unwrap_err().error);
-    refused(a.ep.send(to_b, "x").match_complete().await.unwrap_err().error);
-    refused(a.ep.send(to_b, "x").delivery_complete().post().map(drop).unwrap_err().error);
+    refused(
+        a.ep.send(to_b, "x")
+            .match_complete()
+            .await
+            .unwrap_err()
+            .error,
+    );
+    refused(
+        a.ep.send(to_b, "x")
+            .delivery_complete()
+            .post()
+            .map(drop)
+            .unwrap_err()
+            .error,
+    );
     a.ep.send(to_b, "none of it was sent").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"none of it was sent");
 }
@@ -289,8 +433,13 @@ pub(crate) async fn there_are_no_tags_and_no_data(setup: Setup) {
 pub(crate) async fn the_front_door_leads_here(setup: Setup) {
     for (server, client) in [("127.0.0.1:0", ""), ("[::1]:0", "[::1]:0")] {
         let bind = async |name: &str| {
-            let options = Endpoint::options().progress(setup.progress).wait_policy(setup.policy);
-            options.bind(format!("{}://{name}", setup.provider)).await.unwrap()
+            let options = Endpoint::options()
+                .progress(setup.progress)
+                .wait_policy(setup.policy);
+            options
+                .bind(format!("{}://{name}", setup.provider))
+                .await
+                .unwrap()
         };
         let (server, client) = (bind(server).await, bind(client).await);
         let socket = server.name().socket().unwrap();
@@ -298,7 +447,10 @@ pub(crate) async fn the_front_door_leads_here(setup: Setup) {
         let peer = client.lookup(server.name()).await.unwrap();
         client.send(peer, "hello, fabric").await.unwrap();
         let asked = server.recv().await.unwrap();
-        server.send(asked.source().unwrap(), asked.into_bytes()).await.unwrap();
+        server
+            .send(asked.source().unwrap(), asked.into_bytes())
+            .await
+            .unwrap();
         assert_eq!(&client.recv().await.unwrap()[..], b"hello, fabric");
     }
 }
@@ -306,7 +458,9 @@ pub(crate) async fn the_front_door_leads_here(setup: Setup) {
 pub(crate) async fn addresses_of_sockets_are_understood(setup: Setup) {
     let (a, b) = (setup.station().await, setup.station().await);
     let port = b.ep.name().socket().unwrap().port();
-    let to_b = a.av.insert(format!("fi_sockaddr_in://127.0.0.1:{port}")).unwrap();
+    let to_b =
+        a.av.insert(format!("fi_sockaddr_in://127.0.0.1:{port}"))
+            .unwrap();
     assert_eq!(a.av.lookup(to_b).as_ref(), Ok(b.ep.name()));
     a.ep.send(to_b, "hello").await.unwrap();
     b.ep.recv().await.unwrap();
@@ -316,11 +470,17 @@ pub(crate) async fn addresses_of_sockets_are_understood(setup: Setup) {
     let other: FiAddr = a.av.insert("fi_sockaddr_in6://[::1]:5000").unwrap();
     assert_eq!(a.av.lookup(other).unwrap().scheme(), Scheme::Udp);
     for _ in 0..2 {
-        assert!(matches!(a.ep.send(other, "x").await.unwrap_err().error, Error::Invalid { .. }));
+        assert!(matches!(
+            a.ep.send(other, "x").await.unwrap_err().error,
+            Error::Invalid { .. }
+        ));
     }
     // The system lets nobody talk to all who has not said that it wants to.
     let nowhere = a.av.insert("udp://255.255.255.255:5000").unwrap();
-    assert!(matches!(a.ep.send(nowhere, "x").await.unwrap_err().error, Error::Os { call: "sendto", .. }));
+    assert!(matches!(
+        a.ep.send(nowhere, "x").await.unwrap_err().error,
+        Error::Os { call: "sendto", .. }
+    ));
     // Of several that leave together, it is an event.
     let mut a = a;
     assert_eq!(a.ep.inject_all(nowhere, [&b"one"[..], b"two"]), (2, Ok(())));
@@ -342,7 +502,10 @@ pub(crate) async fn ended_endpoints_take_what_is_posted_with_them(setup: Setup) 
     b.ep.close().unwrap();
     assert_eq!(started.await.unwrap_err().error, Error::Canceled);
     let end = b.cq.next().await.unwrap();
-    assert_eq!((end.context, end.error.as_deref()), (5, Some(&Error::Canceled)));
+    assert_eq!(
+        (end.context, end.error.as_deref()),
+        (5, Some(&Error::Canceled))
+    );
     assert_eq!(&got[..], b"one");
     a.ep.send(to_b, "nobody hears it").await.unwrap();
 }

@@ -13,9 +13,12 @@ pub(crate) async fn data_tag_and_source_come_with_the_message(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let from_a = b.av.insert(a.ep.name()).unwrap();
     for (which, len) in WAYS.into_iter().enumerate() {
-        for (tag, data) in
-            [(None, None), (Some(0), None), (None, Some(0)), (Some(u64::MAX), Some(u64::MAX - 3))]
-        {
+        for (tag, data) in [
+            (None, None),
+            (Some(0), None),
+            (None, Some(0)),
+            (Some(u64::MAX), Some(u64::MAX - 3)),
+        ] {
             let mut send = a.ep.send(to_b, pattern(len, which));
             let mut recv = b.ep.recv();
             if let Some(tag) = tag {
@@ -28,7 +31,10 @@ pub(crate) async fn data_tag_and_source_come_with_the_message(setup: Setup) {
             sent.unwrap();
             let got = got.unwrap();
             assert_bytes(&got, pattern(len, which));
-            assert_eq!((got.tag(), got.data(), got.source()), (tag, data, Ok(from_a)));
+            assert_eq!(
+                (got.tag(), got.data(), got.source()),
+                (tag, data, Ok(from_a))
+            );
         }
     }
 }
@@ -37,12 +43,24 @@ pub(crate) async fn what_was_not_given_is_absent(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for tagged in [true, false, true] {
         let (send, recv) = (a.ep.send(to_b, "x"), b.ep.recv());
-        let (send, recv) = if tagged { (send.tag(3).data(4), recv.tag(3)) } else { (send, recv) };
+        let (send, recv) = if tagged {
+            (send.tag(3).data(4), recv.tag(3))
+        } else {
+            (send, recv)
+        };
         let (sent, got) = tokio::join!(send, recv);
         sent.unwrap();
         let got = got.unwrap();
-        let expected = if tagged { (Some(3), Some(4)) } else { (None, None) };
-        assert_eq!((got.tag(), got.data()), expected, "nothing is left over from the message before");
+        let expected = if tagged {
+            (Some(3), Some(4))
+        } else {
+            (None, None)
+        };
+        assert_eq!(
+            (got.tag(), got.data()),
+            expected,
+            "nothing is left over from the message before"
+        );
     }
 }
 
@@ -70,7 +88,9 @@ pub(crate) async fn injected_messages_arrive_and_have_a_limit(setup: Setup) {
     }
     let long = vec![0; limit + 1];
     let refused = a.ep.inject(to_b, &long).unwrap_err();
-    assert!(matches!(refused, Error::TooLong { len, limit: max, .. } if (len, max) == (limit + 1, limit)));
+    assert!(
+        matches!(refused, Error::TooLong { len, limit: max, .. } if (len, max) == (limit + 1, limit))
+    );
 }
 
 /// At once, and from a queue of this side.
@@ -78,27 +98,55 @@ pub(crate) async fn injected_messages_bring_their_data(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let count = a.ep.info().tx.size as u64 / 16;
     for number in 0..count {
-        a.ep.inject_data(to_b, &numbered(number, 4000), number).unwrap();
-        a.ep.inject_tagged_data(to_b, 5, &numbered(number, 9), u64::MAX - number).unwrap();
+        a.ep.inject_data(to_b, &numbered(number, 4000), number)
+            .unwrap();
+        a.ep.inject_tagged_data(to_b, 5, &numbered(number, 9), u64::MAX - number)
+            .unwrap();
     }
     for number in 0..count {
-        let (plain, tagged) = (b.ep.recv().await.unwrap(), b.ep.recv().tag(5).await.unwrap());
-        assert_eq!((number_of(&plain), plain.data(), plain.tag()), (number, Some(number), None));
-        assert_eq!((number_of(&tagged), tagged.data()), (number, Some(u64::MAX - number)));
+        let (plain, tagged) = (
+            b.ep.recv().await.unwrap(),
+            b.ep.recv().tag(5).await.unwrap(),
+        );
+        assert_eq!(
+            (number_of(&plain), plain.data(), plain.tag()),
+            (number, Some(number), None)
+        );
+        assert_eq!(
+            (number_of(&tagged), tagged.data()),
+            (number, Some(u64::MAX - number))
+        );
     }
     a.ep.inject(to_b, b"no data").unwrap();
     assert_eq!(b.ep.recv().await.unwrap().data(), None);
     let long = vec![0; a.ep.info().tx.inject_size + 1];
-    assert!(matches!(a.ep.inject_data(to_b, &long, 1), Err(Error::TooLong { .. })));
+    assert!(matches!(
+        a.ep.inject_data(to_b, &long, 1),
+        Err(Error::TooLong { .. })
+    ));
 }
 
 pub(crate) async fn a_message_beyond_the_limit_is_refused(setup: Setup) {
-    let plan = Plan { max_msg_size: Some(1000), ..Plan::default() };
+    let plan = Plan {
+        max_msg_size: Some(1000),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
     let message = vec![1; 1001];
     let at = message.as_ptr();
     let refused = a.ep.send(to_b, message).await.unwrap_err();
-    assert!(matches!(refused.error, Error::TooLong { len: 1001, limit: 1000, .. }), "{}", refused.error);
+    assert!(
+        matches!(
+            refused.error,
+            Error::TooLong {
+                len: 1001,
+                limit: 1000,
+                ..
+            }
+        ),
+        "{}",
+        refused.error
+    );
     assert_eq!(refused.buf.as_ptr(), at);
     let (sent, got) = tokio::join!(a.ep.send(to_b, vec![2; 1000]), b.ep.recv());
     sent.unwrap();
@@ -108,14 +156,31 @@ pub(crate) async fn a_message_beyond_the_limit_is_refused(setup: Setup) {
 /// An endpoint does what it was asked for, whatever else its provider can do.
 pub(crate) async fn what_was_not_asked_for_is_refused(setup: Setup) {
     let (a, _b, to_b) = pair(&setup).await;
-    assert!(!a.ep.info().caps.intersects(Caps::TAGGED | Caps::DIRECTED_RECV));
+    assert!(
+        !a.ep
+            .info()
+            .caps
+            .intersects(Caps::TAGGED | Caps::DIRECTED_RECV)
+    );
     let refused = a.ep.send(to_b, vec![1]).tag(1).await.unwrap_err();
-    assert!(matches!(refused.error, Error::NotSupported(_)), "{}", refused.error);
+    assert!(
+        matches!(refused.error, Error::NotSupported(_)),
+        "{}",
+        refused.error
+    );
     assert_eq!(refused.buf, [1]);
     let refused = a.ep.recv_into(vec![2]).tag(1).start().unwrap_err();
-    assert!(matches!(refused.error, Error::NotSupported(_)), "{}", refused.error);
+    assert!(
+        matches!(refused.error, Error::NotSupported(_)),
+        "{}",
+        refused.error
+    );
     let refused = a.ep.recv().from(to_b).await.unwrap_err();
-    assert!(matches!(refused.error, Error::NotSupported(_)), "{}", refused.error);
+    assert!(
+        matches!(refused.error, Error::NotSupported(_)),
+        "{}",
+        refused.error
+    );
     let refused = a.ep.inject_tagged(to_b, 1, b"x").unwrap_err();
     assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
 }

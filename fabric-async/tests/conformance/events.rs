@@ -19,7 +19,13 @@ pub(crate) async fn a_peer_connects_and_closes(setup: Setup) {
     let name = a.ep.name().clone();
     let event = next(&mut b).await;
     assert_eq!((event.object, event.context), (b.ep.id(), CONTEXT));
-    let EventKind::PeerConnected { peer, source: number } = event.kind else { panic!("{event:?}") };
+    let EventKind::PeerConnected {
+        peer,
+        source: number,
+    } = event.kind
+    else {
+        panic!("{event:?}")
+    };
     assert_eq!(peer, name);
     a.ep.send(to_b, "hello").await.unwrap();
     let source = b.ep.recv().await.unwrap().source().unwrap();
@@ -28,7 +34,11 @@ pub(crate) async fn a_peer_connects_and_closes(setup: Setup) {
     a.ep.close().unwrap();
     let event = next(&mut b).await;
     assert_eq!((event.object, event.context), (b.ep.id(), CONTEXT));
-    let down = EventKind::PeerDown { peer: name, source: Some(source), reason: DownReason::Closed };
+    let down = EventKind::PeerDown {
+        peer: name,
+        source: Some(source),
+        reason: DownReason::Closed,
+    };
     assert_eq!(event.kind, down);
     // Both directions go down as one.
     settled(|| 0).await;
@@ -38,25 +48,44 @@ pub(crate) async fn a_peer_connects_and_closes(setup: Setup) {
 pub(crate) async fn an_endpoint_can_have_a_queue_of_its_own(setup: Setup) {
     let (a, mut b) = (setup.station().await, setup.station().await);
     let mut own = b.fabric.event_queue(8).unwrap();
-    let ep = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap().bind_eq(&own).unwrap();
+    let ep = b
+        .domain
+        .endpoint(&b.info)
+        .unwrap()
+        .bind_av(&b.av)
+        .unwrap()
+        .bind_eq(&own)
+        .unwrap();
     let ep = ep.context(5).enable().await.unwrap();
     a.ep.lookup(ep.name()).await.unwrap();
     let event = own.next().await;
     assert_eq!((event.object, event.context), (ep.id(), 5));
     assert!(matches!(event.kind, EventKind::PeerConnected { peer, .. } if peer == *a.ep.name()));
-    assert_eq!(b.eq.try_next(), None, "the domain's queue hears nothing of it");
+    assert_eq!(
+        b.eq.try_next(),
+        None,
+        "the domain's queue hears nothing of it"
+    );
     a.meet(&b).await;
     assert_eq!(next(&mut b).await.object, b.ep.id());
     assert_eq!(own.try_next(), None);
 }
 
 pub(crate) async fn a_failed_send_nobody_awaits_is_an_event(setup: Setup) {
-    let (mut a, b, to_b) =
-        pair_of(&setup, Plan { tx_size: Some(16), ..Plan::default() }, Plan::default()).await;
+    let (mut a, b, to_b) = pair_of(
+        &setup,
+        Plan {
+            tx_size: Some(16),
+            ..Plan::default()
+        },
+        Plan::default(),
+    )
+    .await;
     // It is there before anything is abandoned.
     a.ep.send(to_b, "first").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"first");
-    // More than the peer and a network between keep without receiving, so that some of it is still here when the peer goes.
+    // More than the peer and a network between keep without receiving, so that some of it is still
+    // here when the peer goes.
     drop(a.ep.send(to_b, vec![0; 96 << 20]).start().unwrap());
     let name = b.ep.name().clone();
     b.ep.close().unwrap();
@@ -71,7 +100,12 @@ pub(crate) async fn a_failed_send_nobody_awaits_is_an_event(setup: Setup) {
 }
 
 pub(crate) async fn events_beyond_the_capacity_are_counted(setup: Setup) {
-    let mut r = setup.planned(Plan { events: 2, ..Plan::default() }).await;
+    let mut r = setup
+        .planned(Plan {
+            events: 2,
+            ..Plan::default()
+        })
+        .await;
     let mut peers = Vec::new();
     for _ in 0..5 {
         let peer = setup.station().await;
@@ -84,7 +118,10 @@ pub(crate) async fn events_beyond_the_capacity_are_counted(setup: Setup) {
         assert!(is_connected(next(&mut r).await, peer));
     }
     let event = next(&mut r).await;
-    assert_eq!((event.object, event.kind), (0, EventKind::Overrun { lost: 3 }));
+    assert_eq!(
+        (event.object, event.kind),
+        (0, EventKind::Overrun { lost: 3 })
+    );
     assert_eq!(r.eq.try_next(), None);
     let late = setup.station().await;
     late.meet(&r).await;
@@ -103,12 +140,23 @@ pub(crate) async fn a_closed_peer_fails_sends_and_directed_receives(setup: Setup
     let failed = directed.await.unwrap_err();
     assert_eq!(failed.error, Error::PeerGone(name.clone()));
     loop {
-        if let EventKind::PeerDown { peer, source, reason } = next(&mut a).await.kind {
-            assert_eq!((peer, source, reason), (name.clone(), Some(to_b), DownReason::Closed));
+        if let EventKind::PeerDown {
+            peer,
+            source,
+            reason,
+        } = next(&mut a).await.kind
+        {
+            assert_eq!(
+                (peer, source, reason),
+                (name.clone(), Some(to_b), DownReason::Closed)
+            );
             break;
         }
     }
-    assert!(poll_once(&mut any).await.is_pending(), "others may still send");
+    assert!(
+        poll_once(&mut any).await.is_pending(),
+        "others may still send"
+    );
     for len in [8, 100_000] {
         let failed = a.ep.send(to_b, vec![0; len]).await.unwrap_err();
         let gone = matches!(&failed.error, Error::PeerGone(peer) | Error::NoSuchPeer(peer) if *peer == name);
@@ -128,7 +176,9 @@ pub(crate) async fn what_a_peer_sent_before_it_closed_arrives(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let moving = b.keep_moving();
     for number in 0..100_u32 {
-        a.ep.send(to_b, number.to_le_bytes().to_vec()).await.unwrap();
+        a.ep.send(to_b, number.to_le_bytes().to_vec())
+            .await
+            .unwrap();
     }
     a.ep.send(to_b, vec![5; 50_000]).await.unwrap();
     drop(a);
@@ -140,7 +190,8 @@ pub(crate) async fn what_a_peer_sent_before_it_closed_arrives(setup: Setup) {
     assert_eq!(&b.ep.recv().await.unwrap()[..], [5; 50_000]);
 }
 
-/// A guest's number lasts until its last message was received, so that these can be told apart and asked for.
+/// A guest's number lasts until its last message was received, so that these can be told apart and
+/// asked for.
 pub(crate) async fn what_a_peer_sent_stays_its_own(setup: Setup) {
     let (a, mut b, to_b) = pair(&setup).await;
     for tag in [1, 2, 3, 2] {
@@ -156,19 +207,32 @@ pub(crate) async fn what_a_peer_sent_stays_its_own(setup: Setup) {
     let second = b.ep.recv().tag(2).from(guest).await.unwrap();
     assert_eq!((&second[..], second.source()), (&[2; 10][..], Ok(guest)));
     let failed = b.ep.recv().tag(4).from(guest).await.unwrap_err();
-    assert_eq!(failed.error, Error::PeerGone(name), "nothing more will come");
+    assert_eq!(
+        failed.error,
+        Error::PeerGone(name),
+        "nothing more will come"
+    );
     assert_eq!(b.ep.recv().tag(2).await.unwrap().source(), Ok(guest));
-    // A receive that nobody has looked at, and gives its message back, is no reason to forget whose it is.
+    // A receive that nobody has looked at, and gives its message back, is no reason to forget whose
+    // it is.
     let taken = b.ep.recv().tag(3).start().unwrap();
     settled(|| 0).await;
     drop(taken);
-    assert_eq!(b.ep.recv().tag(3).from(guest).await.unwrap().source(), Ok(guest));
-    assert_eq!(b.av.lookup(guest), Err(Error::StaleAddress(guest)), "that was the last");
+    assert_eq!(
+        b.ep.recv().tag(3).from(guest).await.unwrap().source(),
+        Ok(guest)
+    );
+    assert_eq!(
+        b.av.lookup(guest),
+        Err(Error::StaleAddress(guest)),
+        "that was the last"
+    );
     let failed = b.ep.recv().from(guest).await.unwrap_err();
     assert_eq!(failed.error, Error::StaleAddress(guest));
 }
 
-/// The number of a guest that comes back under its name stays valid, whatever became of its first connection.
+/// The number of a guest that comes back under its name stays valid, whatever became of its first
+/// connection.
 pub(crate) async fn a_guest_that_comes_back_keeps_its_number(setup: Setup) {
     let (mut b, host) = (setup.station().await, setup.station().await);
     let name: Address = setup.name("guest").parse().unwrap();
@@ -190,10 +254,16 @@ pub(crate) async fn a_guest_that_comes_back_keeps_its_number(setup: Setup) {
     while !matches!(next(&mut b).await.kind, EventKind::PeerConnected { .. }) {}
     second.send(to_b, "third").tag(3).await.unwrap();
     for tag in [3, 2] {
-        assert_eq!(b.ep.recv().tag(tag).from(guest).await.unwrap().source(), Ok(guest));
+        assert_eq!(
+            b.ep.recv().tag(tag).from(guest).await.unwrap().source(),
+            Ok(guest)
+        );
     }
     settled(|| 0).await;
-    assert!(b.av.lookup(guest).is_ok(), "the second connection is still there");
+    assert!(
+        b.av.lookup(guest).is_ok(),
+        "the second connection is still there"
+    );
     second.close().unwrap();
     while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
     while b.av.lookup(guest).is_ok() {
@@ -227,7 +297,12 @@ pub(crate) async fn a_name_that_is_used_again_is_somebody_else(setup: Setup) {
     let (b, host) = (setup.station().await, setup.station().await);
     let name: Address = setup.name("again").parse().unwrap();
     let open = async || {
-        let builder = host.domain.endpoint(&host.info).unwrap().name(&name).unwrap();
+        let builder = host
+            .domain
+            .endpoint(&host.info)
+            .unwrap()
+            .name(&name)
+            .unwrap();
         builder.bind_av(&host.av).unwrap().enable().await.unwrap()
     };
     for round in 0..20 {
@@ -255,7 +330,10 @@ pub(crate) async fn a_last_word_has_arrived(setup: Setup) {
         };
         let hears = tokio::spawn(hears);
         assert_eq!(
-            b.ep.send(to_a, "goodbye").await.map(drop).map_err(|failed| failed.error),
+            b.ep.send(to_a, "goodbye")
+                .await
+                .map(drop)
+                .map_err(|failed| failed.error),
             Ok(()),
             "round {round}"
         );

@@ -6,11 +6,14 @@ use crate::payload::{LONG, assert_bytes, pattern, poll_once, yields};
 use crate::setup::Setup;
 use crate::station::{Plan, Station, fence as flush, pair, pair_of};
 
-/// Long messages that nobody receives: more than the peer and a network buffer, so the last one is under way and stays so.
+/// Long messages that nobody receives: more than the peer and a network buffer, so the last one is
+/// under way and stays so.
 const HELD: usize = 12;
 
 fn held_up(a: &Station, peer: fabric_async::FiAddr) -> Vec<Operation<&'static [u8]>> {
-    (0..HELD).map(|_| a.ep.send(peer, pattern(LONG, 1)).start().unwrap()).collect()
+    (0..HELD)
+        .map(|_| a.ep.send(peer, pattern(LONG, 1)).start().unwrap())
+        .collect()
 }
 
 async fn received(b: &Station, expected: &[&[u8]]) {
@@ -34,7 +37,10 @@ pub(crate) async fn a_fence_begins_when_all_before_it_has_ended(setup: Setup) {
             Ok(operation) => operation,
             Err(refused) => {
                 assert_eq!(refused.error, Error::Again(Scarce::TransmitCredit));
-                assert_eq!(a.ep.inject(to_b, b"x"), Err(Error::Again(Scarce::TransmitCredit)));
+                assert_eq!(
+                    a.ep.inject(to_b, b"x"),
+                    Err(Error::Again(Scarce::TransmitCredit))
+                );
                 a.ep.send(to_b, refused.buf).into_future()
             }
         };
@@ -65,7 +71,10 @@ pub(crate) async fn other_peers_do_not_wait_for_a_fence(setup: Setup) {
     let _moving = b.keep_moving();
     let before = held_up(&a, to_b);
     let fenced = a.ep.send(to_b, "fenced").fence().start().unwrap();
-    let (sent, ()) = tokio::join!(a.ep.send(to_c, "to another").fence(), received(&c, &[b"to another"]));
+    let (sent, ()) = tokio::join!(
+        a.ep.send(to_c, "to another").fence(),
+        received(&c, &[b"to another"])
+    );
     sent.unwrap();
     drop((before, fenced));
     received(&b, &[pattern(LONG, 1); HELD]).await;
@@ -76,27 +85,50 @@ pub(crate) async fn other_peers_do_not_wait_for_a_fence(setup: Setup) {
 pub(crate) async fn every_kind_of_operation_can_be_fenced(setup: Setup) {
     let (mut a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
-    let region = b.domain.alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let region = b
+        .domain
+        .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
+        .unwrap();
     let at = |offset| region.remote().at(offset);
     for round in 1..=3u64 {
         drop(held_up(&a, to_b));
-        a.ep.write(to_b, at(0), round.to_le_bytes().to_vec()).fence().context(1).post().unwrap();
+        a.ep.write(to_b, at(0), round.to_le_bytes().to_vec())
+            .fence()
+            .context(1)
+            .post()
+            .unwrap();
         let behind = async {
-            a.ep.read(to_b, region.remote().slice(..8)).fence().await.unwrap();
-            a.ep.fetch_atomic(to_b, at(8), AtomicOp::Sum, 1u64).fence().await.unwrap();
-            a.ep.lend(to_b, a.ep.loan(100).unwrap()).fence().await.map_err(|failed| failed.error).unwrap();
+            a.ep.read(to_b, region.remote().slice(..8))
+                .fence()
+                .await
+                .unwrap();
+            a.ep.fetch_atomic(to_b, at(8), AtomicOp::Sum, 1u64)
+                .fence()
+                .await
+                .unwrap();
+            a.ep.lend(to_b, a.ep.loan(100).unwrap())
+                .fence()
+                .await
+                .map_err(|failed| failed.error)
+                .unwrap();
             a.ep.send(to_b, "there").fence().tag(1).await.unwrap();
         };
         let taking = async {
             received(&b, &[pattern(LONG, 1); HELD]).await;
             assert_eq!(b.ep.recv().await.unwrap().len(), 100);
             b.ep.recv().tag(1).await.unwrap();
-            assert_eq!((region.load::<u64>(0), region.load::<u64>(8)), (Ok(round), Ok(round)));
+            assert_eq!(
+                (region.load::<u64>(0), region.load::<u64>(8)),
+                (Ok(round), Ok(round))
+            );
         };
         tokio::join!(behind, taking);
         let mut out = Vec::new();
         a.cq.next_batch(&mut out, 2).await;
-        assert_eq!((out.len(), out[0].kind, &out[0].error), (1, OpKind::Write, &None));
+        assert_eq!(
+            (out.len(), out[0].kind, &out[0].error),
+            (1, OpKind::Write, &None)
+        );
     }
 }
 
@@ -132,7 +164,10 @@ pub(crate) async fn a_dropped_fence_goes_on(setup: Setup) {
 }
 
 pub(crate) async fn fences_end_with_their_peer_and_with_their_endpoint(setup: Setup) {
-    let plan = Plan { tx_size: Some(64), ..Plan::default() };
+    let plan = Plan {
+        tx_size: Some(64),
+        ..Plan::default()
+    };
     for closing_here in [false, true] {
         let (mut a, b, to_b) = pair_of(&setup, plan.clone(), Plan::default()).await;
         let moving = b.keep_moving();
@@ -162,9 +197,20 @@ pub(crate) async fn a_fence_needs_its_capability(setup: Setup) {
     assert!(a.info.caps.contains(Caps::FENCE));
     let mut info = a.info.clone();
     info.caps -= Caps::FENCE;
-    let plain = a.domain.endpoint(&info).unwrap().bind_av(&a.av).unwrap().enable().await.unwrap();
+    let plain = a
+        .domain
+        .endpoint(&info)
+        .unwrap()
+        .bind_av(&a.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let refused = plain.send(to_b, "x").fence().await.unwrap_err();
-    assert_eq!(refused.error, Error::NotSupported("fenced operations (the endpoint has no FI_FENCE)"));
+    assert_eq!(
+        refused.error,
+        Error::NotSupported("fenced operations (the endpoint has no FI_FENCE)")
+    );
     let (sent, ()) = tokio::join!(plain.send(to_b, "y"), received(&b, &[b"y"]));
     sent.unwrap();
 }

@@ -10,21 +10,32 @@ use crate::station::Station;
 /// A group that no other test has, nor one of another process of this user.
 fn group(setup: &Setup) -> Address {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let ([.., high, low], number) = (std::process::id().to_be_bytes(), NEXT.fetch_add(1, Ordering::Relaxed));
-    format!("{}://239.{high}.{low}.{}:{}", setup.provider, 1 + number % 250, 7000 + number / 250)
-        .parse()
-        .unwrap()
+    let ([.., high, low], number) = (
+        std::process::id().to_be_bytes(),
+        NEXT.fetch_add(1, Ordering::Relaxed),
+    );
+    format!(
+        "{}://239.{high}.{low}.{}:{}",
+        setup.provider,
+        1 + number % 250,
+        7000 + number / 250
+    )
+    .parse()
+    .unwrap()
 }
 
-/// Whether anything has arrived at this endpoint that was sent there or to its groups before. Needs the other to be able to
-/// send to it.
+/// Whether anything has arrived at this endpoint that was sent there or to its groups before. Needs
+/// the other to be able to send to it.
 async fn heard(station: &Station, from: &Station) -> Vec<String> {
     let to = from.meet(station).await;
     from.ep.send(to, "that is all").await.unwrap();
     let mut heard = Vec::new();
     loop {
         let got = station.ep.recv().await.unwrap();
-        assert_eq!(station.av.lookup(got.source().unwrap()).as_ref(), Ok(from.ep.name()));
+        assert_eq!(
+            station.av.lookup(got.source().unwrap()).as_ref(),
+            Ok(from.ep.name())
+        );
         match std::str::from_utf8(&got).unwrap() {
             // It may have come by another socket, ahead of what the groups have.
             "that is all" => break,
@@ -40,10 +51,17 @@ async fn heard(station: &Station, from: &Station) -> Vec<String> {
 }
 
 pub(crate) async fn everybody_in_a_group_hears_what_is_sent_to_it(setup: Setup) {
-    let (a, b, c) = (setup.station().await, setup.station().await, setup.station().await);
+    let (a, b, c) = (
+        setup.station().await,
+        setup.station().await,
+        setup.station().await,
+    );
     let group = group(&setup);
     let (of_b, of_c) = (b.ep.join(&group).unwrap(), c.ep.join(&group).unwrap());
-    assert_eq!((of_b.address(), b.av.lookup(of_b.peer()).as_ref()), (&group, Ok(&group)));
+    assert_eq!(
+        (of_b.address(), b.av.lookup(of_b.peer()).as_ref()),
+        (&group, Ok(&group))
+    );
     // Who sends need not be a member.
     let to_all = a.av.insert(&group).unwrap();
     for (number, len) in [0, 5, a.info.ep.max_msg_size].into_iter().enumerate() {
@@ -51,14 +69,21 @@ pub(crate) async fn everybody_in_a_group_hears_what_is_sent_to_it(setup: Setup) 
         for member in [&b, &c] {
             let got = member.ep.recv().await.unwrap();
             assert_eq!(got[..], vec![number as u8; len]);
-            assert_eq!(member.av.lookup(got.source().unwrap()).as_ref(), Ok(a.ep.name()), "not the group");
+            assert_eq!(
+                member.av.lookup(got.source().unwrap()).as_ref(),
+                Ok(a.ep.name()),
+                "not the group"
+            );
         }
     }
     // A member hears itself, and is answered by itself.
     b.ep.send(of_b.peer(), "from within").await.unwrap();
     for member in [&b, &c] {
         let got = member.ep.recv().await.unwrap();
-        assert_eq!(member.av.lookup(got.source().unwrap()).as_ref(), Ok(b.ep.name()));
+        assert_eq!(
+            member.av.lookup(got.source().unwrap()).as_ref(),
+            Ok(b.ep.name())
+        );
     }
     assert_eq!(a.ep.inject_all(to_all, [&b"one"[..], b"two"]), (2, Ok(())));
     for member in [&b, &c] {
@@ -70,7 +95,11 @@ pub(crate) async fn everybody_in_a_group_hears_what_is_sent_to_it(setup: Setup) 
 }
 
 pub(crate) async fn a_group_is_left_with_its_last_handle(setup: Setup) {
-    let (a, b, c) = (setup.station().await, setup.station().await, setup.station().await);
+    let (a, b, c) = (
+        setup.station().await,
+        setup.station().await,
+        setup.station().await,
+    );
     let (first, second) = (group(&setup), group(&setup));
     let (to_first, to_second) = (a.av.insert(&first).unwrap(), a.av.insert(&second).unwrap());
     let once = b.ep.join(&first).unwrap();
@@ -79,14 +108,22 @@ pub(crate) async fn a_group_is_left_with_its_last_handle(setup: Setup) {
     let stays = c.ep.join(&first).unwrap();
     a.ep.send(to_first, "one").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"one");
-    assert_eq!(heard(&b, &a).await, [""; 0], "one of it, though it was joined twice");
+    assert_eq!(
+        heard(&b, &a).await,
+        [""; 0],
+        "one of it, though it was joined twice"
+    );
     drop(once);
     a.ep.send(to_first, "two").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"two");
     drop(twice);
     a.ep.send(to_first, "three").await.unwrap();
     a.ep.send(to_second, "four").await.unwrap();
-    assert_eq!(&b.ep.recv().await.unwrap()[..], b"four", "it is in this one still");
+    assert_eq!(
+        &b.ep.recv().await.unwrap()[..],
+        b"four",
+        "it is in this one still"
+    );
     assert_eq!(heard(&b, &a).await, [""; 0]);
     for text in ["one", "two", "three"] {
         assert_eq!(&c.ep.recv().await.unwrap()[..], text.as_bytes());
@@ -103,18 +140,42 @@ pub(crate) async fn a_group_is_left_with_its_last_handle(setup: Setup) {
 pub(crate) async fn what_is_no_group_is_refused(setup: Setup) {
     let a = setup.station().await;
     for (text, part) in [("127.0.0.1:5000", "239.1.2.3"), ("239.1.2.3:0", "port")] {
-        let error = a.ep.join(format!("{}://{text}", setup.provider)).unwrap_err();
+        let error =
+            a.ep.join(format!("{}://{text}", setup.provider))
+                .unwrap_err();
         assert!(
-            matches!(error, Error::Invalid { what: "group", .. }) && error.to_string().contains(part),
+            matches!(error, Error::Invalid { what: "group", .. })
+                && error.to_string().contains(part),
             "{error}"
         );
     }
-    let error = a.ep.join(format!("{}://[ff02::1234]:5000", setup.provider)).unwrap_err();
+    let error =
+        a.ep.join(format!("{}://[ff02::1234]:5000", setup.provider))
+            .unwrap_err();
     assert!(matches!(error, Error::NotSupported(_)), "{error}");
-    assert!(matches!(a.ep.join("shm://group"), Err(Error::WrongScheme { .. })));
-    assert!(matches!(a.ep.join("nonsense"), Err(Error::BadAddress { .. })));
-    let at = a.domain.endpoint(&a.info).unwrap().name(group(&setup)).unwrap().bind_av(&a.av).unwrap();
-    assert!(matches!(at.enable().await, Err(Error::Invalid { what: "address", .. })));
+    assert!(matches!(
+        a.ep.join("shm://group"),
+        Err(Error::WrongScheme { .. })
+    ));
+    assert!(matches!(
+        a.ep.join("nonsense"),
+        Err(Error::BadAddress { .. })
+    ));
+    let at = a
+        .domain
+        .endpoint(&a.info)
+        .unwrap()
+        .name(group(&setup))
+        .unwrap()
+        .bind_av(&a.av)
+        .unwrap();
+    assert!(matches!(
+        at.enable().await,
+        Err(Error::Invalid {
+            what: "address",
+            ..
+        })
+    ));
     assert_eq!(a.av.peers().len(), 0, "nothing is left behind");
 }
 
@@ -124,5 +185,8 @@ pub(crate) async fn groups_need_their_capability(setup: Setup) {
     let group = group(&setup);
     assert!(matches!(plain.ep.join(&group), Err(Error::NotSupported(_))));
     let to_all = plain.av.insert(&group).unwrap();
-    assert!(matches!(plain.ep.send(to_all, "x").await.unwrap_err().error, Error::NotSupported(_)));
+    assert!(matches!(
+        plain.ep.send(to_all, "x").await.unwrap_err().error,
+        Error::NotSupported(_)
+    ));
 }

@@ -1,8 +1,8 @@
 //! Several endpoints that share their receives.
 
 use fabric_async::{
-    AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue, Fabric,
-    FiAddr, Info, SharedReceive,
+    AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue,
+    Fabric, FiAddr, Info, SharedReceive,
 };
 
 use crate::payload::yields;
@@ -40,14 +40,27 @@ impl Hall {
         let eq = fabric.event_queue(plan.events).unwrap();
         domain.bind_eq(&eq).unwrap();
         let cq = domain.completion_queue(plan.entries).unwrap();
-        let av =
-            if plan.welcoming { domain.welcoming_address_vector() } else { domain.address_vector() }.unwrap();
+        let av = if plan.welcoming {
+            domain.welcoming_address_vector()
+        } else {
+            domain.address_vector()
+        }
+        .unwrap();
         let (received, at_first) = (domain.counter().unwrap(), domain.counter().unwrap());
         let mut directions = CqBind::RECV;
         directions.set(CqBind::SELECTIVE_COMPLETION, plan.selective);
-        let shared =
-            domain.shared_receive(&info).unwrap().bind_av(&av).unwrap().bind_cq(&cq, directions).unwrap();
-        let shared = shared.bind_counter(&received, CounterBind::RECV).unwrap().open().unwrap();
+        let shared = domain
+            .shared_receive(&info)
+            .unwrap()
+            .bind_av(&av)
+            .unwrap()
+            .bind_cq(&cq, directions)
+            .unwrap();
+        let shared = shared
+            .bind_counter(&received, CounterBind::RECV)
+            .unwrap()
+            .open()
+            .unwrap();
         let mut hall = Self {
             doors: Vec::new(),
             shared,
@@ -61,10 +74,17 @@ impl Hall {
             info,
         };
         for number in 0..doors {
-            let door = hall.domain.endpoint(&hall.info).unwrap().bind_av(&hall.av).unwrap();
+            let door = hall
+                .domain
+                .endpoint(&hall.info)
+                .unwrap()
+                .bind_av(&hall.av)
+                .unwrap();
             let mut door = door.bind_shared(&hall.shared).unwrap();
             if number == 0 {
-                door = door.bind_counter(&hall.at_first, CounterBind::RECV).unwrap();
+                door = door
+                    .bind_counter(&hall.at_first, CounterBind::RECV)
+                    .unwrap();
             }
             hall.doors.push(door.enable().await.unwrap());
         }

@@ -73,7 +73,10 @@ pub(crate) async fn ordinary_messages_are_received_likewise(setup: Setup) {
     let mut loan = a.ep.loan(100).unwrap();
     loan.fill(7);
     let (sent, got) = tokio::join!(a.ep.send(to_b, loan), b.ep.recv());
-    assert_eq!((&sent.unwrap().buf[..], &got.unwrap()[..]), (&[7; 100][..], &[7; 100][..]));
+    assert_eq!(
+        (&sent.unwrap().buf[..], &got.unwrap()[..]),
+        (&[7; 100][..], &[7; 100][..])
+    );
 }
 
 /// What is given back is lent again, and nothing is while somebody reads it.
@@ -90,7 +93,10 @@ pub(crate) async fn memory_goes_round(setup: Setup) {
             held.remove(round as usize % 3);
         }
         for message in &held {
-            assert!(message.iter().all(|byte| *byte == message[0]), "nobody writes what is being read");
+            assert!(
+                message.iter().all(|byte| *byte == message[0]),
+                "nobody writes what is being read"
+            );
         }
     }
     if held[0].buf.is_shared() {
@@ -98,7 +104,10 @@ pub(crate) async fn memory_goes_round(setup: Setup) {
         drop(held);
         let loans: Vec<_> = (0..5).map(|_| a.ep.loan(10_000).unwrap()).collect();
         let again = |loan: &fabric_async::Loan| loan[0] != 0;
-        assert!(loans.iter().filter(|loan| again(loan)).count() >= 4, "used again");
+        assert!(
+            loans.iter().filter(|loan| again(loan)).count() >= 4,
+            "used again"
+        );
     }
 }
 
@@ -119,15 +128,28 @@ pub(crate) async fn they_are_messages_like_any_other(setup: Setup) {
         assert_eq!((&got[..], got.tag()), (expected.as_bytes(), Some(1)));
         assert_eq!(got.data(), (expected == "second").then_some(9));
     }
-    let small = b.ep.recv_into(vec![0; 3].into_boxed_slice()).await.unwrap_err();
-    assert_eq!((small.error, &small.buf[..]), (Error::Truncated { len: 3, lost: 3 }, &b"sec"[..]));
+    let small =
+        b.ep.recv_into(vec![0; 3].into_boxed_slice())
+            .await
+            .unwrap_err();
+    assert_eq!(
+        (small.error, &small.buf[..]),
+        (Error::Truncated { len: 3, lost: 3 }, &b"sec"[..])
+    );
     let mut out = Vec::new();
     a.cq.next_batch(&mut out, 1).await;
-    assert_eq!((out[0].context, out[0].kind, out[0].transfer.len), (5, OpKind::Send, 6));
+    assert_eq!(
+        (out[0].context, out[0].kind, out[0].transfer.len),
+        (5, OpKind::Send, 6)
+    );
     let loan = a.ep.loan(8).unwrap();
     let stale = b.av.insert(a.ep.name()).unwrap();
     let refused = a.ep.lend(stale, loan).start();
-    assert_eq!(refused.map(drop).unwrap_err().buf.len(), 8, "a refused one comes back");
+    assert_eq!(
+        refused.map(drop).unwrap_err().buf.len(),
+        8,
+        "a refused one comes back"
+    );
 }
 
 /// A receive that is dropped gives its message to the next one.
@@ -157,11 +179,15 @@ pub(crate) async fn what_is_held_outlives_its_sender(setup: Setup) {
         held.push(lent(&b.ep).await.unwrap());
     }
     for (number, message) in held.iter().enumerate() {
-        assert!(message[..] == *pattern(100_000, number / 2 + 10 * (number % 2)), "message {number}");
+        assert!(
+            message[..] == *pattern(100_000, number / 2 + 10 * (number % 2)),
+            "message {number}"
+        );
     }
 }
 
-/// A peer that returns nothing gets no more than its share, then copies, and its share again when it returns some.
+/// A peer that returns nothing gets no more than its share, then copies, and its share again when
+/// it returns some.
 pub(crate) async fn a_peer_that_returns_nothing_gets_copies(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let sends = tokio::spawn(async move {
@@ -193,7 +219,10 @@ pub(crate) async fn what_was_lent_is_given_back_once(setup: Setup) {
     drop(operation);
     let mut third = a.ep.loan(8192).unwrap();
     third.fill(3);
-    assert!(second.iter().all(|byte| *byte == 2), "two loans are two pieces of memory");
+    assert!(
+        second.iter().all(|byte| *byte == 2),
+        "two loans are two pieces of memory"
+    );
 }
 
 /// A length that cannot be is an error, whatever the memory is made of.
@@ -201,7 +230,10 @@ pub(crate) async fn a_loan_has_a_longest_length(setup: Setup) {
     let a = setup.station().await;
     for len in [usize::MAX, 1 << 50, (1 << 32) + 1] {
         let refused = a.ep.loan(len).map(drop).unwrap_err();
-        assert!(matches!(refused, Error::TooLong { len: asked, .. } if asked == len), "{refused}");
+        assert!(
+            matches!(refused, Error::TooLong { len: asked, .. } if asked == len),
+            "{refused}"
+        );
     }
 }
 
@@ -242,7 +274,11 @@ pub(crate) async fn many_pieces_of_memory_go_to_one_peer(setup: Setup) {
         sent.unwrap();
         assert!(got.unwrap()[..] == *pattern(64, number), "message {number}");
     }
-    assert_eq!(a.eq.try_next().filter(|event| matches!(event.kind, EventKind::PeerDown { .. })), None);
+    assert_eq!(
+        a.eq.try_next()
+            .filter(|event| matches!(event.kind, EventKind::PeerDown { .. })),
+        None
+    );
 }
 
 /// Long ones that are copied by their receivers, several at a time, and dropped in between.
@@ -252,7 +288,9 @@ pub(crate) async fn long_ones_are_copied_by_and_by(setup: Setup) {
     for round in 0..3 {
         // Ends with the truncated one, which its counter counts as a failure.
         let _moving = b.keep_moving();
-        let early: Vec<_> = (0..2).map(|_| b.ep.recv_into(vec![0; LEN]).start().unwrap()).collect();
+        let early: Vec<_> = (0..2)
+            .map(|_| b.ep.recv_into(vec![0; LEN]).start().unwrap())
+            .collect();
         for which in 0..4 {
             lend(&a, to_b, LEN, 4 * round + which).await;
         }
@@ -267,8 +305,17 @@ pub(crate) async fn long_ones_are_copied_by_and_by(setup: Setup) {
             Poll::Pending => b.ep.recv().await.unwrap(),
         };
         assert!(got[..] == *pattern(LEN, 4 * round + 2));
-        let small = b.ep.recv_into(vec![0; 300_000].into_boxed_slice()).await.unwrap_err();
-        assert_eq!(small.error, Error::Truncated { len: 300_000, lost: LEN - 300_000 });
+        let small =
+            b.ep.recv_into(vec![0; 300_000].into_boxed_slice())
+                .await
+                .unwrap_err();
+        assert_eq!(
+            small.error,
+            Error::Truncated {
+                len: 300_000,
+                lost: LEN - 300_000
+            }
+        );
         assert!(small.buf[..] == pattern(LEN, 4 * round + 3)[..300_000]);
     }
 }

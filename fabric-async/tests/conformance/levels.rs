@@ -2,8 +2,8 @@
 
 use bytes::BytesMut;
 use fabric_async::{
-    Access, AtomicOp, Canceled, Completion, Error, FiAddr, Gather, OpFlags, Operation, Scarce, SendRequest,
-    discover,
+    Access, AtomicOp, Canceled, Completion, Error, FiAddr, Gather, OpFlags, Operation, Scarce,
+    SendRequest, discover,
 };
 use futures_util::StreamExt;
 
@@ -21,7 +21,10 @@ pub(crate) async fn has_levels(setup: &Setup) -> bool {
     let hints = setup.hints().caps(setup.caps);
     match discover(&hints.tx_op_flags(flags)).await {
         Ok(found) => {
-            assert!(found.iter().all(|info| info.tx.op_flags == flags), "what was asked is what is had");
+            assert!(
+                found.iter().all(|info| info.tx.op_flags == flags),
+                "what was asked is what is had"
+            );
             true
         }
         Err(refused) => {
@@ -31,8 +34,15 @@ pub(crate) async fn has_levels(setup: &Setup) -> bool {
     }
 }
 
-fn at<'a, B: fabric_async::IoBuf>(level: OpFlags, request: SendRequest<'a, B>) -> SendRequest<'a, B> {
-    if level == OpFlags::DELIVERY_COMPLETE { request.delivery_complete() } else { request.match_complete() }
+fn at<'a, B: fabric_async::IoBuf>(
+    level: OpFlags,
+    request: SendRequest<'a, B>,
+) -> SendRequest<'a, B> {
+    if level == OpFlags::DELIVERY_COMPLETE {
+        request.delivery_complete()
+    } else {
+        request.match_complete()
+    }
 }
 
 /// Sends with a receipt and waits until the message is there, unexpected: it has not ended.
@@ -40,10 +50,15 @@ async fn waits<B: fabric_async::IoBuf>(
     (a, b, to_b): (&Station, &Station, FiAddr),
     request: SendRequest<'_, B>,
 ) -> Operation<B> {
-    let mut sent = request.start().unwrap_or_else(|failed| panic!("{failed:?}"));
+    let mut sent = request
+        .start()
+        .unwrap_or_else(|failed| panic!("{failed:?}"));
     fence(a, b, to_b).await;
     yields(5).await;
-    assert!(poll_once(&mut sent).await.is_pending(), "nobody has received it");
+    assert!(
+        poll_once(&mut sent).await.is_pending(),
+        "nobody has received it"
+    );
     sent
 }
 
@@ -58,7 +73,11 @@ pub(crate) async fn a_message_ends_when_a_receive_has_it(setup: Setup) {
             let request = at(level, a.ep.send(to_b, pattern(len, which)).tag(tag).data(7));
             let sent = waits((&a, &b, to_b), request).await;
             let counted = a.sends.value();
-            let got = b.ep.recv_into(Vec::with_capacity(len)).tag(tag).await.unwrap();
+            let got =
+                b.ep.recv_into(Vec::with_capacity(len))
+                    .tag(tag)
+                    .await
+                    .unwrap();
             assert_bytes(&got, pattern(len, which));
             assert_eq!(got.data(), Some(7));
             let done = sent.await.unwrap();
@@ -111,7 +130,12 @@ pub(crate) async fn completions_come_in_the_order_of_receipt(setup: Setup) {
     for level in LEVELS {
         let len = |number: u64| [8, 30, 3000, 20_000][number as usize % 4];
         let all = (0..COUNT).map(|number| {
-            at(level, a.ep.send(to_b, numbered(number, len(number))).tag(number).context(number))
+            at(
+                level,
+                a.ep.send(to_b, numbered(number, len(number)))
+                    .tag(number)
+                    .context(number),
+            )
         });
         assert_eq!(a.ep.post_all(all).unwrap(), COUNT as usize);
         fence(&a, &b, to_b).await;
@@ -122,7 +146,10 @@ pub(crate) async fn completions_come_in_the_order_of_receipt(setup: Setup) {
             assert_eq!(number_of(&got), number);
             let entry = entries(&mut a, 1).await.remove(0);
             assert_eq!((entry.context, &entry.error), (number, &None));
-            assert_eq!(entry.into_result::<Vec<u8>>().unwrap().transfer.len, len(number));
+            assert_eq!(
+                entry.into_result::<Vec<u8>>().unwrap().transfer.len,
+                len(number)
+            );
         }
     }
 }
@@ -134,15 +161,32 @@ pub(crate) async fn every_kind_of_message_asks(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let parts = [vec![1; 5000], vec![2; 9000], vec![3; 40]];
     let whole = parts.concat();
-    let sent = waits((&a, &b, to_b), a.ep.send(to_b, Gather::from(parts)).delivery_complete()).await;
+    let sent = waits(
+        (&a, &b, to_b),
+        a.ep.send(to_b, Gather::from(parts)).delivery_complete(),
+    )
+    .await;
     assert_bytes(&b.ep.recv().await.unwrap(), &whole);
-    assert_eq!(sent.await.unwrap().buf.into_parts::<Vec<u8>>().unwrap().len(), 3);
+    assert_eq!(
+        sent.await
+            .unwrap()
+            .buf
+            .into_parts::<Vec<u8>>()
+            .unwrap()
+            .len(),
+        3
+    );
     // Lent, and received both ways there are.
     for len in [100, 5 << 20] {
         let mut loan = a.ep.loan(len).unwrap();
         loan.copy_from_slice(pattern(len, 1));
         let lent = a.ep.lend(to_b, loan).tag(1);
-        let mut lent = if len == 100 { lent.delivery_complete() } else { lent.match_complete() }.start();
+        let mut lent = if len == 100 {
+            lent.delivery_complete()
+        } else {
+            lent.match_complete()
+        }
+        .start();
         if len == 100 {
             fence(&a, &b, to_b).await;
             assert!(poll_once(lent.as_mut().unwrap()).await.is_pending());
@@ -153,8 +197,14 @@ pub(crate) async fn every_kind_of_message_asks(setup: Setup) {
     }
     // With a credit that was reserved.
     let permit = a.ep.reserve(to_b).await.unwrap();
-    let (sent, got) = tokio::join!(permit.send(&a.ep, "reserved").delivery_complete(), b.ep.recv());
-    assert_eq!((sent.unwrap().buf, &got.unwrap()[..]), ("reserved", &b"reserved"[..]));
+    let (sent, got) = tokio::join!(
+        permit.send(&a.ep, "reserved").delivery_complete(),
+        b.ep.recv()
+    );
+    assert_eq!(
+        (sent.unwrap().buf, &got.unwrap()[..]),
+        ("reserved", &b"reserved"[..])
+    );
 }
 
 pub(crate) async fn the_default_is_the_endpoints(setup: Setup) {
@@ -162,13 +212,24 @@ pub(crate) async fn the_default_is_the_endpoints(setup: Setup) {
         return;
     }
     for level in LEVELS {
-        let plan = Plan { op_flags: level, ..Plan::default() };
+        let plan = Plan {
+            op_flags: level,
+            ..Plan::default()
+        };
         let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
         // Ends where it is posted, as it says.
-        a.ep.send(to_b, "now").tag(1).transmit_complete().await.unwrap();
+        a.ep.send(to_b, "now")
+            .tag(1)
+            .transmit_complete()
+            .await
+            .unwrap();
         a.ep.inject_tagged(to_b, 1, b"nobody waits").unwrap();
         let mut sent = a.ep.send(to_b, "later").tag(1).start().unwrap();
-        let mut lent = a.ep.lend(to_b, a.ep.loan(10).unwrap()).tag(1).start().unwrap();
+        let mut lent =
+            a.ep.lend(to_b, a.ep.loan(10).unwrap())
+                .tag(1)
+                .start()
+                .unwrap();
         let marked = a.ep.send(to_b, "").tag(2).transmit_complete();
         let (marked, got) = tokio::join!(marked, b.ep.recv().tag(2));
         marked.unwrap();
@@ -190,18 +251,27 @@ pub(crate) async fn what_is_discarded_has_ended(setup: Setup) {
     let _moving = b.keep_moving();
     for level in LEVELS {
         for len in [8, 9000, 1 << 20] {
-            let sent = waits((&a, &b, to_b), at(level, a.ep.send(to_b, pattern(len, 1)).tag(1))).await;
+            let sent = waits(
+                (&a, &b, to_b),
+                at(level, a.ep.send(to_b, pattern(len, 1)).tag(1)),
+            )
+            .await;
             b.ep.probe().tag(1).claim().await.unwrap().discard();
             assert_eq!(sent.await.unwrap().transfer.len, len);
         }
         // While it arrives.
-        let sent = at(level, a.ep.send(to_b, pattern(LONG, 1)).tag(1)).start().unwrap();
+        let sent = at(level, a.ep.send(to_b, pattern(LONG, 1)).tag(1))
+            .start()
+            .unwrap();
         b.ep.probe().tag(1).claim().await.unwrap().discard();
         let (sent, got) = tokio::join!(sent, async {
             a.ep.send(to_b, "behind").tag(2).await.unwrap();
             b.ep.recv().tag(2).await.unwrap()
         });
-        assert_eq!((sent.unwrap().transfer.len, &got[..]), (LONG, &b"behind"[..]));
+        assert_eq!(
+            (sent.unwrap().transfer.len, &got[..]),
+            (LONG, &b"behind"[..])
+        );
         assert_eq!(b.ep.probe().tag(1).now(), Ok(None));
     }
 }
@@ -212,19 +282,34 @@ pub(crate) async fn a_claim_that_is_put_back_is_no_receipt(setup: Setup) {
     }
     let (a, b, to_b) = pair(&setup).await;
     for level in LEVELS {
-        let mut sent = waits((&a, &b, to_b), at(level, a.ep.send(to_b, vec![5; 100]).tag(1))).await;
+        let mut sent = waits(
+            (&a, &b, to_b),
+            at(level, a.ep.send(to_b, vec![5; 100]).tag(1)),
+        )
+        .await;
         drop(b.ep.probe().tag(1).claim().await.unwrap());
         fence(&a, &b, to_b).await;
         assert!(poll_once(&mut sent).await.is_pending());
         let claimed = b.ep.probe().tag(1).claim().await.unwrap();
         fence(&a, &b, to_b).await;
-        assert!(poll_once(&mut sent).await.is_pending(), "claimed is not received");
-        assert_eq!(claimed.recv_into(Vec::with_capacity(100)).await.unwrap().into_buf(), [5; 100]);
+        assert!(
+            poll_once(&mut sent).await.is_pending(),
+            "claimed is not received"
+        );
+        assert_eq!(
+            claimed
+                .recv_into(Vec::with_capacity(100))
+                .await
+                .unwrap()
+                .into_buf(),
+            [5; 100]
+        );
         sent.await.unwrap();
     }
 }
 
-/// The message has been in a receive, which was dropped unseen: it ends once, and the next receive has it.
+/// The message has been in a receive, which was dropped unseen: it ends once, and the next receive
+/// has it.
 pub(crate) async fn a_receive_that_is_dropped_says_nothing_twice(setup: Setup) {
     if !has_levels(&setup).await {
         return;
@@ -240,7 +325,10 @@ pub(crate) async fn a_receive_that_is_dropped_says_nothing_twice(setup: Setup) {
         let mut second = waits((&a, &b, to_b), second).await;
         assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"first");
         fence(&a, &b, to_b).await;
-        assert!(poll_once(&mut second).await.is_pending(), "that was the receipt of another");
+        assert!(
+            poll_once(&mut second).await.is_pending(),
+            "that was the receipt of another"
+        );
         assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"second");
         second.await.unwrap();
     }
@@ -253,7 +341,9 @@ pub(crate) async fn receives_that_go_midway_say_nothing_early(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for level in LEVELS {
         for number in 0..10u64 {
-            let sent = at(level, a.ep.send(to_b, numbered(number, LONG))).start().unwrap();
+            let sent = at(level, a.ep.send(to_b, numbered(number, LONG)))
+                .start()
+                .unwrap();
             let mut got = None;
             for _ in 0..number % 4 {
                 let mut dropped = b.ep.recv().start().unwrap();
@@ -270,7 +360,10 @@ pub(crate) async fn receives_that_go_midway_say_nothing_early(setup: Setup) {
             assert_eq!(sent.await.unwrap().transfer.len, LONG);
         }
     }
-    assert_eq!((a.sends.value(), b.recvs.value(), a.ep.stats().failed), (20, b.recvs.value(), 0));
+    assert_eq!(
+        (a.sends.value(), b.recvs.value(), a.ep.stats().failed),
+        (20, b.recvs.value(), 0)
+    );
 }
 
 /// The credits come back with the receipts, and the messages arrive.
@@ -278,7 +371,10 @@ pub(crate) async fn a_dropped_send_is_confirmed_to_nobody(setup: Setup) {
     if !has_levels(&setup).await {
         return;
     }
-    let plan = Plan { tx_size: Some(8), ..Plan::default() };
+    let plan = Plan {
+        tx_size: Some(8),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
     let _moving = a.keep_moving();
     for level in LEVELS {
@@ -315,7 +411,10 @@ pub(crate) async fn a_cancelled_one_waits_for_its_receipt(setup: Setup) {
     for level in LEVELS {
         let sent = waits((&a, &b, to_b), at(level, a.ep.send(to_b, vec![9; 20]))).await;
         let mut cancel = Box::pin(sent.cancel());
-        assert!(poll_once(&mut cancel).await.is_pending(), "it is not here any more");
+        assert!(
+            poll_once(&mut cancel).await.is_pending(),
+            "it is not here any more"
+        );
         assert_eq!(b.ep.recv().await.unwrap()[..], [9; 20]);
         match cancel.await {
             Canceled::Completed(Ok(done)) => assert_eq!(done.buf, [9; 20]),
@@ -331,10 +430,19 @@ pub(crate) async fn a_truncated_message_has_ended(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for level in LEVELS {
         for len in [100, 9000, LONG] {
-            let receive = b.ep.recv_into(vec![0; 50].into_boxed_slice()).start().unwrap();
+            let receive =
+                b.ep.recv_into(vec![0; 50].into_boxed_slice())
+                    .start()
+                    .unwrap();
             let (sent, got) = tokio::join!(at(level, a.ep.send(to_b, pattern(len, 3))), receive);
             assert_eq!(sent.unwrap().transfer.len, len);
-            assert_eq!(got.unwrap_err().error, Error::Truncated { len: 50, lost: len - 50 });
+            assert_eq!(
+                got.unwrap_err().error,
+                Error::Truncated {
+                    len: 50,
+                    lost: len - 50
+                }
+            );
         }
     }
 }
@@ -346,8 +454,13 @@ pub(crate) async fn receives_of_several_confirm_each(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for level in LEVELS {
         let first = waits((&a, &b, to_b), at(level, a.ep.send(to_b, numbered(0, 100)))).await;
-        let mut messages = b.ep.recv_multi(BytesMut::with_capacity(100_000)).start().unwrap();
-        let second = at(level, a.ep.send(to_b, numbered(1, 20_000))).start().unwrap();
+        let mut messages =
+            b.ep.recv_multi(BytesMut::with_capacity(100_000))
+                .start()
+                .unwrap();
+        let second = at(level, a.ep.send(to_b, numbered(1, 20_000)))
+            .start()
+            .unwrap();
         for number in 0..2 {
             let message = messages.next().await.unwrap().unwrap();
             assert_eq!(number_of(&message.into_buf()), number);
@@ -362,14 +475,20 @@ pub(crate) async fn a_stranger_is_confirmed_once_inserted(setup: Setup) {
     if !has_levels(&setup).await {
         return;
     }
-    let stranger = Plan { welcoming: false, ..Plan::default() };
+    let stranger = Plan {
+        welcoming: false,
+        ..Plan::default()
+    };
     for level in LEVELS {
         let (a, b, to_b) = pair_of(&setup, Plan::default(), stranger.clone()).await;
         let sent = waits((&a, &b, to_b), at(level, a.ep.send(to_b, "who?").tag(1))).await;
         let from_nobody = b.ep.recv().tag(1);
         let from_a = b.av.insert(a.ep.name()).unwrap();
         let (got, sent) = tokio::join!(from_nobody.from(from_a), sent);
-        assert_eq!((&got.unwrap()[..], sent.unwrap().buf), (&b"who?"[..], "who?"));
+        assert_eq!(
+            (&got.unwrap()[..], sent.unwrap().buf),
+            (&b"who?"[..], "who?")
+        );
     }
 }
 
@@ -383,7 +502,11 @@ pub(crate) async fn two_flooding_each_other_go_on(setup: Setup) {
     let to_a = b.meet(&a).await;
     let talk = async |one: &Station, to, level| {
         let sends: Vec<_> = (0..COUNT)
-            .map(|number| at(level, one.ep.send(to, numbered(number, 30_000)).tag(1)).start().unwrap())
+            .map(|number| {
+                at(level, one.ep.send(to, numbered(number, 30_000)).tag(1))
+                    .start()
+                    .unwrap()
+            })
             .collect();
         for number in 0..COUNT {
             assert_eq!(number_of(&one.ep.recv().tag(1).await.unwrap()), number);
@@ -421,12 +544,32 @@ pub(crate) async fn closing_ends_them(setup: Setup) {
     }
     for closing_here in [false, true] {
         let (mut a, b, to_b) = pair(&setup).await;
-        let received = a.ep.send(to_b, "received").delivery_complete().start().unwrap();
+        let received =
+            a.ep.send(to_b, "received")
+                .delivery_complete()
+                .start()
+                .unwrap();
         b.ep.recv().await.unwrap();
-        let sent = waits((&a, &b, to_b), a.ep.send(to_b, vec![1; 10]).delivery_complete()).await;
-        let matched = waits((&a, &b, to_b), a.ep.send(to_b, vec![2; 9000]).match_complete()).await;
-        let long = a.ep.send(to_b, pattern(LONG, 1)).delivery_complete().start().unwrap();
-        a.ep.send(to_b, vec![3; 10]).delivery_complete().context(5).post().unwrap();
+        let sent = waits(
+            (&a, &b, to_b),
+            a.ep.send(to_b, vec![1; 10]).delivery_complete(),
+        )
+        .await;
+        let matched = waits(
+            (&a, &b, to_b),
+            a.ep.send(to_b, vec![2; 9000]).match_complete(),
+        )
+        .await;
+        let long =
+            a.ep.send(to_b, pattern(LONG, 1))
+                .delivery_complete()
+                .start()
+                .unwrap();
+        a.ep.send(to_b, vec![3; 10])
+            .delivery_complete()
+            .context(5)
+            .post()
+            .unwrap();
         // Those that wait, and those of which nothing was sent.
         if closing_here {
             a.ep.clone().close().unwrap();
@@ -434,7 +577,11 @@ pub(crate) async fn closing_ends_them(setup: Setup) {
             b.ep.clone().close().unwrap();
         }
         let is_it = |error: &Error| {
-            if closing_here { *error == Error::Canceled } else { error.is_peer_gone() }
+            if closing_here {
+                *error == Error::Canceled
+            } else {
+                error.is_peer_gone()
+            }
         };
         for (which, len, sent) in [(1, 10, sent), (2, 9000, matched)] {
             let failed = sent.await.unwrap_err();
@@ -443,7 +590,10 @@ pub(crate) async fn closing_ends_them(setup: Setup) {
         }
         assert!(is_it(&long.await.unwrap_err().error));
         let entry = entries(&mut a, 1).await.remove(0);
-        assert!(entry.context == 5 && is_it(entry.error.as_ref().unwrap()), "{entry:?}");
+        assert!(
+            entry.context == 5 && is_it(entry.error.as_ref().unwrap()),
+            "{entry:?}"
+        );
         // What was received before has ended well, if that was known when the endpoint closed.
         match received.await {
             Ok(_) => {}
@@ -471,18 +621,33 @@ pub(crate) async fn what_changes_memory_is_delivered_at_its_end(setup: Setup) {
     if !has_levels(&setup).await {
         return;
     }
-    let plan = Plan { op_flags: OpFlags::DELIVERY_COMPLETE, ..Plan::default() };
+    let plan = Plan {
+        op_flags: OpFlags::DELIVERY_COMPLETE,
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
     let _moving = b.keep_moving();
-    let region = b.domain.alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let region = b
+        .domain
+        .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
+        .unwrap();
     let place = |offset| region.remote().at(offset);
     for round in 1..=5u64 {
-        a.ep.write(to_b, place(0), round.to_le_bytes().to_vec()).delivery_complete().await.unwrap();
+        a.ep.write(to_b, place(0), round.to_le_bytes().to_vec())
+            .delivery_complete()
+            .await
+            .unwrap();
         assert_eq!(region.load::<u64>(0), Ok(round));
-        a.ep.atomic(to_b, place(8), AtomicOp::Sum, 1u64).delivery_complete().await.unwrap();
+        a.ep.atomic(to_b, place(8), AtomicOp::Sum, 1u64)
+            .delivery_complete()
+            .await
+            .unwrap();
         assert_eq!(region.load::<u64>(8), Ok(round));
         assert_eq!(a.ep.fetch_add(to_b, place(8), 0u64).await, Ok(round));
-        assert_eq!(a.ep.read(to_b, region.remote().slice(..8)).await.unwrap()[..], round.to_le_bytes());
+        assert_eq!(
+            a.ep.read(to_b, region.remote().slice(..8)).await.unwrap()[..],
+            round.to_le_bytes()
+        );
     }
 }
 
@@ -494,7 +659,11 @@ pub(crate) async fn what_is_not_offered_is_refused(setup: Setup) {
             continue;
         }
         let refused = at(level, a.ep.send(to_b, vec![1; 10])).await.unwrap_err();
-        assert!(matches!(refused.error, Error::NotSupported(_)), "{}", refused.error);
+        assert!(
+            matches!(refused.error, Error::NotSupported(_)),
+            "{}",
+            refused.error
+        );
         let sent = a.ep.send(to_b, refused.buf).transmit_complete();
         let (sent, got) = tokio::join!(sent, b.ep.recv());
         sent.unwrap();
@@ -507,8 +676,8 @@ async fn offers(setup: &Setup, level: OpFlags) -> bool {
     discover(&hints.tx_op_flags(level)).await.is_ok()
 }
 
-/// What is delivered is at the peer's endpoint, all of it: nothing less, of whatever length, posted or awaited, and in the
-/// middle of everything else.
+/// What is delivered is at the peer's endpoint, all of it: nothing less, of whatever length, posted
+/// or awaited, and in the middle of everything else.
 pub(crate) async fn what_is_delivered_is_there(setup: Setup) {
     if !offers(&setup, OpFlags::DELIVERY_COMPLETE).await {
         return eprintln!("skipped, the provider confirms no delivery");
@@ -516,26 +685,46 @@ pub(crate) async fn what_is_delivered_is_there(setup: Setup) {
     let (mut a, b, to_b) = pair(&setup).await;
     for (which, len) in LENGTHS.into_iter().enumerate() {
         let tag = which as u64;
-        let sent = a.ep.send(to_b, pattern(len, which)).tag(tag).data(7).delivery_complete().start().unwrap();
+        let sent =
+            a.ep.send(to_b, pattern(len, which))
+                .tag(tag)
+                .data(7)
+                .delivery_complete()
+                .start()
+                .unwrap();
         a.ep.inject(to_b, b"behind").unwrap();
         let (sent, got) = tokio::join!(sent, b.ep.recv_into(Vec::with_capacity(len)).tag(tag));
         let (sent, got) = (sent.unwrap(), got.unwrap());
-        assert_eq!((sent.transfer.len, sent.transfer.tag, got.data()), (len, Some(tag), Some(7)));
+        assert_eq!(
+            (sent.transfer.len, sent.transfer.tag, got.data()),
+            (len, Some(tag), Some(7))
+        );
         assert_bytes(&got, pattern(len, which));
         assert_eq!(&b.ep.recv().await.unwrap()[..], b"behind");
     }
-    let all =
-        (0..20).map(|number| a.ep.send(to_b, numbered(number, 100)).context(number).delivery_complete());
+    let all = (0..20).map(|number| {
+        a.ep.send(to_b, numbered(number, 100))
+            .context(number)
+            .delivery_complete()
+    });
     assert_eq!(a.ep.post_all(all).unwrap(), 20);
     for number in 0..20 {
         assert_eq!(number_of(&b.ep.recv().await.unwrap()), number);
     }
     let ended = entries(&mut a, 20).await;
     assert!(
-        ended.iter().map(|entry| (entry.context, entry.error.is_none())).eq((0..20).map(|at| (at, true)))
+        ended
+            .iter()
+            .map(|entry| (entry.context, entry.error.is_none()))
+            .eq((0..20).map(|at| (at, true)))
     );
-    // A peer that closes without a word has confirmed nothing. It buffers no such message, however quick it is.
-    let long = a.ep.send(to_b, vec![1; 17 << 20]).delivery_complete().start().unwrap();
+    // A peer that closes without a word has confirmed nothing. It buffers no such message, however
+    // quick it is.
+    let long =
+        a.ep.send(to_b, vec![1; 17 << 20])
+            .delivery_complete()
+            .start()
+            .unwrap();
     b.ep.clone().close().unwrap();
     assert!(long.await.unwrap_err().error.is_peer_gone());
 }

@@ -10,7 +10,10 @@ pub(crate) async fn an_endpoint_talks_to_itself(setup: Setup) {
     let a = setup.station().await;
     let me = a.meet(&a).await;
     for len in [0, 8, 5000, 100_000] {
-        let (sent, got) = tokio::join!(a.ep.send(me, pattern(len, 1)).tag(1).data(2), a.ep.recv().tag(1));
+        let (sent, got) = tokio::join!(
+            a.ep.send(me, pattern(len, 1)).tag(1).data(2),
+            a.ep.recv().tag(1)
+        );
         sent.unwrap();
         let got = got.unwrap();
         assert_bytes(&got, pattern(len, 1));
@@ -43,9 +46,16 @@ pub(crate) async fn long_messages_to_itself(setup: Setup) {
 pub(crate) async fn endpoints_of_one_domain_talk(setup: Setup) {
     let mut a = setup.station().await;
     let second = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
-    let second = second.bind_cq(&a.cq, CqBind::RECV).unwrap().enable().await.unwrap();
-    let (to_second, to_first) =
-        (a.ep.lookup(second.name()).await.unwrap(), second.lookup(a.ep.name()).await.unwrap());
+    let second = second
+        .bind_cq(&a.cq, CqBind::RECV)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
+    let (to_second, to_first) = (
+        a.ep.lookup(second.name()).await.unwrap(),
+        second.lookup(a.ep.name()).await.unwrap(),
+    );
     for which in 0..200 {
         let len = if which % 20 == 0 { 100_000 } else { which };
         let (there, got) = tokio::join!(a.ep.send(to_second, pattern(len, which)), second.recv());
@@ -77,16 +87,26 @@ pub(crate) async fn a_ring_of_endpoints_in_one_domain(setup: Setup) {
     let station = setup.station().await;
     let mut ring = Vec::new();
     for _ in 0..ENDPOINTS {
-        let ep = station.domain.endpoint(&station.info).unwrap().bind_av(&station.av).unwrap();
+        let ep = station
+            .domain
+            .endpoint(&station.info)
+            .unwrap()
+            .bind_av(&station.av)
+            .unwrap();
         ring.push(ep.enable().await.unwrap());
     }
     let mut tasks = Vec::new();
     for (at, ep) in ring.iter().enumerate() {
-        let (ep, next) = (ep.clone(), ep.lookup(ring[(at + 1) % ENDPOINTS].name()).await.unwrap());
+        let (ep, next) = (
+            ep.clone(),
+            ep.lookup(ring[(at + 1) % ENDPOINTS].name()).await.unwrap(),
+        );
         tasks.push(tokio::spawn(async move {
             for round in 0..ROUNDS {
                 if at == 0 {
-                    ep.send(next, numbered(round, 10 + (round % 3) as usize * 9000)).await.unwrap();
+                    ep.send(next, numbered(round, 10 + (round % 3) as usize * 9000))
+                        .await
+                        .unwrap();
                     assert_eq!(number_of(&ep.recv().await.unwrap()), round);
                 } else {
                     let got = ep.recv().await.unwrap();

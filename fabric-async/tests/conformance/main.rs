@@ -1,9 +1,11 @@
-//! The conformance suite: what every provider owes to the public interface, under both modes of progress.
+//! The conformance suite: what every provider owes to the public interface, under both modes of
+//! progress.
 //!
-//! A scenario is written once, as a function of a [`Setup`]. The table below instantiates all of them for every provider,
-//! with progress modes, kinds of runtime and more, as tests of their own: a failure reads
-//! `shm::auto_multi_thread::cancellation::…`. Beside each scenario stand the capabilities it needs; where a provider
-//! does not offer them the scenario is skipped. A provider is added by one more row of [`combinations`].
+//! A scenario is written once, as a function of a [`Setup`]. The table below instantiates all of
+//! them for every provider, with progress modes, kinds of runtime and more, as tests of their own:
+//! a failure reads `shm::auto_multi_thread::cancellation::…`. Beside each scenario stand the
+//! capabilities it needs; where a provider does not offer them the scenario is skipped. A provider
+//! is added by one more row of [`combinations`].
 //!
 //! | module | subject |
 //! |---|---|
@@ -569,17 +571,20 @@ macro_rules! scenarios {
 
 /// Every scenario, for each of these combinations.
 ///
-/// Not for all there are. What can go wrong with the provider, with progress, with the runtime, with the policy of
-/// waiting, with the way long messages are copied, or with what waits for sockets, would be some hundred combinations,
-/// most of which meet nothing that the others have not met:
+/// Not for all there are. What can go wrong with the provider, with progress, with the runtime,
+/// with the policy of waiting, with the way long messages are copied, or with what waits for
+/// sockets, would be some hundred combinations, most of which meet nothing that the others have not
+/// met:
 ///
-/// * who drives, and on which thread, is the engine's affair: progress and runtime are met in full over shm;
-/// * a provider knows no runtime and is called under one lock, whoever drives: over the others each progress and each
-///   runtime is met once. Over tcp that is in full again, half of it by epoll and half by io_uring;
-/// * a policy of waiting concerns the engine, and what it sleeps on: over shm, and over both ways of waiting for sockets
-///   where nobody looks before sleeping;
-/// * how long messages are copied concerns one provider, and nothing else; how they are sent without a copy, those that
-///   are connected over a ring.
+/// * who drives, and on which thread, is the engine's affair: progress and runtime are met in full
+///   over shm;
+/// * a provider knows no runtime and is called under one lock, whoever drives: over the others each
+///   progress and each runtime is met once. Over tcp that is in full again, half of it by epoll and
+///   half by io_uring;
+/// * a policy of waiting concerns the engine, and what it sleeps on: over shm, and over both ways
+///   of waiting for sockets where nobody looks before sleeping;
+/// * how long messages are copied concerns one provider, and nothing else; how they are sent
+///   without a copy, those that are connected over a ring.
 macro_rules! combinations {
     ($($of:ident { $($name:ident: $setup:expr,)* })*) => {$(
         mod $of {
@@ -618,11 +623,12 @@ combinations! {
         ring_auto_current_thread: Setup::new("tcp").io_uring().auto(),
         ring_park_manual: Setup::new("tcp").io_uring().park(),
         ring_park_auto: Setup::new("tcp").io_uring().park().auto().multi_thread(),
-        // Under automatic progress only: a long send waits for its peer's machine, which may wait for the peer.
+        // Under automatic progress only: a long send waits for its peer's machine, which may wait
+        // for the peer.
         ring_zero_copy: Setup::new("tcp").io_uring().zero_copy().auto().multi_thread(),
     }
-    // The other dialect. Over a ring under automatic progress only: a long send waits for its receiver, and nobody listens there
-    // under manual progress where nobody waits.
+    // The other dialect. Over a ring under automatic progress only: a long send waits for its
+    // receiver, and nobody listens there under manual progress where nobody waits.
     rxm {
         manual_current_thread: Setup::new("tcp").rxm(),
         ring_auto_multi_thread: Setup::new("tcp").rxm().io_uring().auto().multi_thread(),

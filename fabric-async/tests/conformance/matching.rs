@@ -14,15 +14,27 @@ pub(crate) async fn ignored_bits_of_a_tag_do_not_count(setup: Setup) {
     }
     for (op, tag) in [(upper, 0xab77_u64), (exact, 0xac01), (any, 0x1234)] {
         let got = op.await.unwrap();
-        assert_eq!((got.tag(), &got[..]), (Some(tag), tag.to_string().as_bytes()));
+        assert_eq!(
+            (got.tag(), &got[..]),
+            (Some(tag), tag.to_string().as_bytes())
+        );
     }
     // The same for messages that are there first.
     for tag in [1 << 63, 0x55_0001, 0x55_0002] {
         a.ep.send(to_b, tag.to_string()).tag(tag).await.unwrap();
     }
-    assert_eq!(b.ep.recv().tag_mask(0x55_0000, 0xffff).await.unwrap().tag(), Some(0x55_0001));
-    assert_eq!(b.ep.recv().tag_mask(0, u64::MAX).await.unwrap().tag(), Some(1 << 63));
-    assert_eq!(b.ep.recv().tag_mask(0x2, !0x2).await.unwrap().tag(), Some(0x55_0002));
+    assert_eq!(
+        b.ep.recv().tag_mask(0x55_0000, 0xffff).await.unwrap().tag(),
+        Some(0x55_0001)
+    );
+    assert_eq!(
+        b.ep.recv().tag_mask(0, u64::MAX).await.unwrap().tag(),
+        Some(1 << 63)
+    );
+    assert_eq!(
+        b.ep.recv().tag_mask(0x2, !0x2).await.unwrap().tag(),
+        Some(0x55_0002)
+    );
 }
 
 pub(crate) async fn tagged_and_untagged_never_meet(setup: Setup) {
@@ -30,7 +42,10 @@ pub(crate) async fn tagged_and_untagged_never_meet(setup: Setup) {
     let mut untagged = b.ep.recv().start().unwrap();
     a.ep.send(to_b, "tagged").tag(0).await.unwrap();
     fence(&a, &b, to_b).await;
-    assert!(poll_once(&mut untagged).await.is_pending(), "an untagged receive takes no tagged message");
+    assert!(
+        poll_once(&mut untagged).await.is_pending(),
+        "an untagged receive takes no tagged message"
+    );
     assert_eq!(&b.ep.recv().tag(0).await.unwrap()[..], b"tagged");
     a.ep.send(to_b, "untagged").await.unwrap();
     assert_eq!(&untagged.await.unwrap()[..], b"untagged");
@@ -38,7 +53,10 @@ pub(crate) async fn tagged_and_untagged_never_meet(setup: Setup) {
     let mut tagged = b.ep.recv().tag_mask(0, u64::MAX >> 1).start().unwrap();
     a.ep.send(to_b, "untagged").await.unwrap();
     fence(&a, &b, to_b).await;
-    assert!(poll_once(&mut tagged).await.is_pending(), "no mask takes an untagged message");
+    assert!(
+        poll_once(&mut tagged).await.is_pending(),
+        "no mask takes an untagged message"
+    );
     a.ep.send(to_b, "tagged").tag(5).await.unwrap();
     assert_eq!(&tagged.await.unwrap()[..], b"tagged");
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"untagged");
@@ -58,14 +76,18 @@ pub(crate) async fn the_receive_posted_first_gets_the_message(setup: Setup) {
     assert_eq!(&second.await.unwrap()[..], b"two");
 }
 
-/// An awaited receive is posted when it is awaited, in the order of the program, not when it happens to be polled.
+/// An awaited receive is posted when it is awaited, in the order of the program, not when it
+/// happens to be polled.
 pub(crate) async fn posting_order_counts_not_polling_order(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let mut first = b.ep.recv().into_future();
     let mut second = b.ep.recv().into_future();
     assert!(poll_once(&mut second).await.is_pending());
     assert!(poll_once(&mut first).await.is_pending());
-    let (early, late) = (a.ep.send(to_b, "one").into_future(), a.ep.send(to_b, "two").into_future());
+    let (early, late) = (
+        a.ep.send(to_b, "one").into_future(),
+        a.ep.send(to_b, "two").into_future(),
+    );
     late.await.unwrap();
     early.await.unwrap();
     assert_eq!(&second.await.unwrap()[..], b"two");
@@ -98,7 +120,10 @@ pub(crate) async fn directed_and_any_compete_by_posting_time(setup: Setup) {
     let (a, r, a_to_r) = pair(&setup).await;
     let b = setup.station().await;
     let b_to_r = b.meet(&r).await;
-    let (from_a, from_b) = (r.av.insert(a.ep.name()).unwrap(), r.av.insert(b.ep.name()).unwrap());
+    let (from_a, from_b) = (
+        r.av.insert(a.ep.name()).unwrap(),
+        r.av.insert(b.ep.name()).unwrap(),
+    );
 
     // Any source first: it gets the first message, whoever sends it.
     let any = r.ep.recv().start().unwrap();
@@ -125,7 +150,10 @@ pub(crate) async fn a_directed_receive_leaves_other_messages_waiting(setup: Setu
     let (a, r, a_to_r) = pair(&setup).await;
     let b = setup.station().await;
     let b_to_r = b.meet(&r).await;
-    let (from_a, from_b) = (r.av.insert(a.ep.name()).unwrap(), r.av.insert(b.ep.name()).unwrap());
+    let (from_a, from_b) = (
+        r.av.insert(a.ep.name()).unwrap(),
+        r.av.insert(b.ep.name()).unwrap(),
+    );
     a.ep.send(a_to_r, "a").tag(4).await.unwrap();
     fence(&a, &r, a_to_r).await;
     b.ep.send(b_to_r, "b").tag(4).await.unwrap();

@@ -14,7 +14,11 @@ pub(crate) async fn every_length_arrives_whole_in_pooled_memory(setup: Setup) {
         let at = message.as_ptr();
         let (sent, got) = tokio::join!(a.ep.send(to_b, message), b.ep.recv());
         let (sent, got) = (sent.unwrap(), got.unwrap());
-        assert_eq!((sent.len(), sent.buf.as_ptr()), (len, at), "the buffer comes back as it was");
+        assert_eq!(
+            (sent.len(), sent.buf.as_ptr()),
+            (len, at),
+            "the buffer comes back as it was"
+        );
         assert_bytes(&sent, pattern(len, which));
         assert_eq!(got.len(), len);
         assert_bytes(&got, pattern(len, which));
@@ -67,7 +71,10 @@ pub(crate) async fn unexpected_messages_arrive_whole(setup: Setup) {
             let got = if which % 2 == 0 {
                 b.ep.recv().await.unwrap().into_buf().into_vec()
             } else {
-                b.ep.recv_into(Vec::with_capacity(len)).await.unwrap().into_buf()
+                b.ep.recv_into(Vec::with_capacity(len))
+                    .await
+                    .unwrap()
+                    .into_buf()
             };
             assert_bytes(&got, pattern(len, which));
         }
@@ -106,7 +113,10 @@ pub(crate) async fn every_kind_of_buffer_can_be_sent(setup: Setup) {
         assert_eq!(send(a, b, to_b, shared).await.as_ptr(), at);
         send(a, b, to_b, BytesMut::from(bytes)).await;
         assert_eq!(send(a, b, to_b, bytes).await.as_ptr(), bytes.as_ptr());
-        let text: String = bytes.iter().map(|byte| char::from(byte % 26 + b'a')).collect();
+        let text: String = bytes
+            .iter()
+            .map(|byte| char::from(byte % 26 + b'a'))
+            .collect();
         let at = text.as_ptr();
         let back = send(a, b, to_b, text).await;
         assert_eq!(back.as_ptr(), at);
@@ -133,13 +143,27 @@ pub(crate) async fn every_kind_of_buffer_can_receive(setup: Setup) {
     let (a, b) = (&a.ep, &b.ep);
     for len in [0, 8, 3000, 100_000] {
         let boxed = receive(a, b, to_b, len, vec![7; len + 10].into_boxed_slice()).await;
-        assert_eq!((boxed.len(), &boxed[len..]), (len + 10, &[7; 10][..]), "a box keeps its length");
+        assert_eq!(
+            (boxed.len(), &boxed[len..]),
+            (len + 10, &[7; 10][..]),
+            "a box keeps its length"
+        );
         // What was in a vector does not matter: its room is its capacity.
         assert_eq!(receive(a, b, to_b, len, vec![7; len]).await.len(), len);
-        assert_eq!(receive(a, b, to_b, len, BytesMut::with_capacity(len)).await.len(), len);
+        assert_eq!(
+            receive(a, b, to_b, len, BytesMut::with_capacity(len))
+                .await
+                .len(),
+            len
+        );
         let (sent, pooled) = tokio::join!(a.send(to_b, "x"), b.recv());
         sent.unwrap();
-        assert_eq!(receive(a, b, to_b, len, pooled.unwrap().into_buf()).await.len(), len);
+        assert_eq!(
+            receive(a, b, to_b, len, pooled.unwrap().into_buf())
+                .await
+                .len(),
+            len
+        );
     }
 }
 
@@ -152,7 +176,10 @@ pub(crate) async fn a_received_message_can_be_sent_on(setup: Setup) {
                 let message = b.ep.recv().await.unwrap();
                 let back = message.source().unwrap();
                 if as_bytes {
-                    b.ep.send(back, message.into_bytes()).await.map(drop).unwrap();
+                    b.ep.send(back, message.into_bytes())
+                        .await
+                        .map(drop)
+                        .unwrap();
                 } else {
                     b.ep.send(back, message.into_buf()).await.map(drop).unwrap();
                 }
@@ -168,16 +195,28 @@ pub(crate) async fn a_received_message_can_be_sent_on(setup: Setup) {
 }
 
 pub(crate) async fn the_front_door_leads_to_the_same_place(setup: Setup) {
-    let options = Endpoint::options().progress(setup.progress).wait_policy(setup.policy);
-    let server = options.clone().bind(setup.name("front-door")).await.unwrap();
+    let options = Endpoint::options()
+        .progress(setup.progress)
+        .wait_policy(setup.policy);
+    let server = options
+        .clone()
+        .bind(setup.name("front-door"))
+        .await
+        .unwrap();
     let client = options.bind(setup.fresh()).await.unwrap();
     assert_eq!(server.domain().info().domain.data_progress, setup.progress);
     assert!(!client.name().name().is_empty(), "a fresh name was found");
     let peer = client.lookup(server.name()).await.unwrap();
     let serve = async {
         let question = server.recv().await.unwrap();
-        assert_eq!(question.source(), Ok(server.address_vector().insert(client.name()).unwrap()));
-        server.send(question.source().unwrap(), question.into_bytes()).await.unwrap();
+        assert_eq!(
+            question.source(),
+            Ok(server.address_vector().insert(client.name()).unwrap())
+        );
+        server
+            .send(question.source().unwrap(), question.into_bytes())
+            .await
+            .unwrap();
     };
     let ask = async {
         client.send(peer, "hello, fabric").await.unwrap();

@@ -14,7 +14,12 @@ fn room(bytes: usize) -> BytesMut {
 
 /// The next message, which must be whole.
 async fn next(messages: &mut MultiRecv) -> Bytes {
-    messages.next().await.expect("it has not ended").unwrap().into_buf()
+    messages
+        .next()
+        .await
+        .expect("it has not ended")
+        .unwrap()
+        .into_buf()
 }
 
 async fn entry(station: &mut Station) -> Completion {
@@ -45,21 +50,34 @@ pub(crate) async fn messages_share_one_buffer(setup: Setup) {
     let start = buf.as_ptr() as usize;
     let mut messages = b.ep.recv_multi(buf).min_free(100).start().unwrap();
     for (which, len) in lengths.into_iter().enumerate() {
-        a.ep.send(to_b, pattern(len, which).to_vec()).data(which as u64).await.unwrap();
+        a.ep.send(to_b, pattern(len, which).to_vec())
+            .data(which as u64)
+            .await
+            .unwrap();
     }
     let mut kept = Vec::new();
     for (which, len) in lengths.into_iter().enumerate() {
         let message = messages.next().await.unwrap().unwrap();
-        assert_eq!((message.len(), message.source(), message.data()), (len, Ok(from_a), Some(which as u64)));
+        assert_eq!(
+            (message.len(), message.source(), message.data()),
+            (len, Ok(from_a), Some(which as u64))
+        );
         assert_bytes(&message, pattern(len, which));
         kept.push(message.into_buf());
     }
     let mut at = start;
     for message in kept.iter().filter(|message| !message.is_empty()) {
-        assert_eq!(message.as_ptr() as usize, at, "one behind the other, where the buffer is");
+        assert_eq!(
+            message.as_ptr() as usize,
+            at,
+            "one behind the other, where the buffer is"
+        );
         at += message.len();
     }
-    assert!(poll_once(&mut messages.next()).await.is_pending(), "there is room for one of 100 bytes");
+    assert!(
+        poll_once(&mut messages.next()).await.is_pending(),
+        "there is room for one of 100 bytes"
+    );
     a.ep.send(to_b, vec![1]).await.unwrap();
     assert_eq!(&next(&mut messages).await[..], [1]);
     assert!(messages.next().await.is_none() && messages.next().await.is_none());
@@ -68,7 +86,11 @@ pub(crate) async fn messages_share_one_buffer(setup: Setup) {
     for (which, message) in kept.iter().enumerate() {
         assert_bytes(message, pattern(lengths[which], which));
     }
-    assert_eq!((b.recvs.value(), b.recvs.errors()), (lengths.len() as u64 + 1, 0), "each is counted");
+    assert_eq!(
+        (b.recvs.value(), b.recvs.errors()),
+        (lengths.len() as u64 + 1, 0),
+        "each is counted"
+    );
     // When the messages are gone, the memory is whole again.
     drop(kept);
     let mut rest = rest;
@@ -124,7 +146,13 @@ pub(crate) async fn only_a_whole_buffer_truncates(setup: Setup) {
         };
         let receives = async {
             let cut = messages.next().await.unwrap().unwrap_err();
-            assert_eq!(cut.error, Error::Truncated { len: 1000, lost: len - 1000 });
+            assert_eq!(
+                cut.error,
+                Error::Truncated {
+                    len: 1000,
+                    lost: len - 1000
+                }
+            );
             assert_bytes(&cut.buf, pattern(1000, which));
             assert!(messages.next().await.is_none());
             assert_eq!(&behind.await.unwrap()[..], b"next");
@@ -169,7 +197,9 @@ pub(crate) async fn several_senders_at_once(setup: Setup) {
         senders.push(tokio::spawn(async move {
             for number in 0..100 {
                 let len = [8, 100, 3000, 150_000, 20][(number % 5) as usize];
-                a.ep.send(to_b, numbered(1000 * which + number, len)).await.unwrap();
+                a.ep.send(to_b, numbered(1000 * which + number, len))
+                    .await
+                    .unwrap();
             }
             a
         }));
@@ -188,7 +218,10 @@ pub(crate) async fn several_senders_at_once(setup: Setup) {
             }
         }
     }
-    assert!(buffers >= 9, "{buffers} buffers of 1 MiB had more than 9 MB of messages");
+    assert!(
+        buffers >= 9,
+        "{buffers} buffers of 1 MiB had more than 9 MB of messages"
+    );
     for sender in senders {
         sender.await.unwrap();
     }
@@ -226,10 +259,18 @@ pub(crate) async fn dropping_in_the_middle_of_a_message_loses_nothing(setup: Set
     let (a, b, to_b) = pair(&setup).await;
     for (which, polls) in [0u64, 1, 2, 3, 5, 9, 20].into_iter().enumerate() {
         let first = a.ep.send(to_b, numbered(1, 30)).start().unwrap();
-        let long = a.ep.send(to_b, pattern(LONG, which).to_vec()).start().unwrap();
+        let long =
+            a.ep.send(to_b, pattern(LONG, which).to_vec())
+                .start()
+                .unwrap();
         let after = a.ep.send(to_b, numbered(2, 30)).start().unwrap();
-        let sending =
-            tokio::spawn(async move { (first.await.unwrap(), long.await.unwrap(), after.await.unwrap()) });
+        let sending = tokio::spawn(async move {
+            (
+                first.await.unwrap(),
+                long.await.unwrap(),
+                after.await.unwrap(),
+            )
+        });
         let mut messages = b.ep.recv_multi(room(LONG + 1000)).start().unwrap();
         assert_eq!(number_of(&next(&mut messages).await), 1);
         let mut early = Vec::new();
@@ -240,7 +281,11 @@ pub(crate) async fn dropping_in_the_middle_of_a_message_loses_nothing(setup: Set
             yields(1).await;
         }
         let rest = messages.into_rest();
-        assert!(rest.capacity() == 970 + LONG || rest.capacity() <= 970, "{}", rest.capacity());
+        assert!(
+            rest.capacity() == 970 + LONG || rest.capacity() <= 970,
+            "{}",
+            rest.capacity()
+        );
         for at in early.len()..2 {
             early.insert(at, b.ep.recv().await.unwrap().into_bytes());
         }
@@ -252,7 +297,10 @@ pub(crate) async fn dropping_in_the_middle_of_a_message_loses_nothing(setup: Set
 
 /// Of what nobody takes only so much is taken in: the rest waits at the sender.
 pub(crate) async fn a_stream_that_is_not_read_holds_the_sender_back(setup: Setup) {
-    let plan = Plan { rx_size: Some(4), ..Plan::default() };
+    let plan = Plan {
+        rx_size: Some(4),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
     let mut messages = b.ep.recv_multi(room(1 << 16)).min_free(0).start().unwrap();
     let empty = 500;
@@ -283,7 +331,10 @@ pub(crate) async fn a_stream_that_is_not_read_holds_the_sender_back(setup: Setup
 }
 
 pub(crate) async fn what_waits_for_a_full_stream_goes_to_nobody_else(setup: Setup) {
-    let plan = Plan { rx_size: Some(2), ..Plan::default() };
+    let plan = Plan {
+        rx_size: Some(2),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
     // Messages that wait already, more than it may have untaken.
     send_numbers(&a.ep, to_b, 0..6, 100).await;
@@ -292,7 +343,10 @@ pub(crate) async fn what_waits_for_a_full_stream_goes_to_nobody_else(setup: Setu
     let mut behind = b.ep.recv().start().unwrap();
     send_numbers(&a.ep, to_b, 6..8, 100).await;
     yields(20).await;
-    assert!(poll_once(&mut behind).await.is_pending(), "all of it is for the one posted before");
+    assert!(
+        poll_once(&mut behind).await.is_pending(),
+        "all of it is for the one posted before"
+    );
     for number in 0..3 {
         assert_eq!(number_of(&next(&mut messages).await), number);
     }
@@ -315,17 +369,40 @@ pub(crate) async fn what_waits_for_a_full_stream_goes_to_nobody_else(setup: Setu
 /// Also where success is reported only when asked for.
 pub(crate) async fn posted_ones_report_each_message_and_the_release(setup: Setup) {
     for selective in [false, true] {
-        report_each(pair_of(&setup, Plan::default(), Plan { selective, ..Plan::default() }).await).await;
+        report_each(
+            pair_of(
+                &setup,
+                Plan::default(),
+                Plan {
+                    selective,
+                    ..Plan::default()
+                },
+            )
+            .await,
+        )
+        .await;
     }
 }
 
 async fn report_each((a, mut b, to_b): (Station, Station, FiAddr)) {
     for len in [10, 5000, 200_000] {
-        let control = b.ep.recv_multi(room(3 * len + 5)).min_free(6).context(7).post().unwrap();
-        b.ep.recv_into(vec![0; len]).context(8).completion().post().unwrap();
+        let control =
+            b.ep.recv_multi(room(3 * len + 5))
+                .min_free(6)
+                .context(7)
+                .post()
+                .unwrap();
+        b.ep.recv_into(vec![0; len])
+            .context(8)
+            .completion()
+            .post()
+            .unwrap();
         let sends = async {
             for which in 0..4 {
-                a.ep.send(to_b, pattern(len, which).to_vec()).data(which as u64).await.unwrap();
+                a.ep.send(to_b, pattern(len, which).to_vec())
+                    .data(which as u64)
+                    .await
+                    .unwrap();
             }
         };
         let receives = async {
@@ -345,8 +422,12 @@ async fn report_each((a, mut b, to_b): (Station, Station, FiAddr)) {
                     }
                 }
             }
-            let of =
-                |wanted| order.iter().filter(move |(context, _)| *context == wanted).map(|(_, kind)| *kind);
+            let of = |wanted| {
+                order
+                    .iter()
+                    .filter(move |(context, _)| *context == wanted)
+                    .map(|(_, kind)| *kind)
+            };
             assert_eq!(
                 of(7).collect::<Vec<_>>(),
                 [OpKind::Recv, OpKind::Recv, OpKind::Recv, OpKind::Release]
@@ -356,12 +437,19 @@ async fn report_each((a, mut b, to_b): (Station, Station, FiAddr)) {
         tokio::join!(sends, receives);
         control.cancel();
     }
-    assert!(poll_once(&mut b.cq.next()).await.is_pending(), "each exactly once");
+    assert!(
+        poll_once(&mut b.cq.next()).await.is_pending(),
+        "each exactly once"
+    );
 }
 
-/// A queue of few entries, which others use as well: the messages wait at their senders, and nothing is lost.
+/// A queue of few entries, which others use as well: the messages wait at their senders, and
+/// nothing is lost.
 pub(crate) async fn a_full_queue_holds_messages_back(setup: Setup) {
-    let plan = Plan { entries: 4, ..Plan::default() };
+    let plan = Plan {
+        entries: 4,
+        ..Plan::default()
+    };
     let (a, mut b, to_b) = pair_of(&setup, Plan::default(), plan).await;
     const COUNT: u64 = 300;
     for unexpected in [false, true] {
@@ -385,7 +473,10 @@ pub(crate) async fn a_full_queue_holds_messages_back(setup: Setup) {
         let mut taken = 0;
         while taken < COUNT {
             let entry = entry(&mut b).await;
-            assert_eq!((entry.context, entry.kind, entry.error.as_ref()), (1, OpKind::Recv, None));
+            assert_eq!(
+                (entry.context, entry.kind, entry.error.as_ref()),
+                (1, OpKind::Recv, None)
+            );
             assert_eq!(number_of(entry.bytes()), taken);
             taken += 1;
         }
@@ -394,18 +485,33 @@ pub(crate) async fn a_full_queue_holds_messages_back(setup: Setup) {
         let mut out = Vec::new();
         assert_eq!(b.cq.try_batch(&mut out, 8), 0);
         for _ in 0..2 {
-            b.ep.recv_into(vec![0; 8]).tag(99).context(2).post().unwrap();
+            b.ep.recv_into(vec![0; 8])
+                .tag(99)
+                .context(2)
+                .post()
+                .unwrap();
         }
         let refused = b.ep.recv_into(vec![0; 8]).tag(99).post().unwrap_err();
-        assert_eq!(refused.error, Error::Again(Scarce::CompletionEntry), "one is for the release");
+        assert_eq!(
+            refused.error,
+            Error::Again(Scarce::CompletionEntry),
+            "one is for the release"
+        );
         for tag in [99, 99] {
             a.ep.send(to_b, "x").tag(tag).await.unwrap();
             assert_eq!(entry(&mut b).await.context, 2);
         }
         let long = a.ep.send(to_b, vec![0; 1 << 20]).start().unwrap();
         let released = entry(&mut b).await;
-        assert_eq!((released.context, released.kind, released.error.as_deref()), (1, OpKind::Release, None));
-        assert_eq!(b.ep.recv().await.unwrap().len(), 1 << 20, "what did not fit");
+        assert_eq!(
+            (released.context, released.kind, released.error.as_deref()),
+            (1, OpKind::Release, None)
+        );
+        assert_eq!(
+            b.ep.recv().await.unwrap().len(),
+            1 << 20,
+            "what did not fit"
+        );
         long.await.unwrap();
     }
 }
@@ -458,7 +564,10 @@ pub(crate) async fn cancel_in_the_middle_of_a_message_waits_for_it(setup: Setup)
     } else {
         assert_bytes(&b.ep.recv().await.unwrap(), pattern(LONG, 4));
     }
-    assert_eq!((first.kind, first.error.as_deref()), (OpKind::Release, Some(&Error::Canceled)));
+    assert_eq!(
+        (first.kind, first.error.as_deref()),
+        (OpKind::Release, Some(&Error::Canceled))
+    );
     sending.await.unwrap();
 }
 
@@ -470,26 +579,50 @@ pub(crate) async fn closing_ends_them(setup: Setup) {
     a.ep.send(to_b, numbered(2, 10)).await.unwrap();
     fence(&a, &b, to_b).await;
     b.ep.clone().close().unwrap();
-    assert_eq!(number_of(&next(&mut messages).await), 1, "what had come is there");
-    assert_eq!(messages.next().await.unwrap().unwrap_err().error, Error::Canceled);
+    assert_eq!(
+        number_of(&next(&mut messages).await),
+        1,
+        "what had come is there"
+    );
+    assert_eq!(
+        messages.next().await.unwrap().unwrap_err().error,
+        Error::Canceled
+    );
     assert!(messages.next().await.is_none());
     assert_eq!(messages.into_rest().capacity(), 990);
     assert_eq!(number_of(entry(&mut b).await.bytes()), 2);
     let mut released = entry(&mut b).await;
-    assert_eq!((released.kind, released.error.as_deref()), (OpKind::Release, Some(&Error::Canceled)));
+    assert_eq!(
+        (released.kind, released.error.as_deref()),
+        (OpKind::Release, Some(&Error::Canceled))
+    );
     assert_eq!(released.take_buf::<BytesMut>().unwrap().capacity(), 990);
 }
 
 pub(crate) async fn a_queue_that_is_dropped_swallows_no_message(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
-    let Station { ep, cq, av, sends, recvs, domain, eq, fabric, info } = b;
+    let Station {
+        ep,
+        cq,
+        av,
+        sends,
+        recvs,
+        domain,
+        eq,
+        fabric,
+        info,
+    } = b;
     let control = ep.recv_multi(room(1000)).post().unwrap();
     drop(cq);
     a.ep.send(to_b, "for the others").await.unwrap();
     assert_eq!(&ep.recv().await.unwrap()[..], b"for the others");
     control.cancel();
     assert_eq!(
-        ep.recv_multi(room(10)).min_free(0).post().unwrap_err().error,
+        ep.recv_multi(room(10))
+            .min_free(0)
+            .post()
+            .unwrap_err()
+            .error,
         Error::Closed(Class::CompletionQueue)
     );
     drop((ep, av, sends, recvs, domain, eq, fabric, info));
@@ -525,9 +658,13 @@ pub(crate) async fn directed_ones_end_with_their_peer(setup: Setup) {
 }
 
 pub(crate) async fn a_stranger_is_matched_once_inserted(setup: Setup) {
-    let plan = Plan { welcoming: false, ..Plan::default() };
+    let plan = Plan {
+        welcoming: false,
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, Plan::default(), plan.clone()).await;
-    // The number is given out when it is inserted; so insert, receive directed, and let messages wait in between.
+    // The number is given out when it is inserted; so insert, receive directed, and let messages
+    // wait in between.
     let from_a = b.av.insert(a.ep.name().to_string().as_str()).unwrap();
     let mut messages = b.ep.recv_multi(room(1000)).from(from_a).start().unwrap();
     send_numbers(&a.ep, to_b, 0..2, 20).await;
@@ -535,8 +672,12 @@ pub(crate) async fn a_stranger_is_matched_once_inserted(setup: Setup) {
     fence(&a, &b, to_b).await;
     b.av.remove(from_a).unwrap();
     assert_eq!(number_of(&next(&mut messages).await), 1);
-    assert_eq!(messages.next().await.unwrap().unwrap_err().error, Error::StaleAddress(from_a));
-    // As a stranger it goes to receives from anybody. Two wait; the one posted for anybody comes after the insertion.
+    assert_eq!(
+        messages.next().await.unwrap().unwrap_err().error,
+        Error::StaleAddress(from_a)
+    );
+    // As a stranger it goes to receives from anybody. Two wait; the one posted for anybody comes
+    // after the insertion.
     let mut anybody = b.ep.recv_multi(room(1000)).tag(1).start().unwrap();
     send_numbers(&a.ep, to_b, 2..4, 20).await;
     fence(&a, &b, to_b).await;
@@ -547,7 +688,8 @@ pub(crate) async fn a_stranger_is_matched_once_inserted(setup: Setup) {
     assert!(poll_once(&mut anybody.next()).await.is_pending());
 }
 
-/// Memory that is lent is copied by and by; what comes after it from the same sender is not taken before it.
+/// Memory that is lent is copied by and by; what comes after it from the same sender is not taken
+/// before it.
 pub(crate) async fn lent_messages_keep_their_place(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let mut messages = b.ep.recv_multi(room(3 * LONG)).start().unwrap();
@@ -564,14 +706,26 @@ pub(crate) async fn lent_messages_keep_their_place(setup: Setup) {
 }
 
 pub(crate) async fn what_cannot_be_is_refused(setup: Setup) {
-    let plan = Plan { entries: 1, rx_size: Some(1), ..Plan::default() };
+    let plan = Plan {
+        entries: 1,
+        rx_size: Some(1),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
     let mut full = room(8);
     full.extend_from_slice(&[1; 8]);
     let refused = b.ep.recv_multi(full).start().unwrap_err();
-    assert!(matches!(refused.error, Error::Invalid { .. }), "{}", refused.error);
+    assert!(
+        matches!(refused.error, Error::Invalid { .. }),
+        "{}",
+        refused.error
+    );
     assert_eq!(&refused.buf[..], [1; 8]);
-    let refused = b.ep.recv_multi(room(100)).min_free(101).start().unwrap_err();
+    let refused =
+        b.ep.recv_multi(room(100))
+            .min_free(101)
+            .start()
+            .unwrap_err();
     assert!(matches!(refused.error, Error::Invalid { .. }) && refused.buf.capacity() == 100);
     let refused = b.ep.recv_multi(room(100)).post().unwrap_err();
     assert!(matches!(refused.error, Error::Invalid { .. }) && refused.buf.capacity() == 100);
@@ -580,13 +734,22 @@ pub(crate) async fn what_cannot_be_is_refused(setup: Setup) {
     let one = b.ep.recv().start().unwrap();
     let refused = b.ep.recv_multi(held).start().unwrap_err();
     assert_eq!(refused.error, Error::Again(Scarce::ReceiveEntry));
-    assert_eq!((&refused.buf[..], refused.buf.capacity()), (&b"before"[..], 100), "all of it comes back");
+    assert_eq!(
+        (&refused.buf[..], refused.buf.capacity()),
+        (&b"before"[..], 100),
+        "all of it comes back"
+    );
     drop(one);
     let mut messages = b.ep.recv_multi(refused.buf).min_free(94).start().unwrap();
     a.ep.send(to_b, "behind").await.unwrap();
     assert_eq!(&next(&mut messages).await[..], b"behind");
     assert!(messages.next().await.is_none());
-    let other = setup.station().await.av.insert(b.ep.name().to_string().as_str()).unwrap();
+    let other = setup
+        .station()
+        .await
+        .av
+        .insert(b.ep.name().to_string().as_str())
+        .unwrap();
     let refused = b.ep.recv_multi(room(100)).from(other).start().unwrap_err();
     assert_eq!(refused.error, Error::StaleAddress(other));
     // Left out of the capabilities, it is not there.
@@ -594,9 +757,21 @@ pub(crate) async fn what_cannot_be_is_refused(setup: Setup) {
     for caps in [&mut info.caps, &mut info.rx.caps] {
         *caps -= Caps::MULTI_RECV;
     }
-    let ep = b.domain.endpoint(&info).unwrap().bind_av(&b.av).unwrap().enable().await.unwrap();
+    let ep = b
+        .domain
+        .endpoint(&info)
+        .unwrap()
+        .bind_av(&b.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let refused = ep.recv_multi(room(100)).start().unwrap_err();
-    assert!(matches!(refused.error, Error::NotSupported(_)), "{}", refused.error);
+    assert!(
+        matches!(refused.error, Error::NotSupported(_)),
+        "{}",
+        refused.error
+    );
     drop(ep.recv_multi(room(100)).tag(1).start().unwrap());
     assert_eq!(
         ep.recv_multi(room(100)).tag(1).post().unwrap_err().error,

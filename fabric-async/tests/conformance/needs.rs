@@ -12,24 +12,37 @@ pub(crate) struct Needs {
 impl Needs {
     /// Datagrams.
     pub(crate) const fn datagrams(caps: Caps) -> Self {
-        Self { caps, ep_type: Some(EpType::Dgram) }
+        Self {
+            caps,
+            ep_type: Some(EpType::Dgram),
+        }
     }
 
     /// Endpoints that are connected with one peer each.
     pub(crate) const fn connected(caps: Caps) -> Self {
-        Self { caps, ep_type: Some(EpType::Msg) }
+        Self {
+            caps,
+            ep_type: Some(EpType::Msg),
+        }
     }
 
-    /// Endpoints of any type: the messages are few and short, so that datagrams inside this machine all arrive, in order.
+    /// Endpoints of any type: the messages are few and short, so that datagrams inside this machine
+    /// all arrive, in order.
     pub(crate) const fn any_type(caps: Caps) -> Self {
-        Self { caps, ep_type: None }
+        Self {
+            caps,
+            ep_type: None,
+        }
     }
 }
 
 /// Unless said otherwise, scenarios are about reliable endpoints without connections.
 impl From<Caps> for Needs {
     fn from(caps: Caps) -> Self {
-        Self { caps, ep_type: Some(EpType::Rdm) }
+        Self {
+            caps,
+            ep_type: Some(EpType::Rdm),
+        }
     }
 }
 
@@ -40,11 +53,16 @@ pub(crate) const GROUPS: Needs = Needs::datagrams(SOURCE.union(Caps::MULTICAST))
 pub(crate) const CONNECTED: Needs = Needs::connected(MSG);
 pub(crate) const CONNECTED_TAGGED: Needs = Needs::connected(BOTH.union(Caps::TAGGED_MULTI_RECV));
 pub(crate) const CONNECTED_MULTI: Needs = Needs::connected(MSG.union(Caps::MULTI_RECV));
-pub(crate) const CONNECTED_ATOMIC: Needs = Needs::connected(MSG.union(Caps::RMA).union(Caps::ATOMIC));
-pub(crate) const CONNECTED_ATOMIC_EVENT: Needs =
-    Needs::connected(MSG.union(Caps::RMA).union(Caps::ATOMIC).union(Caps::RMA_EVENT));
+pub(crate) const CONNECTED_ATOMIC: Needs =
+    Needs::connected(MSG.union(Caps::RMA).union(Caps::ATOMIC));
+pub(crate) const CONNECTED_ATOMIC_EVENT: Needs = Needs::connected(
+    MSG.union(Caps::RMA)
+        .union(Caps::ATOMIC)
+        .union(Caps::RMA_EVENT),
+);
 pub(crate) const CONNECTED_RMA: Needs = Needs::connected(MSG.union(Caps::RMA));
-pub(crate) const CONNECTED_EVENT: Needs = Needs::connected(MSG.union(Caps::RMA).union(Caps::RMA_EVENT));
+pub(crate) const CONNECTED_EVENT: Needs =
+    Needs::connected(MSG.union(Caps::RMA).union(Caps::RMA_EVENT));
 pub(crate) const TAGGED: Caps = Caps::TAGGED;
 pub(crate) const BOTH: Caps = Caps::MSG.union(Caps::TAGGED);
 pub(crate) const MULTI: Caps = BOTH.union(Caps::MULTI_RECV).union(Caps::TAGGED_MULTI_RECV);

@@ -6,11 +6,27 @@ use crate::setup::Setup;
 use crate::station::{Station, pair};
 
 pub(crate) async fn a_busy_domain_names_its_children(setup: Setup) {
-    let Station { ep, cq, av, sends, recvs, domain, eq, fabric, .. } = setup.station().await;
+    let Station {
+        ep,
+        cq,
+        av,
+        sends,
+        recvs,
+        domain,
+        eq,
+        fabric,
+        ..
+    } = setup.station().await;
     let regions = u32::from(setup.offers(Caps::RMA).await);
-    let region = (regions > 0).then(|| domain.register(vec![0_u8; 64], Access::REMOTE_READ, None).unwrap());
+    let region = (regions > 0).then(|| {
+        domain
+            .register(vec![0_u8; 64], Access::REMOTE_READ, None)
+            .unwrap()
+    });
     let refused = domain.close().unwrap_err();
-    let Error::Busy(children) = &refused.error else { panic!("{}", refused.error) };
+    let Error::Busy(children) = &refused.error else {
+        panic!("{}", refused.error)
+    };
     let classes = [
         (Class::Endpoint, 1),
         (Class::CompletionQueue, 1),
@@ -33,8 +49,13 @@ pub(crate) async fn a_busy_domain_names_its_children(setup: Setup) {
     another.close().unwrap();
 
     let refused = fabric.close().unwrap_err();
-    let Error::Busy(children) = &refused.error else { panic!("{}", refused.error) };
-    assert_eq!((children.of(Class::Domain), children.of(Class::EventQueue)), (1, 1));
+    let Error::Busy(children) = &refused.error else {
+        panic!("{}", refused.error)
+    };
+    assert_eq!(
+        (children.of(Class::Domain), children.of(Class::EventQueue)),
+        (1, 1)
+    );
     let fabric = refused.handle;
 
     ep.close().unwrap();
@@ -50,9 +71,16 @@ pub(crate) async fn a_busy_domain_names_its_children(setup: Setup) {
 }
 
 pub(crate) async fn queues_and_vectors_are_busy_while_bound(setup: Setup) {
-    let Station { ep, cq, av, sends, domain, eq, .. } = setup.station().await;
-    let busy =
-        |error: &Error, class| matches!(error, Error::Busy(by) if by.of(class) == 1 && by.total() == 1);
+    let Station {
+        ep,
+        cq,
+        av,
+        sends,
+        domain,
+        eq,
+        ..
+    } = setup.station().await;
+    let busy = |error: &Error, class| matches!(error, Error::Busy(by) if by.of(class) == 1 && by.total() == 1);
     let refused = cq.close().unwrap_err();
     assert!(busy(&refused.error, Class::Endpoint), "{refused}");
     let cq = refused.handle;
@@ -66,7 +94,10 @@ pub(crate) async fn queues_and_vectors_are_busy_while_bound(setup: Setup) {
     assert!(busy(&refused.error, Class::Domain), "{refused}");
 
     let me = av.insert(ep.name()).unwrap();
-    ep.send(me, "queue and vector still work").context(3).post().unwrap();
+    ep.send(me, "queue and vector still work")
+        .context(3)
+        .post()
+        .unwrap();
     let mut cq = cq;
     let mut out = Vec::new();
     while cq.next_batch(&mut out, 1).await == 0 {}
@@ -90,9 +121,12 @@ pub(crate) async fn an_endpoint_closes_for_all_its_clones(setup: Setup) {
     assert_eq!(b.domain.children().of(Class::Endpoint), 0);
 }
 
-/// Closed is closed: a clone that lies around somewhere does not keep what the endpoint was bound to.
+/// Closed is closed: a clone that lies around somewhere does not keep what the endpoint was bound
+/// to.
 pub(crate) async fn closing_with_clones_alive_frees_what_was_bound(setup: Setup) {
-    let Station { ep, cq, av, domain, .. } = setup.station().await;
+    let Station {
+        ep, cq, av, domain, ..
+    } = setup.station().await;
     let clone = ep.clone();
     ep.close().unwrap();
     cq.close().unwrap();
@@ -111,7 +145,10 @@ pub(crate) async fn operations_on_a_closed_endpoint_are_refused(setup: Setup) {
     assert_eq!(clone.send(to_b, vec![1]).post().unwrap_err().error, closed);
     let refused = clone.recv_into(vec![2]).await.unwrap_err();
     assert_eq!((refused.error, refused.buf), (closed.clone(), vec![2]));
-    assert_eq!(clone.recv_into(vec![2]).tag(1).start().unwrap_err().error, closed);
+    assert_eq!(
+        clone.recv_into(vec![2]).tag(1).start().unwrap_err().error,
+        closed
+    );
     assert_eq!(clone.recv_into(vec![2]).post().unwrap_err().error, closed);
     assert_eq!(clone.inject(to_b, b"x"), Err(closed.clone()));
     assert_eq!(clone.reserve(to_b).await.map(drop), Err(closed.clone()));
@@ -126,31 +163,57 @@ pub(crate) async fn a_closed_domain_accepts_no_children(setup: Setup) {
     let closed = Error::Closed(Class::Domain);
     assert_eq!(clone.completion_queue(4).map(drop), Err(closed.clone()));
     assert_eq!(clone.address_vector().map(drop), Err(closed.clone()));
-    assert_eq!(clone.welcoming_address_vector().map(drop), Err(closed.clone()));
+    assert_eq!(
+        clone.welcoming_address_vector().map(drop),
+        Err(closed.clone())
+    );
     assert_eq!(clone.counter().map(drop), Err(closed.clone()));
     assert_eq!(clone.endpoint(&info).map(drop), Err(closed.clone()));
-    assert_eq!(clone.register(vec![0_u8; 8], Access::REMOTE_READ, None).map(drop), Err(closed.clone()));
+    assert_eq!(
+        clone
+            .register(vec![0_u8; 8], Access::REMOTE_READ, None)
+            .map(drop),
+        Err(closed.clone())
+    );
     assert_eq!(clone.close().unwrap_err().error, closed);
     let other = fabric.clone();
     fabric.close().unwrap();
-    assert_eq!(other.domain(&info).map(drop), Err(Error::Closed(Class::Fabric)));
-    assert_eq!(other.event_queue(4).map(drop), Err(Error::Closed(Class::Fabric)));
+    assert_eq!(
+        other.domain(&info).map(drop),
+        Err(Error::Closed(Class::Fabric))
+    );
+    assert_eq!(
+        other.event_queue(4).map(drop),
+        Err(Error::Closed(Class::Fabric))
+    );
 }
 
 pub(crate) async fn a_name_is_taken_while_its_endpoint_lives(setup: Setup) {
     let a = setup.station().await;
     let name: Address = setup.name("taken").parse().unwrap();
     let open = async |station: &Station| {
-        let builder = station.domain.endpoint(&station.info).unwrap().name(&name).unwrap();
+        let builder = station
+            .domain
+            .endpoint(&station.info)
+            .unwrap()
+            .name(&name)
+            .unwrap();
         builder.bind_av(&station.av).unwrap().enable().await
     };
     let first = open(&a).await.unwrap();
     assert_eq!(first.name(), &name);
     let b = setup.station().await;
     for station in [&a, &b] {
-        assert_eq!(open(station).await.map(drop), Err(Error::AddressInUse(name.clone())));
+        assert_eq!(
+            open(station).await.map(drop),
+            Err(Error::AddressInUse(name.clone()))
+        );
     }
-    assert_eq!(a.domain.children().of(Class::Endpoint), 2, "nothing is left of the attempt");
+    assert_eq!(
+        a.domain.children().of(Class::Endpoint),
+        2,
+        "nothing is left of the attempt"
+    );
     let to_first: FiAddr = b.ep.lookup(&name).await.unwrap();
     let (sent, got) = tokio::join!(b.ep.send(to_first, "first"), first.recv());
     sent.unwrap();
@@ -168,9 +231,20 @@ pub(crate) async fn objects_of_another_domain_are_foreign(setup: Setup) {
     let (a, b) = (setup.station().await, setup.station().await);
     let builder = || a.domain.endpoint(&a.info).unwrap();
     let foreign = |class| Err(Error::Foreign(class, Class::Domain));
-    assert_eq!(builder().bind_cq(&b.cq, CqBind::RECV).map(drop), foreign(Class::CompletionQueue));
-    assert_eq!(builder().bind_av(&b.av).map(drop), foreign(Class::AddressVector));
-    assert_eq!(builder().bind_counter(&b.sends, CounterBind::SEND).map(drop), foreign(Class::Counter));
+    assert_eq!(
+        builder().bind_cq(&b.cq, CqBind::RECV).map(drop),
+        foreign(Class::CompletionQueue)
+    );
+    assert_eq!(
+        builder().bind_av(&b.av).map(drop),
+        foreign(Class::AddressVector)
+    );
+    assert_eq!(
+        builder()
+            .bind_counter(&b.sends, CounterBind::SEND)
+            .map(drop),
+        foreign(Class::Counter)
+    );
     let of_fabric = Err(Error::Foreign(Class::EventQueue, Class::Fabric));
     assert_eq!(builder().bind_eq(&b.eq).map(drop), of_fabric);
     let fresh = a.fabric.domain(&a.info).unwrap();
@@ -190,39 +264,83 @@ pub(crate) async fn wrong_bindings_are_refused(setup: Setup) {
         assert!(matches!(refused, Error::BadFlags { .. }), "{refused}");
         assert_eq!(refused.errno(), 260);
     }
-    let refused = builder().bind_counter(&a.sends, CounterBind::empty()).map(drop).unwrap_err();
+    let refused = builder()
+        .bind_counter(&a.sends, CounterBind::empty())
+        .map(drop)
+        .unwrap_err();
     assert!(matches!(refused, Error::BadFlags { .. }), "{refused}");
-    let refused = builder().bind_counter(&a.sends, CounterBind::SEND | CounterBind::REMOTE_READ).map(drop);
+    let refused = builder()
+        .bind_counter(&a.sends, CounterBind::SEND | CounterBind::REMOTE_READ)
+        .map(drop);
     assert!(matches!(refused, Err(Error::NotSupported(what)) if what.contains("FI_RMA_EVENT")));
-    let twice = builder().bind_av(&a.av).unwrap().bind_av(&a.av).map(drop).unwrap_err();
+    let twice = builder()
+        .bind_av(&a.av)
+        .unwrap()
+        .bind_av(&a.av)
+        .map(drop)
+        .unwrap_err();
     assert!(matches!(twice, Error::Invalid { .. }), "{twice}");
-    let twice = builder().bind_cq(&a.cq, CqBind::RECV).unwrap().bind_cq(&a.cq, CqBind::RECV).map(drop);
+    let twice = builder()
+        .bind_cq(&a.cq, CqBind::RECV)
+        .unwrap()
+        .bind_cq(&a.cq, CqBind::RECV)
+        .map(drop);
     assert!(matches!(twice, Err(Error::Invalid { .. })));
-    let both = builder().bind_cq(&a.cq, CqBind::RECV).unwrap().bind_cq(&a.cq, CqBind::TRANSMIT);
+    let both = builder()
+        .bind_cq(&a.cq, CqBind::RECV)
+        .unwrap()
+        .bind_cq(&a.cq, CqBind::TRANSMIT);
     assert!(both.is_ok(), "one for each direction");
     for capacity in [0, usize::MAX] {
         let refused = a.domain.completion_queue(capacity).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
     }
-    assert!(matches!(a.fabric.event_queue(0).map(drop), Err(Error::Invalid { .. })));
+    assert!(matches!(
+        a.fabric.event_queue(0).map(drop),
+        Err(Error::Invalid { .. })
+    ));
 }
 
 pub(crate) async fn an_endpoint_needs_an_address_vector(setup: Setup) {
     let a = setup.station().await;
-    let builder = a.domain.endpoint(&a.info).unwrap().bind_cq(&a.cq, CqBind::RECV).unwrap();
-    assert_eq!(builder.enable().await.map(drop), Err(Error::Unbound(Class::AddressVector)));
+    let builder = a
+        .domain
+        .endpoint(&a.info)
+        .unwrap()
+        .bind_cq(&a.cq, CqBind::RECV)
+        .unwrap();
+    assert_eq!(
+        builder.enable().await.map(drop),
+        Err(Error::Unbound(Class::AddressVector))
+    );
     assert_eq!(a.domain.children().of(Class::Endpoint), 1);
 }
 
 pub(crate) async fn dropped_handles_close_their_objects(setup: Setup) {
-    let Station { ep, cq, av, sends, recvs, domain, eq, fabric, info } = setup.station().await;
+    let Station {
+        ep,
+        cq,
+        av,
+        sends,
+        recvs,
+        domain,
+        eq,
+        fabric,
+        info,
+    } = setup.station().await;
     let name = ep.name().clone();
     drop((cq, av, sends, recvs));
     let other = setup.station().await;
-    assert!(other.ep.lookup(&name).await.is_ok(), "the endpoint works without the handles it was bound with");
+    assert!(
+        other.ep.lookup(&name).await.is_ok(),
+        "the endpoint works without the handles it was bound with"
+    );
     drop(ep);
     assert_eq!(domain.children().total(), 0, "{}", domain.children());
-    assert_eq!(setup.station().await.ep.lookup(&name).await, Err(Error::NoSuchPeer(name)));
+    assert_eq!(
+        setup.station().await.ep.lookup(&name).await,
+        Err(Error::NoSuchPeer(name))
+    );
     domain.close().unwrap();
     drop(eq);
     assert_eq!(fabric.children().total(), 0, "{}", fabric.children());

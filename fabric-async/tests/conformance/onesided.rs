@@ -1,6 +1,8 @@
 //! Reads and writes of a peer's memory.
 
-use fabric_async::{Access, AtomicOp, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion};
+use fabric_async::{
+    Access, AtomicOp, Caps, Class, Completion, CounterBind, Error, OpKind, RemoteRegion,
+};
 
 use crate::payload::{all_are, settled};
 use crate::setup::Setup;
@@ -28,15 +30,25 @@ pub(crate) async fn every_length_is_written_and_read(setup: Setup) {
     for len in LENGTHS {
         for offset in [0, 5, 96] {
             let bytes = pattern(len);
-            let done = a.ep.write(to_b, remote.at(offset), bytes.clone()).await.unwrap();
-            assert_eq!((done.len(), &done.buf), (len, &bytes), "the buffer comes back");
+            let done =
+                a.ep.write(to_b, remote.at(offset), bytes.clone())
+                    .await
+                    .unwrap();
+            assert_eq!(
+                (done.len(), &done.buf),
+                (len, &bytes),
+                "the buffer comes back"
+            );
             let mut there = vec![0; len];
             region.read(offset as usize, &mut there).unwrap();
             assert!(there == bytes, "{len} bytes written to {offset}");
             region.write(offset as usize, &vec![0xee; len]).unwrap();
             let slice = remote.slice(offset..offset + len as u64);
             let back = a.ep.read(to_b, slice).await.unwrap();
-            assert!(back[..] == vec![0xee; len][..], "{len} bytes read from {offset}");
+            assert!(
+                back[..] == vec![0xee; len][..],
+                "{len} bytes read from {offset}"
+            );
             let own = vec![1; len].into_boxed_slice();
             let back = a.ep.read_into(to_b, slice, own).await.unwrap();
             assert!(back.len() == len && back[..] == vec![0xee; len][..]);
@@ -49,21 +61,33 @@ pub(crate) async fn a_window_of_operations_before_the_first_answer(setup: Setup)
     let (a, b) = (setup.station().await, setup.station().await);
     let to_b = a.av.insert(b.ep.name()).unwrap();
     let _moving = b.keep_moving();
-    let regions: Vec<_> = (0..3).map(|_| b.domain.alloc(1000, BOTH).unwrap()).collect();
+    let regions: Vec<_> = (0..3)
+        .map(|_| b.domain.alloc(1000, BOTH).unwrap())
+        .collect();
     let mut under_way = Vec::new();
     for number in 0..60u64 {
         let remote = regions[number as usize % 3].remote();
-        let write = a.ep.write(to_b, remote.at(8 * (number / 3)), number.to_le_bytes().to_vec());
+        let write = a.ep.write(
+            to_b,
+            remote.at(8 * (number / 3)),
+            number.to_le_bytes().to_vec(),
+        );
         under_way.push(write.start().unwrap());
     }
-    let read = a.ep.read(to_b, regions[2].remote().slice(8 * 19..8 * 20)).start().unwrap();
+    let read =
+        a.ep.read(to_b, regions[2].remote().slice(8 * 19..8 * 20))
+            .start()
+            .unwrap();
     for operation in under_way {
         operation.await.unwrap();
     }
     assert_eq!(&read.await.unwrap()[..], 59u64.to_le_bytes());
     for (at, region) in regions.iter().enumerate() {
         for row in 0..20 {
-            assert_eq!(region.load::<u64>(8 * row).unwrap(), 3 * row as u64 + at as u64);
+            assert_eq!(
+                region.load::<u64>(8 * row).unwrap(),
+                3 * row as u64 + at as u64
+            );
         }
     }
 }
@@ -83,29 +107,87 @@ pub(crate) async fn what_is_out_of_reach_fails_alone(setup: Setup) {
             bytes[0] = 78;
             bytes
         });
-        let failed = a.ep.write(to_b, nobody.unwrap().at(0), "x").await.unwrap_err();
-        assert_eq!((failed.error, failed.buf), (Error::Key { key: 78, why: "is unknown" }, "x"));
+        let failed =
+            a.ep.write(to_b, nobody.unwrap().at(0), "x")
+                .await
+                .unwrap_err();
+        assert_eq!(
+            (failed.error, failed.buf),
+            (
+                Error::Key {
+                    key: 78,
+                    why: "is unknown"
+                },
+                "x"
+            )
+        );
         let why = "does not grant this access";
-        let failed = a.ep.write(to_b, readable.remote().at(0), "x").await.unwrap_err();
-        assert_eq!(failed.error, Error::Key { key: readable.key(), why });
-        let failed = a.ep.read(to_b, writable.remote().slice(..10)).await.unwrap_err();
-        assert_eq!(failed.error, Error::Key { key: writable.key(), why });
+        let failed =
+            a.ep.write(to_b, readable.remote().at(0), "x")
+                .await
+                .unwrap_err();
+        assert_eq!(
+            failed.error,
+            Error::Key {
+                key: readable.key(),
+                why
+            }
+        );
+        let failed =
+            a.ep.read(to_b, writable.remote().slice(..10))
+                .await
+                .unwrap_err();
+        assert_eq!(
+            failed.error,
+            Error::Key {
+                key: writable.key(),
+                why
+            }
+        );
         for (offset, len) in [(100, 1), (0, 101), (u64::MAX, 2), (1 << 63, 8)] {
-            let failed = a.ep.write(to_b, remote.at(offset), vec![1; len]).await.unwrap_err();
-            assert!(matches!(failed.error, Error::TooLong { limit: 100, .. }), "{}", failed.error);
+            let failed =
+                a.ep.write(to_b, remote.at(offset), vec![1; len])
+                    .await
+                    .unwrap_err();
+            assert!(
+                matches!(failed.error, Error::TooLong { limit: 100, .. }),
+                "{}",
+                failed.error
+            );
         }
         let failed =
-            a.ep.read_into(to_b, remote.slice(..), vec![0; 99].into_boxed_slice()).await.unwrap_err();
-        assert!(matches!(failed.error, Error::TooLong { len: 100, limit: 99, .. }), "{}", failed.error);
+            a.ep.read_into(to_b, remote.slice(..), vec![0; 99].into_boxed_slice())
+                .await
+                .unwrap_err();
+        assert!(
+            matches!(
+                failed.error,
+                Error::TooLong {
+                    len: 100,
+                    limit: 99,
+                    ..
+                }
+            ),
+            "{}",
+            failed.error
+        );
         a.ep.write(to_b, remote.at(99), "y").await.unwrap();
-        assert_eq!(&a.ep.read(to_b, readable.remote().slice(50..)).await.unwrap()[..], [0; 50]);
+        assert_eq!(
+            &a.ep
+                .read(to_b, readable.remote().slice(50..))
+                .await
+                .unwrap()[..],
+            [0; 50]
+        );
         let (sent, got) = tokio::join!(a.ep.send(to_b, "still friends"), b.ep.recv());
         sent.unwrap();
         got.unwrap();
     }
     assert_eq!(region.load::<u8>(99), Ok(b'y'));
     assert_eq!(
-        b.eq.try_next().map(|event| event.kind).filter(|kind| format!("{kind:?}").contains("Down")),
+        b.eq.try_next()
+            .map(|event| event.kind)
+            .filter(|kind| format!("{kind:?}").contains("Down")),
         None
     );
 }
@@ -117,20 +199,41 @@ pub(crate) async fn a_key_lasts_as_long_as_its_region(setup: Setup) {
     for round in 0..3u64 {
         let region = b.domain.alloc_with_key(64, BOTH, 5).unwrap();
         let taken = b.domain.alloc_with_key(64, BOTH, 5).map(drop);
-        assert_eq!(taken, Err(Error::Key { key: 5, why: "is in use" }));
+        assert_eq!(
+            taken,
+            Err(Error::Key {
+                key: 5,
+                why: "is in use"
+            })
+        );
         let remote = region.remote();
         for _ in 0..3 {
-            a.ep.write(to_b, remote.at(8), round.to_le_bytes().to_vec()).await.unwrap();
+            a.ep.write(to_b, remote.at(8), round.to_le_bytes().to_vec())
+                .await
+                .unwrap();
         }
-        assert_eq!((region.load(0), region.load(8)), (Ok(0u64), Ok(round)), "it begins empty");
+        assert_eq!(
+            (region.load(0), region.load(8)),
+            (Ok(0u64), Ok(round)),
+            "it begins empty"
+        );
         if round == 1 {
             drop(region);
         } else {
             region.close().unwrap();
         }
         for _ in 0..2 {
-            let failed = a.ep.write(to_b, remote.at(8), "too late").await.unwrap_err();
-            assert_eq!(failed.error, Error::Key { key: 5, why: "is unknown" });
+            let failed =
+                a.ep.write(to_b, remote.at(8), "too late")
+                    .await
+                    .unwrap_err();
+            assert_eq!(
+                failed.error,
+                Error::Key {
+                    key: 5,
+                    why: "is unknown"
+                }
+            );
         }
     }
 }
@@ -139,17 +242,27 @@ pub(crate) async fn a_key_lasts_as_long_as_its_region(setup: Setup) {
 pub(crate) async fn a_registered_buffer_comes_back(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
-    let region = b.domain.register(b"once upon a time".to_vec(), BOTH, None).unwrap();
+    let region = b
+        .domain
+        .register(b"once upon a time".to_vec(), BOTH, None)
+        .unwrap();
     let remote = region.remote();
     assert_eq!(remote.len, 16);
-    assert_eq!(&a.ep.read(to_b, remote.slice(5..9)).await.unwrap()[..], b"upon");
+    assert_eq!(
+        &a.ep.read(to_b, remote.slice(5..9)).await.unwrap()[..],
+        b"upon"
+    );
     a.ep.write(to_b, remote.at(12), "tide").await.unwrap();
     assert_eq!(region.close().unwrap(), b"once upon a tide");
-    let region = b.domain.register(vec![1u8; 4].into_boxed_slice(), Access::REMOTE_READ, None).unwrap();
+    let region = b
+        .domain
+        .register(vec![1u8; 4].into_boxed_slice(), Access::REMOTE_READ, None)
+        .unwrap();
     assert_eq!(*region.close().unwrap(), [1; 4]);
 }
 
-/// A window is the memory itself: no operation, the same rights and ranges, until the owner closes the region.
+/// A window is the memory itself: no operation, the same rights and ranges, until the owner closes
+/// the region.
 pub(crate) async fn a_window_is_the_memory_itself(setup: Setup) {
     if !setup.has_windows().await {
         return;
@@ -159,12 +272,23 @@ pub(crate) async fn a_window_is_the_memory_itself(setup: Setup) {
     let region = b.domain.alloc(1000, BOTH).unwrap();
     let window = a.ep.window(to_b, region.remote()).await.unwrap();
     assert_eq!(
-        (window.key(), window.len(), window.access(), window.is_open()),
+        (
+            window.key(),
+            window.len(),
+            window.access(),
+            window.is_open()
+        ),
         (region.key(), 1000, BOTH, true)
     );
     let bytes = pattern(500);
     window.write(3, &bytes).unwrap();
-    assert_eq!(&a.ep.read(to_b, region.remote().slice(3..503)).await.unwrap()[..], bytes);
+    assert_eq!(
+        &a.ep
+            .read(to_b, region.remote().slice(3..503))
+            .await
+            .unwrap()[..],
+        bytes
+    );
     let mut back = vec![0; 500];
     window.clone().read(3, &mut back).unwrap();
     assert_eq!(back, bytes);
@@ -172,17 +296,39 @@ pub(crate) async fn a_window_is_the_memory_itself(setup: Setup) {
     assert_eq!(window.atomic(8, AtomicOp::Sum, 2u64), Ok(40));
     assert_eq!((region.load(8), window.load(8)), (Ok(42u64), Ok(42u64)));
     assert_eq!(window.compare_atomic(8, AtomicOp::Cswap, 7u64, 42), Ok(42));
-    assert_eq!(a.ep.fetch_add(to_b, region.remote().at(8), 1u64).await, Ok(7));
+    assert_eq!(
+        a.ep.fetch_add(to_b, region.remote().at(8), 1u64).await,
+        Ok(7)
+    );
 
-    assert!(matches!(window.write(999, b"xy"), Err(Error::TooLong { len: 1001, limit: 1000, .. })));
-    assert!(matches!(window.read(usize::MAX, &mut [0; 2]), Err(Error::TooLong { .. })));
+    assert!(matches!(
+        window.write(999, b"xy"),
+        Err(Error::TooLong {
+            len: 1001,
+            limit: 1000,
+            ..
+        })
+    ));
+    assert!(matches!(
+        window.read(usize::MAX, &mut [0; 2]),
+        Err(Error::TooLong { .. })
+    ));
     assert!(matches!(window.load::<u32>(2), Err(Error::Invalid { .. })));
-    assert!(window.atomic(0, AtomicOp::Band, 1.0f32).is_err(), "no bits of floating point");
-    for (access, wrong) in [(Access::REMOTE_READ, "write"), (Access::REMOTE_WRITE, "read")] {
+    assert!(
+        window.atomic(0, AtomicOp::Band, 1.0f32).is_err(),
+        "no bits of floating point"
+    );
+    for (access, wrong) in [
+        (Access::REMOTE_READ, "write"),
+        (Access::REMOTE_WRITE, "read"),
+    ] {
         let region = b.domain.alloc(8, access).unwrap();
         let window = a.ep.window(to_b, region.remote()).await.unwrap();
         let why = "does not grant this access";
-        let refused = Err(Error::Key { key: region.key(), why });
+        let refused = Err(Error::Key {
+            key: region.key(),
+            why,
+        });
         assert_eq!(window.write(0, b"x").is_err(), wrong == "write");
         assert_eq!(window.read(0, &mut [0]).is_err(), wrong == "read");
         assert_eq!(window.atomic(0, AtomicOp::Sum, 1u64).map(drop), refused);
@@ -192,9 +338,17 @@ pub(crate) async fn a_window_is_the_memory_itself(setup: Setup) {
     region.close().unwrap();
     assert!(!window.is_open());
     let closed = |error: Error| matches!(error, Error::Key { why, .. } if why.contains("closed"));
-    assert!(closed(window.write(0, b"x").unwrap_err()) && closed(window.read(0, &mut [0]).unwrap_err()));
+    assert!(
+        closed(window.write(0, b"x").unwrap_err()) && closed(window.read(0, &mut [0]).unwrap_err())
+    );
     assert!(closed(window.load::<u8>(0).unwrap_err()));
-    assert!(matches!(a.ep.window(to_b, remote).await, Err(Error::Key { why: "is unknown", .. })));
+    assert!(matches!(
+        a.ep.window(to_b, remote).await,
+        Err(Error::Key {
+            why: "is unknown",
+            ..
+        })
+    ));
 }
 
 /// Whoever counts what peers do gets no windows, behind which nothing can be counted.
@@ -206,12 +360,17 @@ pub(crate) async fn there_is_no_window_on_memory_that_is_heeded(setup: Setup) {
     let _moving = b.keep_moving();
     let writes = b.domain.counter().unwrap();
     let builder = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap();
-    let builder = builder.bind_counter(&writes, CounterBind::REMOTE_WRITE).unwrap();
+    let builder = builder
+        .bind_counter(&writes, CounterBind::REMOTE_WRITE)
+        .unwrap();
     let target = builder.enable().await.unwrap();
     let region = b.domain.alloc(64, BOTH).unwrap();
     let peer = a.ep.lookup(target.name()).await.unwrap();
     let refused = a.ep.window(peer, region.remote()).await.unwrap_err();
-    assert!(matches!(refused, Error::NotSupported(what) if what.contains("counts")), "{refused}");
+    assert!(
+        matches!(refused, Error::NotSupported(what) if what.contains("counts")),
+        "{refused}"
+    );
     a.ep.write(peer, region.remote().at(0), "x").await.unwrap();
     assert_eq!(writes.wait(1).await, Ok(1));
 }
@@ -226,9 +385,13 @@ pub(crate) async fn data_comes_with_a_write(setup: Setup) {
         let ep = a.ep.clone();
         async move {
             for (data, len) in [(7, 8), (u64::MAX, 0), (0, 300_000)] {
-                ep.write(to_b, remote.at(0), pattern(len)).data(data).await.unwrap();
+                ep.write(to_b, remote.at(0), pattern(len))
+                    .data(data)
+                    .await
+                    .unwrap();
             }
-            ep.inject_write_data(to_b, remote.at(0), b"injected", 9).unwrap();
+            ep.inject_write_data(to_b, remote.at(0), b"injected", 9)
+                .unwrap();
             ep.inject_write(to_b, remote.at(0), b"silent").unwrap();
             ep.send(to_b, "message").await.unwrap();
         }
@@ -242,7 +405,10 @@ pub(crate) async fn data_comes_with_a_write(setup: Setup) {
         assert_eq!(entry.bytes(), b"");
     }
     let message = entry(&mut b).await;
-    assert_eq!((message.kind, message.context, message.bytes()), (OpKind::Recv, 1, &b"message"[..]));
+    assert_eq!(
+        (message.kind, message.context, message.bytes()),
+        (OpKind::Recv, 1, &b"message"[..])
+    );
     writes.await.unwrap();
     let mut there = [0; 8];
     region.read(0, &mut there).unwrap();
@@ -252,14 +418,25 @@ pub(crate) async fn data_comes_with_a_write(setup: Setup) {
 
 /// A target that does not read its queue holds its writers back, and loses nothing.
 pub(crate) async fn a_full_queue_holds_back_writes_with_data(setup: Setup) {
-    let (a, mut b, to_b) = pair_of(&setup, Plan::default(), Plan { entries: 4, ..Plan::default() }).await;
+    let (a, mut b, to_b) = pair_of(
+        &setup,
+        Plan::default(),
+        Plan {
+            entries: 4,
+            ..Plan::default()
+        },
+    )
+    .await;
     let region = b.domain.alloc(8, BOTH).unwrap();
     let remote = region.remote();
     let writes = tokio::spawn({
         let ep = a.ep.clone();
         async move {
             for number in 0..2000u64 {
-                ep.write(to_b, remote.at(0), number.to_le_bytes().to_vec()).data(number).await.unwrap();
+                ep.write(to_b, remote.at(0), number.to_le_bytes().to_vec())
+                    .data(number)
+                    .await
+                    .unwrap();
             }
             a
         }
@@ -267,7 +444,10 @@ pub(crate) async fn a_full_queue_holds_back_writes_with_data(setup: Setup) {
     for number in 0..2000 {
         let entry = entry(&mut b).await;
         assert_eq!(entry.transfer.data, Some(number));
-        assert!(region.load::<u64>(0).unwrap() >= number, "the bytes came first");
+        assert!(
+            region.load::<u64>(0).unwrap() >= number,
+            "the bytes came first"
+        );
         if number % 1000 == 0 {
             settled(|| 0).await;
         }
@@ -281,7 +461,10 @@ pub(crate) async fn a_message_follows_what_was_written(setup: Setup) {
     let region = b.domain.alloc(1 << 20, BOTH).unwrap();
     let remote = region.remote();
     for round in 1..20u8 {
-        let write = a.ep.write(to_b, remote.at(0), vec![round; 1 << 20]).start().unwrap();
+        let write =
+            a.ep.write(to_b, remote.at(0), vec![round; 1 << 20])
+                .start()
+                .unwrap();
         let sent = a.ep.send(to_b, vec![round]).start().unwrap();
         let message = b.ep.recv().await.unwrap();
         let mut there = vec![0; 1 << 20];
@@ -298,24 +481,51 @@ pub(crate) async fn posts_report_to_the_transmit_queue(setup: Setup) {
     let _moving = b.keep_moving();
     let region = b.domain.alloc(100, BOTH).unwrap();
     let remote = region.remote();
-    a.ep.write(to_b, remote.at(0), b"hello".to_vec()).context(1).post().unwrap();
-    a.ep.read_into(to_b, remote.slice(1..4), vec![0; 9]).context(2).post().unwrap();
-    a.ep.read_into(to_b, remote.slice(..101), vec![0; 200]).context(3).post().err().map_or_else(
-        || (),
-        |failed| assert!(matches!(failed.error, Error::TooLong { .. }), "refused at once"),
-    );
-    a.ep.write(to_b, remote.at(50), "once more").context(4).post().unwrap();
+    a.ep.write(to_b, remote.at(0), b"hello".to_vec())
+        .context(1)
+        .post()
+        .unwrap();
+    a.ep.read_into(to_b, remote.slice(1..4), vec![0; 9])
+        .context(2)
+        .post()
+        .unwrap();
+    a.ep.read_into(to_b, remote.slice(..101), vec![0; 200])
+        .context(3)
+        .post()
+        .err()
+        .map_or_else(
+            || (),
+            |failed| {
+                assert!(
+                    matches!(failed.error, Error::TooLong { .. }),
+                    "refused at once"
+                )
+            },
+        );
+    a.ep.write(to_b, remote.at(50), "once more")
+        .context(4)
+        .post()
+        .unwrap();
     let first = entry(&mut a).await;
-    assert_eq!((first.context, first.kind, first.bytes()), (1, OpKind::Write, &b"hello"[..]));
+    assert_eq!(
+        (first.context, first.kind, first.bytes()),
+        (1, OpKind::Write, &b"hello"[..])
+    );
     let second = entry(&mut a).await;
     assert_eq!((second.context, second.kind), (2, OpKind::Read));
     assert_eq!(&second.into_result::<Vec<u8>>().unwrap()[..], b"ell");
     let mut third = entry(&mut a).await;
     if third.context == 3 {
-        assert!(matches!(third.error.as_deref(), Some(Error::TooLong { .. })));
+        assert!(matches!(
+            third.error.as_deref(),
+            Some(Error::TooLong { .. })
+        ));
         third = entry(&mut a).await;
     }
-    assert_eq!((third.context, third.kind, third.error), (4, OpKind::Write, None));
+    assert_eq!(
+        (third.context, third.kind, third.error),
+        (4, OpKind::Write, None)
+    );
 }
 
 /// Each side counts its own; the target counts only if it asked for that.
@@ -324,13 +534,27 @@ pub(crate) async fn both_sides_count(setup: Setup) {
     let _moving = b.keep_moving();
     let counters: Vec<_> = (0..2).map(|_| a.domain.counter().unwrap()).collect();
     let builder = a.domain.endpoint(&a.info).unwrap().bind_av(&a.av).unwrap();
-    let builder = builder.bind_counter(&counters[0], CounterBind::WRITE).unwrap();
-    let ep = builder.bind_counter(&counters[1], CounterBind::READ).unwrap().enable().await.unwrap();
+    let builder = builder
+        .bind_counter(&counters[0], CounterBind::WRITE)
+        .unwrap();
+    let ep = builder
+        .bind_counter(&counters[1], CounterBind::READ)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let remotes: Vec<_> = (0..2).map(|_| b.domain.counter().unwrap()).collect();
     assert!(b.info.caps.contains(Caps::RMA_EVENT));
     let builder = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap();
-    let builder = builder.bind_counter(&remotes[0], CounterBind::REMOTE_WRITE).unwrap();
-    let target = builder.bind_counter(&remotes[1], CounterBind::REMOTE_READ).unwrap().enable().await.unwrap();
+    let builder = builder
+        .bind_counter(&remotes[0], CounterBind::REMOTE_WRITE)
+        .unwrap();
+    let target = builder
+        .bind_counter(&remotes[1], CounterBind::REMOTE_READ)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let region = b.domain.alloc(64, BOTH).unwrap();
     let (remote, peer) = (region.remote(), ep.lookup(target.name()).await.unwrap());
     for _ in 0..3 {
@@ -342,58 +566,131 @@ pub(crate) async fn both_sides_count(setup: Setup) {
     assert_eq!(remotes[0].wait(3).await, Ok(3));
     assert_eq!(remotes[1].wait(1).await, Ok(1));
     let count = |counters: &[fabric_async::Counter]| {
-        counters.iter().map(|counter| counter.value()).collect::<Vec<_>>()
+        counters
+            .iter()
+            .map(|counter| counter.value())
+            .collect::<Vec<_>>()
     };
-    assert_eq!((count(&counters), count(&remotes)), (vec![3, 1], vec![3, 1]));
+    assert_eq!(
+        (count(&counters), count(&remotes)),
+        (vec![3, 1], vec![3, 1])
+    );
 
     let mut plain = b.info.clone();
     plain.caps -= Caps::RMA_EVENT;
     let builder = b.domain.endpoint(&plain).unwrap();
-    let refused = builder.bind_counter(&remotes[0], CounterBind::REMOTE_WRITE).map(drop).unwrap_err();
+    let refused = builder
+        .bind_counter(&remotes[0], CounterBind::REMOTE_WRITE)
+        .map(drop)
+        .unwrap_err();
     assert!(refused.to_string().contains("FI_RMA_EVENT"), "{refused}");
 }
 
 pub(crate) async fn what_was_not_asked_for_is_refused(setup: Setup) {
     let (a, b) = (setup.station().await, setup.station().await);
     let plain = setup.only(Caps::MSG).info().await;
-    let ep = a.domain.endpoint(&plain).unwrap().bind_av(&a.av).unwrap().enable().await.unwrap();
+    let ep = a
+        .domain
+        .endpoint(&plain)
+        .unwrap()
+        .bind_av(&a.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let region = b.domain.alloc(16, BOTH).unwrap();
     let to_b = a.av.insert(b.ep.name()).unwrap();
-    let refused = ep.write(to_b, region.remote().at(0), "x").start().unwrap_err();
+    let refused = ep
+        .write(to_b, region.remote().at(0), "x")
+        .start()
+        .unwrap_err();
     assert!(matches!(refused.error, Error::NotSupported(what) if what.contains("FI_RMA")));
     let refused = ep.read(to_b, region.remote().slice(..)).await.unwrap_err();
     assert!(matches!(refused.error, Error::NotSupported(what) if what.contains("FI_RMA")));
-    let refused = ep.fetch_add(to_b, region.remote().at(0), 1u64).await.unwrap_err();
+    let refused = ep
+        .fetch_add(to_b, region.remote().at(0), 1u64)
+        .await
+        .unwrap_err();
     assert!(matches!(refused, Error::NotSupported(what) if what.contains("FI_ATOMIC")));
-    assert!(matches!(b.domain.alloc(8, Access::empty()), Err(Error::BadFlags { .. })));
+    assert!(matches!(
+        b.domain.alloc(8, Access::empty()),
+        Err(Error::BadFlags { .. })
+    ));
     assert!(b.domain.alloc(usize::MAX, BOTH).is_err());
-    assert_eq!(region.read(9, &mut [0; 8]).map_err(|error| error.errno()), Err(90));
-    assert_eq!(region.load::<u64>(4).map_err(|error| error.errno()), Err(22));
+    assert_eq!(
+        region.read(9, &mut [0; 8]).map_err(|error| error.errno()),
+        Err(90)
+    );
+    assert_eq!(
+        region.load::<u64>(4).map_err(|error| error.errno()),
+        Err(22)
+    );
     let domain = b.domain.clone();
     assert_eq!(domain.children().of(Class::MemoryRegion), 1);
 }
 
-/// Memory of a domain is reached through its endpoints that are there for it, and not through those for messages.
+/// Memory of a domain is reached through its endpoints that are there for it, and not through those
+/// for messages.
 pub(crate) async fn who_is_no_target_lends_nothing(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
     let plain = setup.only(Caps::MSG).info().await;
-    let messages = b.domain.endpoint(&plain).unwrap().bind_av(&b.av).unwrap().enable().await.unwrap();
+    let messages = b
+        .domain
+        .endpoint(&plain)
+        .unwrap()
+        .bind_av(&b.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let to_messages = a.ep.lookup(messages.name()).await.unwrap();
     let lent = b.domain.alloc(64, BOTH).unwrap();
     let own = b.domain.register_buffer(vec![0u8; 64], BOTH, None).unwrap();
     // Whoever was told no asks again, and what is open to the one stays closed to the other.
     for _ in 0..2 {
         for remote in [lent.remote(), own.remote()] {
-            let unknown = Error::Key { key: remote.key, why: "is unknown" };
+            let unknown = Error::Key {
+                key: remote.key,
+                why: "is unknown",
+            };
             let (all, half) = (remote.slice(..), remote.slice(..32));
-            assert_eq!(a.ep.write(to_messages, remote.at(0), "x").await.unwrap_err().error, unknown);
-            assert_eq!(a.ep.read(to_messages, all).await.unwrap_err().error, unknown);
-            assert_eq!(a.ep.read_from(to_messages, &[half, half]).await.unwrap_err().error, unknown);
-            assert_eq!(a.ep.write_to(to_messages, &[half], vec![1; 32]).await.unwrap_err().error, unknown);
-            assert_eq!(a.ep.fetch_add(to_messages, remote.at(0), 1u64).await.unwrap_err(), unknown);
+            assert_eq!(
+                a.ep.write(to_messages, remote.at(0), "x")
+                    .await
+                    .unwrap_err()
+                    .error,
+                unknown
+            );
+            assert_eq!(
+                a.ep.read(to_messages, all).await.unwrap_err().error,
+                unknown
+            );
+            assert_eq!(
+                a.ep.read_from(to_messages, &[half, half])
+                    .await
+                    .unwrap_err()
+                    .error,
+                unknown
+            );
+            assert_eq!(
+                a.ep.write_to(to_messages, &[half], vec![1; 32])
+                    .await
+                    .unwrap_err()
+                    .error,
+                unknown
+            );
+            assert_eq!(
+                a.ep.fetch_add(to_messages, remote.at(0), 1u64)
+                    .await
+                    .unwrap_err(),
+                unknown
+            );
             if setup.has_windows().await && remote.key == lent.key() {
-                assert_eq!(a.ep.window(to_messages, remote).await.map(drop), Err(unknown));
+                assert_eq!(
+                    a.ep.window(to_messages, remote).await.map(drop),
+                    Err(unknown)
+                );
             }
             assert_eq!(a.ep.read(to_b, all).await.unwrap()[..], [0; 64]);
         }
@@ -410,16 +707,23 @@ pub(crate) async fn dropped_operations_end(setup: Setup) {
     let _moving = b.keep_moving();
     let region = b.domain.alloc(64, BOTH).unwrap();
     let remote = region.remote();
-    drop(a.ep.write(to_b, remote.at(0), 3u64.to_le_bytes().to_vec()).start().unwrap());
+    drop(
+        a.ep.write(to_b, remote.at(0), 3u64.to_le_bytes().to_vec())
+            .start()
+            .unwrap(),
+    );
     drop(a.ep.read(to_b, remote.slice(..)).start().unwrap());
     // Refused now or later, as soon as the region is known.
     drop(a.ep.write(to_b, remote.at(60), "too long").start());
-    a.ep.write(to_b, remote.at(8), 4u64.to_le_bytes().to_vec()).await.unwrap();
+    a.ep.write(to_b, remote.at(8), 4u64.to_le_bytes().to_vec())
+        .await
+        .unwrap();
     assert_eq!((region.load(0), region.load(8)), (Ok(3u64), Ok(4u64)));
     a.ep.close().unwrap();
 }
 
-/// Taking a queued operation back leaves the questions it asked unanswered for nobody, and what waits behind it goes on.
+/// Taking a queued operation back leaves the questions it asked unanswered for nobody, and what
+/// waits behind it goes on.
 pub(crate) async fn a_cancelled_operation_leaves_the_rest_in_order(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     // What has left for another machine is not taken back: it ends there.
@@ -447,36 +751,69 @@ pub(crate) async fn a_cancelled_operation_leaves_the_rest_in_order(setup: Setup)
     let _moving = (a.keep_moving(), b.keep_moving());
     settled(|| 0).await;
     let third = b.domain.alloc_with_key(64, BOTH, 3).unwrap();
-    assert_eq!(a.ep.read(to_b, third.remote().slice(..)).await.unwrap().len(), 64);
+    assert_eq!(
+        a.ep.read(to_b, third.remote().slice(..))
+            .await
+            .unwrap()
+            .len(),
+        64
+    );
     a.ep.write(to_b, first.remote().at(0), "x").await.unwrap();
 }
 
-/// A long write whose region is closed meanwhile ends with that, and does not go on in another one of the same key.
+/// A long write whose region is closed meanwhile ends with that, and does not go on in another one
+/// of the same key.
 pub(crate) async fn a_region_that_closes_midway_ends_the_operation(setup: Setup) {
     const LEN: usize = 4 << 20;
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
     let first = b.domain.alloc_with_key(LEN, BOTH, 5).unwrap();
-    a.ep.write(to_b, first.remote().at(0), vec![1; 8]).await.unwrap();
-    let write = a.ep.write(to_b, first.remote().at(0), vec![7; LEN]).start().unwrap();
+    a.ep.write(to_b, first.remote().at(0), vec![1; 8])
+        .await
+        .unwrap();
+    let write =
+        a.ep.write(to_b, first.remote().at(0), vec![7; LEN])
+            .start()
+            .unwrap();
     first.close().unwrap();
     let second = b.domain.alloc_with_key(LEN, BOTH, 5).unwrap();
     let done = write.await;
-    let (begin, end) = (second.load::<u8>(0).unwrap(), second.load::<u8>(LEN - 1).unwrap());
+    let (begin, end) = (
+        second.load::<u8>(0).unwrap(),
+        second.load::<u8>(LEN - 1).unwrap(),
+    );
     match done {
-        Ok(_) => assert!((begin, end) == (7, 7) || (begin, end) == (0, 0), "whole, wherever it went"),
-        Err(failed) => assert!(matches!(failed.error, Error::Key { key: 5, .. }), "{}", failed.error),
+        Ok(_) => assert!(
+            (begin, end) == (7, 7) || (begin, end) == (0, 0),
+            "whole, wherever it went"
+        ),
+        Err(failed) => assert!(
+            matches!(failed.error, Error::Key { key: 5, .. }),
+            "{}",
+            failed.error
+        ),
     }
 }
 
 /// Who empties a full queue, and then waits for something else, gets what waited behind.
 pub(crate) async fn an_emptied_queue_lets_the_rest_in(setup: Setup) {
-    let (a, mut b, to_b) = pair_of(&setup, Plan::default(), Plan { entries: 8, ..Plan::default() }).await;
+    let (a, mut b, to_b) = pair_of(
+        &setup,
+        Plan::default(),
+        Plan {
+            entries: 8,
+            ..Plan::default()
+        },
+    )
+    .await;
     let region = b.domain.alloc(8, BOTH).unwrap();
     let remote = region.remote();
     let writes = async {
         for number in 0..9 {
-            a.ep.write(to_b, remote.at(0), vec![0; 8]).data(number).await.unwrap();
+            a.ep.write(to_b, remote.at(0), vec![0; 8])
+                .data(number)
+                .await
+                .unwrap();
         }
         a.ep.send(to_b, "behind").await.unwrap();
     };

@@ -23,7 +23,11 @@ pub(crate) async fn three_senders_keep_their_order(setup: Setup) {
         .map(|(s, to_r, _)| {
             tokio::spawn(async move {
                 for number in 0..EACH {
-                    let len = if number % 97 == 0 { 20_000 } else { 8 + (number % 50) as usize };
+                    let len = if number % 97 == 0 {
+                        20_000
+                    } else {
+                        8 + (number % 50) as usize
+                    };
                     s.ep.send(to_r, numbered(number, len)).await.unwrap();
                 }
                 s
@@ -32,7 +36,9 @@ pub(crate) async fn three_senders_keep_their_order(setup: Setup) {
         .collect();
     for _ in 0..3 * EACH {
         let got = r.ep.recv().await.unwrap();
-        let expected = next.get_mut(&got.source().unwrap()).expect("one of the three");
+        let expected = next
+            .get_mut(&got.source().unwrap())
+            .expect("one of the three");
         assert_eq!(number_of(&got), *expected);
         *expected += 1;
     }
@@ -54,7 +60,11 @@ pub(crate) async fn a_window_of_receives_fills_in_posting_order(setup: Setup) {
         a
     });
     for number in 0..COUNT {
-        let got = window.pop_front().expect("one is always posted").await.unwrap();
+        let got = window
+            .pop_front()
+            .expect("one is always posted")
+            .await
+            .unwrap();
         assert_eq!(number_of(&got), number);
         window.push_back(post());
     }
@@ -68,7 +78,11 @@ pub(crate) async fn long_and_short_messages_keep_their_order(setup: Setup) {
         let posted: Vec<_> = lengths
             .iter()
             .enumerate()
-            .map(|(number, &len)| a.ep.send(to_b, numbered(number as u64, len)).start().unwrap())
+            .map(|(number, &len)| {
+                a.ep.send(to_b, numbered(number as u64, len))
+                    .start()
+                    .unwrap()
+            })
             .collect();
         for op in posted.into_iter().rev() {
             op.await.unwrap();
@@ -101,7 +115,10 @@ pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setu
     let never = b.ep.clone();
     let idle = tokio::spawn(async move { never.recv().tag(0xdead).await.map(drop) });
     let stopped = settled(|| sent.load(Ordering::SeqCst)).await;
-    assert!(stopped < COUNT, "all of {COUNT} messages were taken in while nobody receives");
+    assert!(
+        stopped < COUNT,
+        "all of {COUNT} messages were taken in while nobody receives"
+    );
     for number in 0..COUNT {
         let got = b.ep.recv().await.unwrap();
         assert_eq!((number_of(&got), got.len()), (number, LEN));
@@ -113,7 +130,10 @@ pub(crate) async fn unexpected_bytes_are_bounded_and_nothing_is_lost(setup: Setu
 
 /// One sender has filled the budget; another one's messages for a posted receive go through.
 pub(crate) async fn what_is_held_back_does_not_hold_back_others(setup: Setup) {
-    let small = Plan { tx_size: Some(16), ..Plan::default() };
+    let small = Plan {
+        tx_size: Some(16),
+        ..Plan::default()
+    };
     let (a, r, a_to_r) = pair_of(&setup, small, Plan::default()).await;
     let c = setup.station().await;
     let c_to_r = c.meet(&r).await;
@@ -133,8 +153,10 @@ pub(crate) async fn what_is_held_back_does_not_hold_back_others(setup: Setup) {
     });
     settled(|| sent.load(Ordering::SeqCst)).await;
     for which in 0..50 {
-        let (got, sent) =
-            tokio::join!(r.ep.recv().from(from_c), c.ep.send(c_to_r, pattern(100 + 1000 * which, which)));
+        let (got, sent) = tokio::join!(
+            r.ep.recv().from(from_c),
+            c.ep.send(c_to_r, pattern(100 + 1000 * which, which))
+        );
         sent.unwrap();
         assert_eq!(&got.unwrap()[..], pattern(100 + 1000 * which, which));
     }

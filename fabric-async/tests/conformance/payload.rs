@@ -21,7 +21,9 @@ pub(crate) fn pattern(len: usize, which: usize) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| {
         let mut draw = Draw::new(1);
-        (0..(LONG + 4096) / 8).flat_map(|_| draw.next().to_le_bytes()).collect()
+        (0..(LONG + 4096) / 8)
+            .flat_map(|_| draw.next().to_le_bytes())
+            .collect()
     });
     &bytes[which..which + len]
 }
@@ -30,22 +32,39 @@ pub(crate) fn pattern(len: usize, which: usize) -> &'static [u8] {
 #[track_caller]
 pub(crate) fn assert_bytes(got: &[u8], expected: &[u8]) {
     if got != expected {
-        let at = got.iter().zip(expected).position(|(got, expected)| got != expected);
-        panic!("{} bytes instead of {}, first difference at {at:?}", got.len(), expected.len());
+        let at = got
+            .iter()
+            .zip(expected)
+            .position(|(got, expected)| got != expected);
+        panic!(
+            "{} bytes instead of {}, first difference at {at:?}",
+            got.len(),
+            expected.len()
+        );
     }
 }
 
-/// Whether all bytes are the same. By pieces, because a loop over single bytes takes seconds in a debug build.
+/// Whether all bytes are the same. By pieces, because a loop over single bytes takes seconds in a
+/// debug build.
 pub(crate) fn all_are(bytes: &[u8], byte: u8) -> bool {
     let piece = [byte; 4096];
-    bytes.chunks(piece.len()).all(|chunk| chunk == &piece[..chunk.len()])
+    bytes
+        .chunks(piece.len())
+        .all(|chunk| chunk == &piece[..chunk.len()])
 }
 
 /// How many bytes are the same on both sides, from the beginning.
 pub(crate) fn same_from_the_beginning(one: &[u8], other: &[u8]) -> usize {
-    let whole = one.chunks(4096).zip(other.chunks(4096)).take_while(|(one, other)| one == other);
+    let whole = one
+        .chunks(4096)
+        .zip(other.chunks(4096))
+        .take_while(|(one, other)| one == other);
     let at = whole.map(|(chunk, _)| chunk.len()).sum();
-    at + one[at..].iter().zip(&other[at..]).take_while(|(one, other)| one == other).count()
+    at + one[at..]
+        .iter()
+        .zip(&other[at..])
+        .take_while(|(one, other)| one == other)
+        .count()
 }
 
 /// A message that begins with a number.
@@ -59,7 +78,10 @@ pub(crate) fn numbered(number: u64, len: usize) -> Vec<u8> {
 #[track_caller]
 pub(crate) fn number_of(bytes: &[u8]) -> u64 {
     let number = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes at least"));
-    assert_bytes(&bytes[8..], &pattern(bytes.len(), (number % 4096) as usize)[8..]);
+    assert_bytes(
+        &bytes[8..],
+        &pattern(bytes.len(), (number % 4096) as usize)[8..],
+    );
     number
 }
 
@@ -75,8 +97,8 @@ pub(crate) async fn yields(count: u64) {
     }
 }
 
-/// Waits until `value` has not changed for a long while. Only makes a scenario more telling: nothing is asserted about
-/// time.
+/// Waits until `value` has not changed for a long while. Only makes a scenario more telling:
+/// nothing is asserted about time.
 pub(crate) async fn settled(value: impl Fn() -> u64) -> u64 {
     let (mut last, mut same) = (value(), 0);
     while same < 10 {

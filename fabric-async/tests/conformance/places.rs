@@ -1,7 +1,8 @@
 //! Writes and reads of several places in a peer's memory, as one operation.
 
 use fabric_async::{
-    Access, Caps, Completion, CounterBind, Error, FiAddr, Gather, OpKind, RemoteSlice, Scatter, discover,
+    Access, Caps, Completion, CounterBind, Error, FiAddr, Gather, OpKind, RemoteSlice, Scatter,
+    discover,
 };
 use futures_util::StreamExt;
 
@@ -30,22 +31,42 @@ async fn entry(station: &mut Station) -> Completion {
     station.cq.next().await.expect("the queue is open")
 }
 
-/// Short and long, next to each other and far apart, in one region and in several, mapped and served.
+/// Short and long, next to each other and far apart, in one region and in several, mapped and
+/// served.
 pub(crate) async fn every_length_goes_to_its_places(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     if !have_several(&a) {
         return;
     }
     let _moving = b.keep_moving();
-    let (one, two) =
-        (b.domain.alloc(LEN as usize, BOTH).unwrap(), b.domain.alloc(LEN as usize, BOTH).unwrap());
-    let mut own = b.domain.register_buffer(vec![0u8; LEN as usize], BOTH, None).unwrap();
+    let (one, two) = (
+        b.domain.alloc(LEN as usize, BOTH).unwrap(),
+        b.domain.alloc(LEN as usize, BOTH).unwrap(),
+    );
+    let mut own = b
+        .domain
+        .register_buffer(vec![0u8; LEN as usize], BOTH, None)
+        .unwrap();
     let (x, y, z) = (one.remote(), two.remote(), own.remote());
     for (which, places) in [
         vec![x.slice(0..8), x.slice(8..9)],
-        vec![x.slice(100..108), x.slice(0..50), x.slice(7000..7000), x.slice(60..99)],
-        vec![x.slice(..300_000), y.slice(5..600_006), x.slice(400_000..700_001)],
-        vec![z.slice(..100_000), x.slice(1..70_000), z.slice(200_000..300_001), y.slice(3..4)],
+        vec![
+            x.slice(100..108),
+            x.slice(0..50),
+            x.slice(7000..7000),
+            x.slice(60..99),
+        ],
+        vec![
+            x.slice(..300_000),
+            y.slice(5..600_006),
+            x.slice(400_000..700_001),
+        ],
+        vec![
+            z.slice(..100_000),
+            x.slice(1..70_000),
+            z.slice(200_000..300_001),
+            y.slice(3..4),
+        ],
         vec![y.slice(..0), z.slice(1..1), y.slice(9..9)],
         vec![z.slice(LEN - 8..), z.slice(..8)],
         vec![y.slice(7..)],
@@ -55,7 +76,10 @@ pub(crate) async fn every_length_goes_to_its_places(setup: Setup) {
     {
         let bytes = pattern(len(&places), which);
         let done = a.ep.write_to(to_b, &places, bytes).await.unwrap();
-        assert_eq!((done.transfer.len, done.buf.len()), (bytes.len(), bytes.len()));
+        assert_eq!(
+            (done.transfer.len, done.buf.len()),
+            (bytes.len(), bytes.len())
+        );
         let mut from = 0;
         for place in &places {
             let (start, bytes) = (place.offset as usize, &bytes[from..from + place.len]);
@@ -69,7 +93,10 @@ pub(crate) async fn every_length_goes_to_its_places(setup: Setup) {
             from += place.len;
         }
         assert_bytes(&a.ep.read_from(to_b, &places).await.unwrap(), bytes);
-        let own = a.ep.read_from_into(to_b, &places, Vec::with_capacity(bytes.len())).await.unwrap();
+        let own =
+            a.ep.read_from_into(to_b, &places, Vec::with_capacity(bytes.len()))
+                .await
+                .unwrap();
         assert_bytes(&own.into_buf(), bytes);
     }
 }
@@ -83,33 +110,72 @@ pub(crate) async fn vectors_on_both_sides(setup: Setup) {
     let _moving = b.keep_moving();
     let region = b.domain.alloc(10_000, BOTH).unwrap();
     let remote = region.remote();
-    let places = [remote.slice(9000..9010), remote.slice(..5000), remote.slice(6000..6490)];
+    let places = [
+        remote.slice(9000..9010),
+        remote.slice(..5000),
+        remote.slice(6000..6490),
+    ];
     let bytes = pattern(5500, 1);
-    let parts = [bytes[..7].to_vec(), bytes[7..5200].to_vec(), bytes[5200..].to_vec()];
-    a.ep.write_to(to_b, &places, Gather::from(parts)).await.unwrap();
-    let room = Scatter::from([Vec::with_capacity(20), Vec::with_capacity(5479), Vec::with_capacity(100)]);
+    let parts = [
+        bytes[..7].to_vec(),
+        bytes[7..5200].to_vec(),
+        bytes[5200..].to_vec(),
+    ];
+    a.ep.write_to(to_b, &places, Gather::from(parts))
+        .await
+        .unwrap();
+    let room = Scatter::from([
+        Vec::with_capacity(20),
+        Vec::with_capacity(5479),
+        Vec::with_capacity(100),
+    ]);
     let got = a.ep.read_from_into(to_b, &places, room).await.unwrap();
     assert_bytes(&got.buf.pieces().collect::<Vec<_>>().concat(), bytes);
-    let small = a.ep.read_from_into(to_b, &places, vec![0; 5499].into_boxed_slice()).await.unwrap_err();
-    assert_eq!(small.error, Error::TooLong { what: "read into a buffer", len: 5500, limit: 5499 });
+    let small =
+        a.ep.read_from_into(to_b, &places, vec![0; 5499].into_boxed_slice())
+            .await
+            .unwrap_err();
+    assert_eq!(
+        small.error,
+        Error::TooLong {
+            what: "read into a buffer",
+            len: 5500,
+            limit: 5499
+        }
+    );
     assert_eq!(small.buf.len(), 5499);
 }
 
-/// One place that cannot be, wherever it is in the list: nothing has changed, and the next operation works.
+/// One place that cannot be, wherever it is in the list: nothing has changed, and the next
+/// operation works.
 pub(crate) async fn what_is_out_of_reach_changes_nothing(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     if !have_several(&a) {
         return;
     }
     let _moving = b.keep_moving();
-    let (good, silent) =
-        (b.domain.alloc(400_000, BOTH).unwrap(), b.domain.alloc(64, Access::REMOTE_READ).unwrap());
-    let mut served = b.domain.register_buffer(vec![0u8; 100_000], BOTH, None).unwrap();
-    let locked = b.domain.register_buffer(vec![0u8; 64], Access::REMOTE_WRITE, None).unwrap();
+    let (good, silent) = (
+        b.domain.alloc(400_000, BOTH).unwrap(),
+        b.domain.alloc(64, Access::REMOTE_READ).unwrap(),
+    );
+    let mut served = b
+        .domain
+        .register_buffer(vec![0u8; 100_000], BOTH, None)
+        .unwrap();
+    let locked = b
+        .domain
+        .register_buffer(vec![0u8; 64], Access::REMOTE_WRITE, None)
+        .unwrap();
     let (x, z) = (good.remote(), served.remote());
-    let beyond =
-        |region: fabric_async::RemoteRegion| RemoteSlice { len: 9, ..region.slice(region.len - 8..) };
-    let unknown = RemoteSlice { key: x.key ^ 1, offset: 0, len: 8 };
+    let beyond = |region: fabric_async::RemoteRegion| RemoteSlice {
+        len: 9,
+        ..region.slice(region.len - 8..)
+    };
+    let unknown = RemoteSlice {
+        key: x.key ^ 1,
+        offset: 0,
+        len: 8,
+    };
     for round in 0..2 {
         for (is_write, bad) in [
             (true, unknown),
@@ -119,7 +185,13 @@ pub(crate) async fn what_is_out_of_reach_changes_nothing(setup: Setup) {
             (true, beyond(z)),
             (true, silent.remote().slice(..8)),
             (false, locked.remote().slice(..8)),
-            (true, RemoteSlice { len: usize::MAX >> 1, ..x.slice(8..) }),
+            (
+                true,
+                RemoteSlice {
+                    len: usize::MAX >> 1,
+                    ..x.slice(8..)
+                },
+            ),
         ] {
             for at in 0..3 {
                 let mut places = vec![x.slice(..300_000), z.slice(..70_000)];
@@ -131,14 +203,23 @@ pub(crate) async fn what_is_out_of_reach_changes_nothing(setup: Setup) {
                     failed.error
                 } else if bad.len > 100 {
                     // Nobody has a buffer of that length.
-                    a.ep.write_to(to_b, &places, vec![7; 10]).await.unwrap_err().error
+                    a.ep.write_to(to_b, &places, vec![7; 10])
+                        .await
+                        .unwrap_err()
+                        .error
                 } else {
-                    let failed = a.ep.write_to(to_b, &places, vec![7; len(&places)]).await.unwrap_err();
+                    let failed =
+                        a.ep.write_to(to_b, &places, vec![7; len(&places)])
+                            .await
+                            .unwrap_err();
                     assert_eq!(failed.buf.len(), len(&places));
                     failed.error
                 };
                 assert!(
-                    matches!(error, Error::Key { .. } | Error::TooLong { .. } | Error::Invalid { .. }),
+                    matches!(
+                        error,
+                        Error::Key { .. } | Error::TooLong { .. } | Error::Invalid { .. }
+                    ),
                     "round {round}, {bad:?}: {error}"
                 );
             }
@@ -147,8 +228,13 @@ pub(crate) async fn what_is_out_of_reach_changes_nothing(setup: Setup) {
         good.read(0, &mut there).unwrap();
         assert!(there.iter().all(|byte| *byte == 0) && served.look().iter().all(|byte| *byte == 0));
     }
-    a.ep.write_to(to_b, &[x.slice(..4), z.slice(..4)], vec![9; 8]).await.unwrap();
-    assert_eq!((good.load::<u32>(0), &served.look()[..5]), (Ok(0x0909_0909), &[9, 9, 9, 9, 0][..]));
+    a.ep.write_to(to_b, &[x.slice(..4), z.slice(..4)], vec![9; 8])
+        .await
+        .unwrap();
+    assert_eq!(
+        (good.load::<u32>(0), &served.look()[..5]),
+        (Ok(0x0909_0909), &[9, 9, 9, 9, 0][..])
+    );
 }
 
 pub(crate) async fn what_cannot_be_is_refused(setup: Setup) {
@@ -159,33 +245,105 @@ pub(crate) async fn what_cannot_be_is_refused(setup: Setup) {
     let _moving = b.keep_moving();
     let region = b.domain.alloc(1000, BOTH).unwrap();
     let place = |number: u64| region.remote().slice(number..number + 1);
-    let refused = a.ep.write_to(to_b, &[], Vec::new()).start().unwrap_err().error;
-    assert!(matches!(refused, Error::Invalid { what: "list of remote places", .. }), "{refused}");
+    let refused =
+        a.ep.write_to(to_b, &[], Vec::new())
+            .start()
+            .unwrap_err()
+            .error;
+    assert!(
+        matches!(
+            refused,
+            Error::Invalid {
+                what: "list of remote places",
+                ..
+            }
+        ),
+        "{refused}"
+    );
     let refused = a.ep.read_from(to_b, &[]).await.unwrap_err().error;
-    assert!(matches!(refused, Error::Invalid { what: "list of remote places", .. }), "{refused}");
+    assert!(
+        matches!(
+            refused,
+            Error::Invalid {
+                what: "list of remote places",
+                ..
+            }
+        ),
+        "{refused}"
+    );
     for bytes in [1, 3] {
-        for places in [vec![place(0), place(1)], vec![RemoteSlice { len: 2, ..place(0) }]] {
-            let refused = a.ep.write_to(to_b, &places, vec![1; bytes]).post().unwrap_err();
-            assert!(matches!(refused.error, Error::Invalid { what: "write to several places", .. }));
+        for places in [
+            vec![place(0), place(1)],
+            vec![RemoteSlice { len: 2, ..place(0) }],
+        ] {
+            let refused =
+                a.ep.write_to(to_b, &places, vec![1; bytes])
+                    .post()
+                    .unwrap_err();
+            assert!(matches!(
+                refused.error,
+                Error::Invalid {
+                    what: "write to several places",
+                    ..
+                }
+            ));
             assert_eq!(refused.buf, vec![1; bytes]);
         }
     }
     let limit = a.info.tx.rma_iov_limit;
     let places: Vec<_> = (0..=limit as u64).map(place).collect();
-    let refused = a.ep.write_to(to_b, &places, vec![1; limit + 1]).await.unwrap_err().error;
-    assert_eq!(refused, Error::TooLong { what: "list of remote places", len: limit + 1, limit });
-    a.ep.write_to(to_b, &places[1..], vec![1; limit]).await.unwrap();
+    let refused =
+        a.ep.write_to(to_b, &places, vec![1; limit + 1])
+            .await
+            .unwrap_err()
+            .error;
+    assert_eq!(
+        refused,
+        Error::TooLong {
+            what: "list of remote places",
+            len: limit + 1,
+            limit
+        }
+    );
+    a.ep.write_to(to_b, &places[1..], vec![1; limit])
+        .await
+        .unwrap();
     let got = a.ep.read_from(to_b, &places[..limit]).await.unwrap();
     assert_eq!((got[0], got[1], got.len()), (0, 1, limit));
     // Who asks for fewer has fewer.
     let hints = setup.hints().caps(setup.caps);
-    let info = discover(&hints.clone().rma_iov_limit(2)).await.unwrap().swap_remove(0);
+    let info = discover(&hints.clone().rma_iov_limit(2))
+        .await
+        .unwrap()
+        .swap_remove(0);
     assert_eq!(info.tx.rma_iov_limit, 2);
-    let few = a.domain.endpoint(&info).unwrap().bind_av(&a.av).unwrap().enable().await.unwrap();
+    let few = a
+        .domain
+        .endpoint(&info)
+        .unwrap()
+        .bind_av(&a.av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let refused = few.read_from(to_b, &places[..3]).await.unwrap_err().error;
-    assert_eq!(refused, Error::TooLong { what: "list of remote places", len: 3, limit: 2 });
-    let Error::NoMatch(none) = discover(&hints.rma_iov_limit(limit + 1)).await.unwrap_err() else { panic!() };
-    assert!(none.refusals.iter().any(|refusal| refusal.attribute == "rma_iov_limit"), "{none}");
+    assert_eq!(
+        refused,
+        Error::TooLong {
+            what: "list of remote places",
+            len: 3,
+            limit: 2
+        }
+    );
+    let Error::NoMatch(none) = discover(&hints.rma_iov_limit(limit + 1)).await.unwrap_err() else {
+        panic!()
+    };
+    assert!(
+        none.refusals
+            .iter()
+            .any(|refusal| refusal.attribute == "rma_iov_limit"),
+        "{none}"
+    );
 }
 
 /// Posted, in batches, one completion each, in order; and a message behind them finds all of it.
@@ -197,18 +355,28 @@ pub(crate) async fn each_has_one_completion(setup: Setup) {
     let _moving = b.keep_moving();
     let region = b.domain.alloc(4096, BOTH).unwrap();
     let remote = region.remote();
-    let places =
-        |number: u64| [remote.slice(number..number + 1), remote.slice(1000 + 3 * number..1003 + 3 * number)];
+    let places = |number: u64| {
+        [
+            remote.slice(number..number + 1),
+            remote.slice(1000 + 3 * number..1003 + 3 * number),
+        ]
+    };
     let mut count = 0;
     while count < 100 {
         // More than there is credit for, perhaps.
         let rest = count..100u64;
-        let requests =
-            rest.map(|number| a.ep.write_to(to_b, &places(number), vec![number as u8; 4]).context(number));
+        let requests = rest.map(|number| {
+            a.ep.write_to(to_b, &places(number), vec![number as u8; 4])
+                .context(number)
+        });
         let posted = match a.ep.post_all(requests) {
             Ok(posted) => posted,
             Err(stopped) => {
-                assert!(matches!(stopped.error, Error::Again(_)), "{}", stopped.error);
+                assert!(
+                    matches!(stopped.error, Error::Again(_)),
+                    "{}",
+                    stopped.error
+                );
                 assert_eq!(
                     stopped.rest.into_iter().next().unwrap().into_buf(),
                     vec![(count + stopped.posted as u64) as u8; 4]
@@ -218,21 +386,39 @@ pub(crate) async fn each_has_one_completion(setup: Setup) {
         };
         for _ in 0..posted {
             let entry = entry(&mut a).await;
-            assert_eq!((entry.kind, entry.context, &entry.error), (OpKind::Write, count, &None));
+            assert_eq!(
+                (entry.kind, entry.context, &entry.error),
+                (OpKind::Write, count, &None)
+            );
             assert_eq!(entry.transfer.len, 4);
             count += 1;
         }
     }
-    a.ep.read_from_into(to_b, &places(7), vec![0; 4]).context(5).post().unwrap();
+    a.ep.read_from_into(to_b, &places(7), vec![0; 4])
+        .context(5)
+        .post()
+        .unwrap();
     let read = entry(&mut a).await;
-    assert_eq!((read.kind, read.context, read.bytes()), (OpKind::Read, 5, &[7; 4][..]));
-    let last = a.ep.write_to(to_b, &places(500), vec![8; 4]).start().unwrap();
+    assert_eq!(
+        (read.kind, read.context, read.bytes()),
+        (OpKind::Read, 5, &[7; 4][..])
+    );
+    let last =
+        a.ep.write_to(to_b, &places(500), vec![8; 4])
+            .start()
+            .unwrap();
     let (sent, got) = tokio::join!(a.ep.send(to_b, "behind"), b.ep.recv());
     sent.unwrap();
     got.unwrap();
-    assert_eq!((region.load::<u8>(500), region.load::<u8>(2502)), (Ok(8), Ok(8)));
+    assert_eq!(
+        (region.load::<u8>(500), region.load::<u8>(2502)),
+        (Ok(8), Ok(8))
+    );
     last.await.unwrap();
-    assert_eq!((region.load::<u8>(99), region.load::<u8>(1299)), (Ok(99), Ok(99)));
+    assert_eq!(
+        (region.load::<u8>(99), region.load::<u8>(1299)),
+        (Ok(99), Ok(99))
+    );
 }
 
 pub(crate) async fn data_comes_once_behind_all_bytes(setup: Setup) {
@@ -240,14 +426,26 @@ pub(crate) async fn data_comes_once_behind_all_bytes(setup: Setup) {
     if !have_several(&a) {
         return;
     }
-    let (one, two) = (b.domain.alloc(400_000, BOTH).unwrap(), b.domain.alloc(400_000, BOTH).unwrap());
-    let places =
-        [one.remote().slice(..300_000), two.remote().slice(..8), one.remote().slice(300_000..300_001)];
+    let (one, two) = (
+        b.domain.alloc(400_000, BOTH).unwrap(),
+        b.domain.alloc(400_000, BOTH).unwrap(),
+    );
+    let places = [
+        one.remote().slice(..300_000),
+        two.remote().slice(..8),
+        one.remote().slice(300_000..300_001),
+    ];
     for data in 0..5u64 {
         let bytes = pattern(len(&places), data as usize);
-        let (done, entry) = tokio::join!(a.ep.write_to(to_b, &places, bytes).data(data), entry(&mut b));
+        let (done, entry) = tokio::join!(
+            a.ep.write_to(to_b, &places, bytes).data(data),
+            entry(&mut b)
+        );
         done.unwrap();
-        assert_eq!((entry.kind, entry.transfer.data), (OpKind::RemoteWrite, Some(data)));
+        assert_eq!(
+            (entry.kind, entry.transfer.data),
+            (OpKind::RemoteWrite, Some(data))
+        );
         assert_eq!(entry.transfer.len, bytes.len(), "of all places");
         assert_eq!(one.load::<u8>(300_000), Ok(bytes[300_008]));
     }
@@ -270,16 +468,33 @@ pub(crate) async fn the_target_counts_each_place(setup: Setup) {
         .bind_av(&b.av)
         .unwrap()
         .bind_cq(&b.cq, fabric_async::CqBind::RECV);
-    let builder = builder.unwrap().bind_counter(&counters[0], CounterBind::REMOTE_WRITE).unwrap();
-    let target =
-        builder.bind_counter(&counters[1], CounterBind::REMOTE_READ).unwrap().enable().await.unwrap();
+    let builder = builder
+        .unwrap()
+        .bind_counter(&counters[0], CounterBind::REMOTE_WRITE)
+        .unwrap();
+    let target = builder
+        .bind_counter(&counters[1], CounterBind::REMOTE_READ)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let region = b.domain.alloc(100, BOTH).unwrap();
-    let own = b.domain.register_buffer(vec![0u8; 100], BOTH, None).unwrap();
+    let own = b
+        .domain
+        .register_buffer(vec![0u8; 100], BOTH, None)
+        .unwrap();
     let peer = a.ep.lookup(target.name()).await.unwrap();
-    let places = [region.remote().slice(..10), own.remote().slice(..20), region.remote().slice(10..40)];
+    let places = [
+        region.remote().slice(..10),
+        own.remote().slice(..20),
+        region.remote().slice(10..40),
+    ];
     a.ep.write_to(peer, &places, vec![1; 60]).await.unwrap();
     assert_eq!(counters[0].wait(3).await, Ok(3));
-    a.ep.write_to(peer, &places, vec![1; 60]).data(4).await.unwrap();
+    a.ep.write_to(peer, &places, vec![1; 60])
+        .data(4)
+        .await
+        .unwrap();
     assert_eq!(counters[0].wait(6).await, Ok(6));
     a.ep.read_from(peer, &places).await.unwrap();
     assert_eq!(counters[1].wait(3).await, Ok(3));
@@ -294,38 +509,78 @@ pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
     }
     let (domain, owner, driver) = owner_by_address(&setup).await;
     let to_b = a.ep.lookup(owner.name()).await.unwrap();
-    let (region, mut own) =
-        (domain.alloc(100, BOTH).unwrap(), domain.register_buffer(vec![0u8; 100], BOTH, None).unwrap());
+    let (region, mut own) = (
+        domain.alloc(100, BOTH).unwrap(),
+        domain.register_buffer(vec![0u8; 100], BOTH, None).unwrap(),
+    );
     let places = [own.remote().slice(90..), region.remote().slice(3..5)];
     assert!(places[1].offset > 100, "an address");
     a.ep.write_to(to_b, &places, vec![6; 12]).await.unwrap();
-    assert_eq!((&own.look()[89..], region.load::<u8>(4)), (&[0, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6][..], Ok(6)));
-    let low = [places[0], RemoteSlice { offset: 3, ..places[1] }];
-    let failed = a.ep.write_to(to_b, &low, vec![7; 12]).await.unwrap_err().error;
+    assert_eq!(
+        (&own.look()[89..], region.load::<u8>(4)),
+        (&[0, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6][..], Ok(6))
+    );
+    let low = [
+        places[0],
+        RemoteSlice {
+            offset: 3,
+            ..places[1]
+        },
+    ];
+    let failed =
+        a.ep.write_to(to_b, &low, vec![7; 12])
+            .await
+            .unwrap_err()
+            .error;
     assert!(matches!(failed, Error::TooLong { .. }), "{failed}");
     assert_eq!(own.look()[99], 6);
     driver.abort();
 }
 
-/// Those that wait behind others, are taken back, dropped, or closed under: each ends once, and nothing is left of it.
+/// Those that wait behind others, are taken back, dropped, or closed under: each ends once, and
+/// nothing is left of it.
 pub(crate) async fn they_end_as_others_do(setup: Setup) {
-    let plan = Plan { tx_size: Some(16), ..Plan::default() };
+    let plan = Plan {
+        tx_size: Some(16),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
     if !have_several(&a) {
         return;
     }
     let _moving = (a.keep_moving(), b.keep_moving());
-    let mut own = b.domain.register_buffer(vec![0u8; 300_000], BOTH, None).unwrap();
+    let mut own = b
+        .domain
+        .register_buffer(vec![0u8; 300_000], BOTH, None)
+        .unwrap();
     let region = b.domain.alloc(300_000, BOTH).unwrap();
-    let places = [region.remote().slice(..10), own.remote().slice(..200_000), region.remote().slice(10..20)];
+    let places = [
+        region.remote().slice(..10),
+        own.remote().slice(..200_000),
+        region.remote().slice(10..20),
+    ];
     // While the owner looks they wait; what was not begun can be taken back.
     let look = own.look();
-    let mut first = a.ep.write_to(to_b, &places, vec![1; 200_020]).start().unwrap();
-    let second = a.ep.write_to(to_b, &places, vec![2; 200_020]).start().unwrap();
-    drop(a.ep.write_to(to_b, &places, vec![3; 200_020]).start().unwrap());
+    let mut first =
+        a.ep.write_to(to_b, &places, vec![1; 200_020])
+            .start()
+            .unwrap();
+    let second =
+        a.ep.write_to(to_b, &places, vec![2; 200_020])
+            .start()
+            .unwrap();
+    drop(
+        a.ep.write_to(to_b, &places, vec![3; 200_020])
+            .start()
+            .unwrap(),
+    );
     let mut read = a.ep.read_from(to_b, &places).start().unwrap();
     assert!(poll_once(&mut first).await.is_pending() && poll_once(&mut read).await.is_pending());
-    assert_eq!(region.load::<u8>(0), Ok(0), "not before all have been checked");
+    assert_eq!(
+        region.load::<u8>(0),
+        Ok(0),
+        "not before all have been checked"
+    );
     let is_far = setup.is_far().await;
     let cancel = async {
         match second.cancel().await {
@@ -339,26 +594,45 @@ pub(crate) async fn they_end_as_others_do(setup: Setup) {
     tokio::join!(biased; cancel, let_go);
     first.await.unwrap();
     let got = read.await.unwrap();
-    assert!(got.len() == 200_020 && got.iter().all(|byte| *byte == 3), "the dropped one went on");
+    assert!(
+        got.len() == 200_020 && got.iter().all(|byte| *byte == 3),
+        "the dropped one went on"
+    );
     // The owner closes it while it is under way: whatever has happened, it ends.
-    let writes: Vec<_> =
-        (0..4).map(|at| a.ep.write_to(to_b, &places, vec![at; 200_020]).start().unwrap()).collect();
+    let writes: Vec<_> = (0..4)
+        .map(|at| {
+            a.ep.write_to(to_b, &places, vec![at; 200_020])
+                .start()
+                .unwrap()
+        })
+        .collect();
     own.close().unwrap();
     for write in writes {
         if let Err(failed) = write.await {
-            assert!(matches!(failed.error, Error::Key { .. }), "{}", failed.error);
+            assert!(
+                matches!(failed.error, Error::Key { .. }),
+                "{}",
+                failed.error
+            );
         }
     }
     fence(&a, &b, to_b).await;
     assert_eq!(a.domain.stats().operations, 0);
     // With their peer, and with their endpoint.
     let gone: FiAddr = to_b;
-    let mut own = b.domain.register_buffer(vec![0u8; 100], BOTH, None).unwrap();
+    let mut own = b
+        .domain
+        .register_buffer(vec![0u8; 100], BOTH, None)
+        .unwrap();
     let places = [own.remote().slice(..8), region.remote().slice(..8)];
     let _look = own.look();
     let waits = a.ep.write_to(gone, &places, vec![1; 16]).start().unwrap();
     b.ep.clone().close().unwrap();
     let failed = waits.await.unwrap_err();
-    assert!(failed.error.is_peer_gone() || matches!(failed.error, Error::Key { .. }), "{}", failed.error);
+    assert!(
+        failed.error.is_peer_gone() || matches!(failed.error, Error::Key { .. }),
+        "{}",
+        failed.error
+    );
     assert_eq!(failed.buf, [1; 16]);
 }

@@ -13,11 +13,19 @@ use crate::payload::{LONG, assert_bytes, number_of, numbered, pattern, poll_once
 use crate::setup::Setup;
 
 async fn send(ep: &Endpoint, bytes: impl fabric_async::IoBuf) {
-    ep.send(ep.peer().unwrap(), bytes).await.map(drop).map_err(|failed| failed.error).unwrap();
+    ep.send(ep.peer().unwrap(), bytes)
+        .await
+        .map(drop)
+        .map_err(|failed| failed.error)
+        .unwrap();
 }
 
-/// A room where receives are shared, and so many connections between another one and it: its ends, and the others.
-async fn connections(setup: &Setup, count: usize) -> Option<(Room, Room, Vec<Endpoint>, Vec<Endpoint>)> {
+/// A room where receives are shared, and so many connections between another one and it: its ends,
+/// and the others.
+async fn connections(
+    setup: &Setup,
+    count: usize,
+) -> Option<(Room, Room, Vec<Endpoint>, Vec<Endpoint>)> {
     let (there, here) = (Room::open_sharing(setup).await?, Room::open(setup).await);
     let mut door = there.door(setup);
     let (mut ends, mut others) = (Vec::new(), Vec::new());
@@ -29,14 +37,22 @@ async fn connections(setup: &Setup, count: usize) -> Option<(Room, Room, Vec<End
     Some((there, here, ends, others))
 }
 
-/// A server with many clients, and a few receives for all of them. Every request is answered where it came from.
+/// A server with many clients, and a few receives for all of them. Every request is answered where
+/// it came from.
 pub(crate) async fn many_connections_live_on_one_pool_of_receives(setup: Setup) {
     const CLIENTS: usize = 40;
     const REQUESTS: u64 = 5;
     const POOL: u64 = 8;
-    let Some((mut there, here, ends, clients)) = connections(&setup, CLIENTS).await else { return };
+    let Some((mut there, here, ends, clients)) = connections(&setup, CLIENTS).await else {
+        return;
+    };
     for context in 0..POOL {
-        there.shared().recv_into(Vec::with_capacity(40_000)).context(context).post().unwrap();
+        there
+            .shared()
+            .recv_into(Vec::with_capacity(40_000))
+            .context(context)
+            .post()
+            .unwrap();
     }
     let asking: Vec<_> = clients
         .into_iter()
@@ -53,7 +69,11 @@ pub(crate) async fn many_connections_live_on_one_pool_of_receives(setup: Setup) 
             })
         })
         .collect();
-    let which: HashMap<_, _> = ends.iter().enumerate().map(|(at, end)| (end.id(), at)).collect();
+    let which: HashMap<_, _> = ends
+        .iter()
+        .enumerate()
+        .map(|(at, end)| (end.id(), at))
+        .collect();
     let mut next = vec![0; CLIENTS];
     for _ in 0..CLIENTS as u64 * REQUESTS {
         let request = there.cq.next().await.unwrap();
@@ -62,38 +82,66 @@ pub(crate) async fn many_connections_live_on_one_pool_of_receives(setup: Setup) 
         let context = request.context;
         let request = request.into_result::<Vec<u8>>().unwrap();
         let number = number_of(&request);
-        assert_eq!(number, (at as u64) << 8 | next[at], "in order, at the end of its connection");
+        assert_eq!(
+            number,
+            (at as u64) << 8 | next[at],
+            "in order, at the end of its connection"
+        );
         next[at] += 1;
         assert_eq!(request.source(), ends[at].peer());
-        ends[at].inject(request.source().unwrap(), &number.to_le_bytes()).unwrap();
-        there.shared().recv_into(request.into_buf()).context(context).post().unwrap();
+        ends[at]
+            .inject(request.source().unwrap(), &number.to_le_bytes())
+            .unwrap();
+        there
+            .shared()
+            .recv_into(request.into_buf())
+            .context(context)
+            .post()
+            .unwrap();
     }
     for asking in asking {
         asking.await.unwrap();
     }
-    assert_eq!(there.shared().stats().received.count, CLIENTS as u64 * REQUESTS);
+    assert_eq!(
+        there.shared().stats().received.count,
+        CLIENTS as u64 * REQUESTS
+    );
     assert_eq!(ends[3].stats().received.count, REQUESTS);
     drop(here);
 }
 
 /// Posting order counts, whoever brings the message.
 pub(crate) async fn who_called_and_who_was_called_share_alike(setup: Setup) {
-    let Some(pool) = Room::open_sharing(&setup).await else { return };
+    let Some(pool) = Room::open_sharing(&setup).await else {
+        return;
+    };
     let (other, mut door) = (Room::open(&setup).await, pool.door(&setup));
     let mut elsewhere = other.door(&setup);
     let (calls, accepted) = other.meet(&pool, &mut door).await;
     let (called, answers) = pool.meet(&other, &mut elsewhere).await;
-    let receives: Vec<_> = (0..10).map(|_| pool.shared().recv().start().unwrap()).collect();
+    let receives: Vec<_> = (0..10)
+        .map(|_| pool.shared().recv().start().unwrap())
+        .collect();
     for (number, mut receive) in receives.into_iter().enumerate() {
-        assert!(poll_once(&mut receive).await.is_pending(), "receive {number} has nothing yet");
-        let (from, to) = if number % 3 == 0 { (&calls, &accepted) } else { (&answers, &called) };
+        assert!(
+            poll_once(&mut receive).await.is_pending(),
+            "receive {number} has nothing yet"
+        );
+        let (from, to) = if number % 3 == 0 {
+            (&calls, &accepted)
+        } else {
+            (&answers, &called)
+        };
         from.send(from.peer().unwrap(), numbered(number as u64, 50))
             .data(7)
             .delivery_complete()
             .await
             .unwrap();
         let got = receive.await.unwrap();
-        assert_eq!((number_of(&got), got.data(), got.source()), (number as u64, Some(7), to.peer()));
+        assert_eq!(
+            (number_of(&got), got.data(), got.source()),
+            (number as u64, Some(7), to.peer())
+        );
         assert_eq!(pool.shared().received_by(&got.transfer), Some(to.id()));
         send(to, pattern(30, number)).await;
         assert_bytes(&from.recv().await.unwrap(), pattern(30, number));
@@ -104,24 +152,40 @@ pub(crate) async fn who_called_and_who_was_called_share_alike(setup: Setup) {
         "{refused}"
     );
     assert!(pool.shared().address_vector().peers().is_empty());
-    let fixed = pool.shared().address_vector().insert("tcp://127.0.0.1:7").unwrap_err();
+    let fixed = pool
+        .shared()
+        .address_vector()
+        .insert("tcp://127.0.0.1:7")
+        .unwrap_err();
     assert!(matches!(fixed, Error::NotSupported(_)), "{fixed}");
 }
 
 pub(crate) async fn every_kind_of_receive_hears_all_connections(setup: Setup) {
-    let Some((there, _here, ends, others)) = connections(&setup, 3).await else { return };
+    let Some((there, _here, ends, others)) = connections(&setup, 3).await else {
+        return;
+    };
     let shared = there.shared();
-    let mut messages = shared.recv_multi(BytesMut::with_capacity(1000)).min_free(100).start().unwrap();
+    let mut messages = shared
+        .recv_multi(BytesMut::with_capacity(1000))
+        .min_free(100)
+        .start()
+        .unwrap();
     for number in 0..9usize {
         send(&others[number % 3], numbered(number as u64, 100)).await;
         let message = messages.next().await.unwrap().unwrap();
         assert_eq!(number_of(&message), number as u64);
-        assert_eq!(shared.received_by(&message.transfer), Some(ends[number % 3].id()));
+        assert_eq!(
+            shared.received_by(&message.transfer),
+            Some(ends[number % 3].id())
+        );
     }
     drop(messages);
     let (found, ()) = tokio::join!(shared.probe(), send(&others[1], pattern(5000, 1)));
     let found = found.unwrap();
-    assert_eq!((found.len, shared.received_by(&found)), (5000, Some(ends[1].id())));
+    assert_eq!(
+        (found.len, shared.received_by(&found)),
+        (5000, Some(ends[1].id()))
+    );
     let claimed = shared.probe().claim().await.unwrap();
     send(&others[2], pattern(60, 2)).await;
     assert_bytes(&shared.recv().await.unwrap(), pattern(60, 2));
@@ -130,12 +194,17 @@ pub(crate) async fn every_kind_of_receive_hears_all_connections(setup: Setup) {
 
 /// The end of a connection ends no receive, and takes nothing with it that has come.
 pub(crate) async fn what_has_come_outlives_its_connection(setup: Setup) {
-    let Some((mut there, _here, mut ends, mut others)) = connections(&setup, 3).await else { return };
+    let Some((mut there, _here, mut ends, mut others)) = connections(&setup, 3).await else {
+        return;
+    };
     let sender = others.remove(0);
     send(&sender, pattern(3000, 1)).await;
     send(&sender, pattern(10, 2)).await;
     sender.close().unwrap();
-    let down = EventKind::Shutdown { peer: ends[0].peer_name().unwrap().clone(), reason: DownReason::Closed };
+    let down = EventKind::Shutdown {
+        peer: ends[0].peer_name().unwrap().clone(),
+        reason: DownReason::Closed,
+    };
     assert_eq!(there.next_event().await, down);
     let got = there.shared().recv().await.unwrap();
     assert_bytes(&got, pattern(3000, 1));
@@ -143,7 +212,14 @@ pub(crate) async fn what_has_come_outlives_its_connection(setup: Setup) {
         (got.source(), there.shared().received_by(&got.transfer)),
         (ends[0].peer(), Some(ends[0].id()))
     );
-    assert!(ends[0].send(ends[0].peer().unwrap(), "x").await.unwrap_err().error.is_peer_gone());
+    assert!(
+        ends[0]
+            .send(ends[0].peer().unwrap(), "x")
+            .await
+            .unwrap_err()
+            .error
+            .is_peer_gone()
+    );
     // This side's end goes as well, and one more by `shutdown`.
     ends.remove(0).close().unwrap();
     let waits = there.shared().recv().start().unwrap();
@@ -160,7 +236,9 @@ pub(crate) async fn what_has_come_outlives_its_connection(setup: Setup) {
 }
 
 pub(crate) async fn what_is_given_back_keeps_its_source(setup: Setup) {
-    let Some((there, _here, ends, others)) = connections(&setup, 2).await else { return };
+    let Some((there, _here, ends, others)) = connections(&setup, 2).await else {
+        return;
+    };
     for round in 0..10u64 {
         let at = round as usize % 2;
         let dropped = there.shared().recv().start().unwrap();
@@ -177,7 +255,9 @@ pub(crate) async fn what_is_given_back_keeps_its_source(setup: Setup) {
 
 /// What is beyond the budget stays with its senders, and comes when there are receives.
 pub(crate) async fn one_budget_serves_all_connections(setup: Setup) {
-    let Some((there, _here, _ends, others)) = connections(&setup, 3).await else { return };
+    let Some((there, _here, _ends, others)) = connections(&setup, 3).await else {
+        return;
+    };
     let sending: Vec<_> = others
         .into_iter()
         .zip(0u64..)
@@ -191,7 +271,11 @@ pub(crate) async fn one_budget_serves_all_connections(setup: Setup) {
         })
         .collect();
     crate::payload::settled(|| there.shared().stats().unexpected_bytes as u64).await;
-    assert!(there.shared().stats().unexpected_bytes <= 16 << 20, "{:?}", there.shared().stats());
+    assert!(
+        there.shared().stats().unexpected_bytes <= 16 << 20,
+        "{:?}",
+        there.shared().stats()
+    );
     let mut next = [0; 3];
     for _ in 0..12 {
         let number = number_of(&there.shared().recv().await.unwrap());
@@ -206,11 +290,20 @@ pub(crate) async fn one_budget_serves_all_connections(setup: Setup) {
 
 /// The receive that it had begun to fill ends, if it had; others wait on.
 pub(crate) async fn an_endpoint_that_closes_in_the_middle_ends_one_receive(setup: Setup) {
-    let Some((there, here, mut ends, mut others)) = connections(&setup, 6).await else { return };
+    let Some((there, here, mut ends, mut others)) = connections(&setup, 6).await else {
+        return;
+    };
     let last = others.remove(5);
     for (which, (passes, other)) in [0, 1, 2, 3, 8].into_iter().zip(others).enumerate() {
-        let receive = there.shared().recv_into(Vec::with_capacity(LONG)).start().unwrap();
-        let sending = other.send(other.peer().unwrap(), pattern(LONG, which)).start().unwrap();
+        let receive = there
+            .shared()
+            .recv_into(Vec::with_capacity(LONG))
+            .start()
+            .unwrap();
+        let sending = other
+            .send(other.peer().unwrap(), pattern(LONG, which))
+            .start()
+            .unwrap();
         for _ in 0..passes {
             here.domain.progress();
             there.domain.progress();
@@ -222,7 +315,10 @@ pub(crate) async fn an_endpoint_that_closes_in_the_middle_ends_one_receive(setup
         match receive.await {
             Ok(got) if got.len() == LONG => {
                 assert_bytes(&got, pattern(LONG, which));
-                assert_eq!(number_of(&there.shared().recv().await.unwrap()), which as u64);
+                assert_eq!(
+                    number_of(&there.shared().recv().await.unwrap()),
+                    which as u64
+                );
             }
             // It had not begun: the receive was left for the other.
             Ok(got) => assert_eq!(number_of(&got), which as u64),
@@ -230,7 +326,10 @@ pub(crate) async fn an_endpoint_that_closes_in_the_middle_ends_one_receive(setup
                 assert_eq!(failed.error, Error::Closed(Class::Endpoint));
                 let len = failed.transfer.len;
                 assert_bytes(&failed.buf[..len], &pattern(LONG, which)[..len]);
-                assert_eq!(number_of(&there.shared().recv().await.unwrap()), which as u64);
+                assert_eq!(
+                    number_of(&there.shared().recv().await.unwrap()),
+                    which as u64
+                );
             }
         }
     }
@@ -238,47 +337,96 @@ pub(crate) async fn an_endpoint_that_closes_in_the_middle_ends_one_receive(setup
 }
 
 pub(crate) async fn wrong_bindings_are_refused(setup: Setup) {
-    let Some(room) = Room::open_sharing(&setup).await else { return };
+    let Some(room) = Room::open_sharing(&setup).await else {
+        return;
+    };
     let mut door = room.door(&setup);
     let (other, domain) = (Room::open(&setup).await, &room.domain);
     assert!(room.info.domain.max_ep_srx_ctx > 1 && room.info.ep.rx_ctx_cnt == SHARED_CONTEXT);
     // To share is to be asked for, and then to be done.
-    let apart = domain.endpoint(&other.info).unwrap().bind_shared(room.shared());
-    assert!(matches!(apart.map(drop).unwrap_err(), Error::Invalid { what: "info", .. }));
+    let apart = domain
+        .endpoint(&other.info)
+        .unwrap()
+        .bind_shared(room.shared());
+    assert!(matches!(
+        apart.map(drop).unwrap_err(),
+        Error::Invalid { what: "info", .. }
+    ));
     let apart = domain.shared_receive(&other.info).unwrap().open();
-    assert!(matches!(apart.unwrap_err(), Error::Invalid { what: "info", .. }));
+    assert!(matches!(
+        apart.unwrap_err(),
+        Error::Invalid { what: "info", .. }
+    ));
     let unbound = Error::Unbound(Class::SharedReceive);
     let alone = domain.endpoint(&room.info).unwrap();
     assert_eq!(alone.connect(door.name()).await.unwrap_err(), unbound);
     let calling = other.connect(&door);
     let answering = async {
         let alone = domain.endpoint(&room.info).unwrap();
-        alone.accept(door.next().await.unwrap(), b"").await.unwrap_err()
+        alone
+            .accept(door.next().await.unwrap(), b"")
+            .await
+            .unwrap_err()
     };
-    let (refused, answered) = tokio::join!(std::future::IntoFuture::into_future(calling), answering);
+    let (refused, answered) =
+        tokio::join!(std::future::IntoFuture::into_future(calling), answering);
     assert_eq!(answered, unbound);
     assert!(matches!(refused.unwrap_err(), Error::Rejected { .. }));
     // Connected endpoints have no address vectors.
-    let many = Hints::new().provider(setup.provider).ep_type(EpType::Rdm).progress(setup.progress);
-    let many = discover(&many.ep_rx_ctx_cnt(SHARED_CONTEXT)).await.unwrap().swap_remove(0);
+    let many = Hints::new()
+        .provider(setup.provider)
+        .ep_type(EpType::Rdm)
+        .progress(setup.progress);
+    let many = discover(&many.ep_rx_ctx_cnt(SHARED_CONTEXT))
+        .await
+        .unwrap()
+        .swap_remove(0);
     let av = domain.address_vector().unwrap();
-    let vector = domain.shared_receive(&room.info).unwrap().bind_av(&av).map(drop);
+    let vector = domain
+        .shared_receive(&room.info)
+        .unwrap()
+        .bind_av(&av)
+        .map(drop);
     assert!(matches!(vector, Err(Error::NotSupported(_))), "{vector:?}");
     // Those that talk with many, and those that are connected, share with their own kind.
-    let for_many = domain.shared_receive(&many).unwrap().bind_av(&av).unwrap().open().unwrap();
+    let for_many = domain
+        .shared_receive(&many)
+        .unwrap()
+        .bind_av(&av)
+        .unwrap()
+        .open()
+        .unwrap();
     for mixed in [
         domain.endpoint(&room.info).unwrap().bind_shared(&for_many),
         domain.endpoint(&many).unwrap().bind_shared(room.shared()),
     ] {
         let error = mixed.map(drop).unwrap_err();
-        assert!(matches!(error, Error::Invalid { what: "shared receive context", .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::Invalid {
+                    what: "shared receive context",
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
     let abroad = Room::open_sharing(&setup).await.expect("as before");
-    let foreign = domain.endpoint(&room.info).unwrap().bind_shared(abroad.shared());
-    assert_eq!(foreign.map(drop), Err(Error::Foreign(Class::SharedReceive, Class::Domain)));
+    let foreign = domain
+        .endpoint(&room.info)
+        .unwrap()
+        .bind_shared(abroad.shared());
+    assert_eq!(
+        foreign.map(drop),
+        Err(Error::Foreign(Class::SharedReceive, Class::Domain))
+    );
     // One that is closed is not there to be shared.
     let gone = domain.shared_receive(&room.info).unwrap().open().unwrap();
     let late = domain.endpoint(&room.info).unwrap();
     gone.clone().close().unwrap();
-    assert_eq!(late.bind_shared(&gone).map(drop), Err(Error::Closed(Class::SharedReceive)));
+    assert_eq!(
+        late.bind_shared(&gone).map(drop),
+        Err(Error::Closed(Class::SharedReceive))
+    );
 }

@@ -7,7 +7,9 @@ use fabric_async::{Endpoint, Error, FiAddr, OpKind, Scarce};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 
-use crate::payload::{LONG, all_are, assert_bytes, number_of, numbered, pattern, poll_once, yields};
+use crate::payload::{
+    LONG, all_are, assert_bytes, number_of, numbered, pattern, poll_once, yields,
+};
 use crate::setup::Setup;
 use crate::station::{Plan, fence, pair, pair_of};
 
@@ -28,7 +30,10 @@ pub(crate) async fn they_see_and_take_nothing(setup: Setup) {
     let received = b.recvs.value();
     for _ in 0..3 {
         let found = b.ep.probe().now().unwrap().unwrap();
-        assert_eq!((found.len, found.tag, found.source, found.data), (100, None, Some(from_a), Some(5)));
+        assert_eq!(
+            (found.len, found.tag, found.source, found.data),
+            (100, None, Some(from_a), Some(5))
+        );
         assert_eq!(b.ep.probe().await, Ok(found));
         let first = b.ep.probe().tag_mask(0x07, 0xf0).await.unwrap();
         assert_eq!((first.len, first.tag, first.data), (9000, Some(0x17), None));
@@ -48,7 +53,9 @@ pub(crate) async fn they_wait_for_what_comes(setup: Setup) {
     for (which, len) in [8, 3000, 300_000, LONG].into_iter().enumerate() {
         // One that is dropped, several that are woken by one message, and some that ask for others.
         drop(poll_once(&mut Box::pin(async { b.ep.probe().await })).await);
-        let probes: Vec<_> = (0..3).map(|_| tokio::spawn(b.ep.probe().tag(7).into_future())).collect();
+        let probes: Vec<_> = (0..3)
+            .map(|_| tokio::spawn(b.ep.probe().tag(7).into_future()))
+            .collect();
         let other = tokio::spawn(b.ep.probe().tag(8).into_future());
         yields(5).await;
         let long = a.ep.send(to_b, pattern(len, which)).tag(7).start().unwrap();
@@ -66,7 +73,10 @@ pub(crate) async fn they_wait_for_what_comes(setup: Setup) {
 }
 
 pub(crate) async fn posted_receives_come_first(setup: Setup) {
-    let plan = Plan { rx_size: Some(2), ..Plan::default() };
+    let plan = Plan {
+        rx_size: Some(2),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
     let receive = b.ep.recv().start().unwrap();
     send_numbers(&a.ep, to_b, 0..2).await;
@@ -77,7 +87,10 @@ pub(crate) async fn posted_receives_come_first(setup: Setup) {
     // What waits until there is room in a stream is not to be had.
     send_numbers(&a.ep, to_b, 0..6).await;
     fence(&a, &b, to_b).await;
-    let mut messages = b.ep.recv_multi(BytesMut::with_capacity(1000)).start().unwrap();
+    let mut messages =
+        b.ep.recv_multi(BytesMut::with_capacity(1000))
+            .start()
+            .unwrap();
     assert_eq!(b.ep.probe().now(), Ok(None));
     assert!(b.ep.probe().claim().now().unwrap().is_none());
     assert_eq!(number_of(&messages.next().await.unwrap().unwrap()), 0);
@@ -90,19 +103,38 @@ pub(crate) async fn claimed_ones_are_nobody_elses(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let from_a = b.meet(&a).await;
     send_numbers(&a.ep, to_b, 0..4).await;
-    a.ep.send(to_b, pattern(500, 9)).tag(3).data(4).await.unwrap();
+    a.ep.send(to_b, pattern(500, 9))
+        .tag(3)
+        .data(4)
+        .await
+        .unwrap();
     fence(&a, &b, to_b).await;
     let first = b.ep.probe().claim().now().unwrap().unwrap();
     let second = b.ep.probe().claim().await.unwrap();
     assert_eq!(number_of(&b.ep.recv().await.unwrap()), 2);
-    let tagged = b.ep.probe().tag_mask(0, !0).from(from_a).claim().await.unwrap();
-    assert_eq!((tagged.len(), tagged.tag(), tagged.data()), (500, Some(3), Some(4)));
+    let tagged =
+        b.ep.probe()
+            .tag_mask(0, !0)
+            .from(from_a)
+            .claim()
+            .await
+            .unwrap();
+    assert_eq!(
+        (tagged.len(), tagged.tag(), tagged.data()),
+        (500, Some(3), Some(4))
+    );
     assert_eq!(tagged.source(), Ok(from_a));
     assert_eq!(b.ep.probe().tag(3).now(), Ok(None));
     assert_eq!(number_of(&second.recv().await.unwrap()), 1);
     assert_eq!(number_of(&first.recv_into(vec![0; 30]).await.unwrap()), 0);
     let message = tagged.recv_into(vec![0; 100]).await.unwrap_err();
-    assert_eq!(message.error, Error::Truncated { len: 100, lost: 400 });
+    assert_eq!(
+        message.error,
+        Error::Truncated {
+            len: 100,
+            lost: 400
+        }
+    );
     assert_bytes(&message.buf[..100], &pattern(500, 9)[..100]);
     assert_eq!(number_of(&b.ep.recv().await.unwrap()), 3);
 }
@@ -111,7 +143,9 @@ pub(crate) async fn dropped_claims_go_back_to_their_place(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     send_numbers(&a.ep, to_b, 0..4).await;
     fence(&a, &b, to_b).await;
-    let claims: Vec<_> = (0..3).map(|_| b.ep.probe().claim().now().unwrap().unwrap()).collect();
+    let claims: Vec<_> = (0..3)
+        .map(|_| b.ep.probe().claim().now().unwrap().unwrap())
+        .collect();
     let mut claims: Vec<_> = claims.into_iter().rev().collect();
     let last = claims.remove(0);
     drop(claims);
@@ -129,7 +163,13 @@ pub(crate) async fn dropped_claims_go_back_to_their_place(setup: Setup) {
     send_numbers(&a.ep, to_b, 10..13).await;
     fence(&a, &b, to_b).await;
     drop(b.ep.probe().claim().await.unwrap().recv().start().unwrap());
-    drop(b.ep.probe().claim().await.unwrap().recv_into(Vec::with_capacity(100)));
+    drop(
+        b.ep.probe()
+            .claim()
+            .await
+            .unwrap()
+            .recv_into(Vec::with_capacity(100)),
+    );
     let probe = b.ep.probe().claim().await.unwrap();
     let mut waiting = b.ep.probe().tag_mask(0, !0).into_future();
     assert!(poll_once(&mut waiting).await.is_pending());
@@ -184,7 +224,8 @@ pub(crate) async fn what_is_held_back_is_found(setup: Setup) {
     const OVER: usize = 17 << 20;
     let (a, b, to_b) = pair(&setup).await;
     for round in 0..3u8 {
-        let sends = [round, round + 100].map(|byte| a.ep.send(to_b, vec![byte; OVER]).start().unwrap());
+        let sends =
+            [round, round + 100].map(|byte| a.ep.send(to_b, vec![byte; OVER]).start().unwrap());
         let sending = tokio::spawn(join_all(sends));
         if round == 1 {
             // It is held back before anybody asks.
@@ -243,7 +284,10 @@ pub(crate) async fn claimants_share_nothing(setup: Setup) {
 }
 
 pub(crate) async fn claimed_ones_are_posted_too(setup: Setup) {
-    let plan = Plan { entries: 1, ..Plan::default() };
+    let plan = Plan {
+        entries: 1,
+        ..Plan::default()
+    };
     let (a, mut b, to_b) = pair_of(&setup, Plan::default(), plan).await;
     send_numbers(&a.ep, to_b, 0..2).await;
     fence(&a, &b, to_b).await;
@@ -251,11 +295,25 @@ pub(crate) async fn claimed_ones_are_posted_too(setup: Setup) {
     let second = b.ep.probe().claim().await.unwrap();
     second.recv().context(9).post().unwrap();
     let refused = first.recv_into(vec![0; 64]).post().unwrap_err();
-    assert_eq!((refused.error, refused.buf.len()), (Error::Again(Scarce::CompletionEntry), 64));
+    assert_eq!(
+        (refused.error, refused.buf.len()),
+        (Error::Again(Scarce::CompletionEntry), 64)
+    );
     let entry = b.cq.next().await.unwrap();
-    assert_eq!((entry.context, entry.kind, number_of(entry.bytes())), (9, OpKind::Recv, 1));
-    assert_eq!(number_of(&b.ep.recv().await.unwrap()), 0, "the refused one was put back");
-    assert_eq!(b.recvs.value(), 3, "each message is counted once, the fence with them");
+    assert_eq!(
+        (entry.context, entry.kind, number_of(entry.bytes())),
+        (9, OpKind::Recv, 1)
+    );
+    assert_eq!(
+        number_of(&b.ep.recv().await.unwrap()),
+        0,
+        "the refused one was put back"
+    );
+    assert_eq!(
+        b.recvs.value(),
+        3,
+        "each message is counted once, the fence with them"
+    );
 }
 
 pub(crate) async fn they_end_with_their_peer_and_endpoint(setup: Setup) {
@@ -284,7 +342,10 @@ pub(crate) async fn they_end_with_their_peer_and_endpoint(setup: Setup) {
     assert!(poll_once(&mut waiting).await.is_pending());
     b.ep.clone().close().unwrap();
     assert_eq!(waiting.await, Err(Error::Canceled));
-    assert!(matches!(kept.recv().await.unwrap_err().error, Error::Closed(_)));
+    assert!(matches!(
+        kept.recv().await.unwrap_err().error,
+        Error::Closed(_)
+    ));
     assert!(matches!(b.ep.probe().now(), Err(Error::Closed(_))));
     assert!(matches!(b.ep.probe().await, Err(Error::Closed(_))));
 }
@@ -311,7 +372,10 @@ pub(crate) async fn a_claim_keeps_the_number_of_a_guest(setup: Setup) {
 
 /// A stranger that gets a number is found by it, also when its message was claimed meanwhile.
 pub(crate) async fn strangers_are_found_once_inserted(setup: Setup) {
-    let plan = Plan { welcoming: false, ..Plan::default() };
+    let plan = Plan {
+        welcoming: false,
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
     send_numbers(&a.ep, to_b, 0..2).await;
     let claimed = b.ep.probe().claim().await.unwrap();
@@ -324,7 +388,10 @@ pub(crate) async fn strangers_are_found_once_inserted(setup: Setup) {
     b.av.remove(from_a).unwrap();
     assert_eq!(b.ep.probe().now().unwrap().unwrap().source, None);
     let message = b.ep.recv().await.unwrap();
-    assert_eq!((number_of(&message), message.source()), (1, Err(Error::UnknownSource)));
+    assert_eq!(
+        (number_of(&message), message.source()),
+        (1, Err(Error::UnknownSource))
+    );
 }
 
 pub(crate) async fn lent_ones_are_claimed_where_they_lie(setup: Setup) {
@@ -350,13 +417,22 @@ pub(crate) async fn lent_ones_are_claimed_where_they_lie(setup: Setup) {
 
 /// What fell to a receive of several messages can be found once that has left.
 pub(crate) async fn what_a_receive_of_several_leaves_is_found(setup: Setup) {
-    let plan = Plan { rx_size: Some(4), ..Plan::default() };
+    let plan = Plan {
+        rx_size: Some(4),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, Plan::default(), plan).await;
     send_numbers(&a.ep, to_b, 0..10).await;
     fence(&a, &b, to_b).await;
-    let several = b.ep.recv_multi(BytesMut::with_capacity(4096)).start().unwrap();
+    let several =
+        b.ep.recv_multi(BytesMut::with_capacity(4096))
+            .start()
+            .unwrap();
     let mut claim = b.ep.probe().claim().into_future();
-    assert!(poll_once(&mut claim).await.is_pending(), "all of it falls to the receive");
+    assert!(
+        poll_once(&mut claim).await.is_pending(),
+        "all of it falls to the receive"
+    );
     drop(several);
     assert_eq!(number_of(&claim.await.unwrap().recv().await.unwrap()), 0);
     for number in 1..10 {

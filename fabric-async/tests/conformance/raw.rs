@@ -8,7 +8,8 @@ use fabric_async::{Endpoint, PassiveEndpoint};
 use crate::meeting::Room;
 use crate::setup::Setup;
 
-/// What control messages say in their header between the length of the private data and the order of bytes.
+/// What control messages say in their header between the length of the private data and the order
+/// of bytes.
 pub(crate) type Between = [u8; 20];
 /// What libfabric says there.
 pub(crate) const NOTHING: Between = [0; 20];
@@ -58,7 +59,11 @@ pub(crate) async fn rest_of(mut socket: TcpStream) -> Vec<u8> {
 
 /// The same control message as an endpoint of this library sends it that says this of itself.
 pub(crate) fn marked(mut control: Vec<u8>, takes: u32) -> Vec<u8> {
-    let begin = if control[1] == 0 { b"fabric-?" } else { b"fabric-!" };
+    let begin = if control[1] == 0 {
+        b"fabric-?"
+    } else {
+        b"fabric-!"
+    };
     control[8..16].copy_from_slice(begin);
     control[16] = 1;
     control[20..24].copy_from_slice(&takes.to_be_bytes());
@@ -83,8 +88,9 @@ pub(crate) fn tagged(tag: u64, bytes: &[u8]) -> Vec<u8> {
     all
 }
 
-/// Connects such a peer with an endpoint of this room, either of which calls, and `says` in its control message what it likes.
-/// The program may know that it takes tags. Also what the endpoint says there itself.
+/// Connects such a peer with an endpoint of this room, either of which calls, and `says` in its
+/// control message what it likes. The program may know that it takes tags. Also what the endpoint
+/// says there itself.
 pub(crate) async fn stranger(
     (room, setup): (&Room, &Setup),
     calls: bool,
@@ -96,7 +102,11 @@ pub(crate) async fn stranger(
         let mut socket = call(&door);
         socket.write_all(&saying(request(b""), says)).unwrap();
         let request = door.next().await.unwrap();
-        let request = if takes_tags { request.peer_takes_tags() } else { request };
+        let request = if takes_tags {
+            request.peer_takes_tags()
+        } else {
+            request
+        };
         (room.accept(request, b"").await, socket)
     } else {
         let (listener, name) = listener();
@@ -107,11 +117,18 @@ pub(crate) async fn stranger(
             socket
         });
         let calling = room.endpoint().connect(&name);
-        let ep = if takes_tags { calling.peer_takes_tags().await } else { calling.await };
+        let ep = if takes_tags {
+            calling.peer_takes_tags().await
+        } else {
+            calling.await
+        };
         (ep.unwrap(), answering.await.unwrap())
     };
     let heard = hears(&mut socket, 32).await;
-    assert_eq!(heard[..4], if calls { answer(b"") } else { request(b"") }[..4]);
+    assert_eq!(
+        heard[..4],
+        if calls { answer(b"") } else { request(b"") }[..4]
+    );
     (ep, socket, heard[4..24].try_into().unwrap())
 }
 

@@ -1,7 +1,9 @@
-//! What can be agreed on about regions: how their places are called, and who counts what is done there.
+//! What can be agreed on about regions: how their places are called, and who counts what is done
+//! there.
 
 use fabric_async::{
-    Access, Caps, CounterBind, Domain, Endpoint, Error, Fabric, MrMode, RemoteAddr, RemoteSlice, discover,
+    Access, Caps, CounterBind, Domain, Endpoint, Error, Fabric, MrMode, RemoteAddr, RemoteSlice,
+    discover,
 };
 use tokio::task::JoinHandle;
 
@@ -12,20 +14,37 @@ use crate::station::pair;
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// An endpoint whose domain has agreed to call places by their addresses, and a task that moves it.
-pub(crate) async fn owner_by_address(setup: &Setup) -> (Domain, Endpoint, JoinHandle<Result<(), Error>>) {
+pub(crate) async fn owner_by_address(
+    setup: &Setup,
+) -> (Domain, Endpoint, JoinHandle<Result<(), Error>>) {
     let hints = setup.hints().caps(setup.caps);
-    let info = discover(&hints.mr_mode(MrMode::BASIC)).await.unwrap().swap_remove(0);
+    let info = discover(&hints.mr_mode(MrMode::BASIC))
+        .await
+        .unwrap()
+        .swap_remove(0);
     assert!(info.domain.mr_mode.contains(MrMode::VIRT_ADDR));
     let fabric = Fabric::open(&info).unwrap();
-    let domain = fabric.domain_builder(&info).wait_policy(setup.policy).open().unwrap();
+    let domain = fabric
+        .domain_builder(&info)
+        .wait_policy(setup.policy)
+        .open()
+        .unwrap();
     let av = domain.welcoming_address_vector().unwrap();
-    let owner = domain.endpoint(&info).unwrap().bind_av(&av).unwrap().enable().await.unwrap();
+    let owner = domain
+        .endpoint(&info)
+        .unwrap()
+        .bind_av(&av)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let moving = domain.counter().unwrap();
     let driver = tokio::spawn(async move { moving.wait(1).await.map(drop) });
     (domain, owner, driver)
 }
 
-/// Where the domain has agreed to it, places are called by their addresses, whoever executes; elsewhere by offsets.
+/// Where the domain has agreed to it, places are called by their addresses, whoever executes;
+/// elsewhere by offsets.
 pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
     let (domain, owner, driver) = owner_by_address(&setup).await;
     let a = setup.station().await;
@@ -37,21 +56,42 @@ pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
     let mut registered = domain.register_buffer(buf, BOTH, None).unwrap();
     let region = domain.alloc(100_000, BOTH).unwrap();
     region.write(5, &[5]).unwrap();
-    assert_eq!((registered.remote().base, registered.remote().at(7).offset), (at, at + 7));
+    assert_eq!(
+        (registered.remote().base, registered.remote().at(7).offset),
+        (at, at + 7)
+    );
     assert_ne!(region.remote().base, 0);
     for remote in [registered.remote(), region.remote()] {
         // As a program does that knows an address and a key.
-        let place = |offset: u64| RemoteAddr { key: remote.key, offset: remote.base + offset };
+        let place = |offset: u64| RemoteAddr {
+            key: remote.key,
+            offset: remote.base + offset,
+        };
         assert_eq!(a.ep.read(to_b, remote.slice(5..6)).await.unwrap()[..], [5]);
-        a.ep.write(to_b, place(90_000), pattern(10_000, 1)).await.unwrap();
-        let back =
-            a.ep.read(to_b, RemoteSlice { key: remote.key, offset: remote.base + 90_000, len: 10_000 });
+        a.ep.write(to_b, place(90_000), pattern(10_000, 1))
+            .await
+            .unwrap();
+        let back = a.ep.read(
+            to_b,
+            RemoteSlice {
+                key: remote.key,
+                offset: remote.base + 90_000,
+                len: 10_000,
+            },
+        );
         assert_bytes(&back.await.unwrap(), pattern(10_000, 1));
         assert_eq!(a.ep.fetch_add(to_b, place(16), 9u64).await.unwrap(), 0);
         for outside in [0, 5, remote.base - 1, remote.base + 100_000, u64::MAX] {
-            let to = RemoteAddr { key: remote.key, offset: outside };
+            let to = RemoteAddr {
+                key: remote.key,
+                offset: outside,
+            };
             let failed = a.ep.write(to_b, to, "x").await.unwrap_err();
-            assert!(matches!(failed.error, Error::TooLong { limit: 100_000, .. }), "{}", failed.error);
+            assert!(
+                matches!(failed.error, Error::TooLong { limit: 100_000, .. }),
+                "{}",
+                failed.error
+            );
         }
     }
     // The owner's own way, and that of a window, count from the start.
@@ -68,7 +108,8 @@ pub(crate) async fn places_are_addresses_where_that_was_agreed(setup: Setup) {
     driver.abort();
 }
 
-/// Each region has counters of its own, whether its memory is mapped or served, and whatever the endpoint counts.
+/// Each region has counters of its own, whether its memory is mapped or served, and whatever the
+/// endpoint counts.
 pub(crate) async fn what_peers_do_is_counted_by_region(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
@@ -79,36 +120,64 @@ pub(crate) async fn what_peers_do_is_counted_by_region(setup: Setup) {
     let mut mapped = b.domain.alloc(300_000, BOTH).unwrap();
     mapped.bind_counter(writes, write).unwrap();
     mapped.bind_counter(reads, read).unwrap();
-    let mut registered = b.domain.register_buffer(vec![0u8; 100_000], BOTH, None).unwrap();
+    let mut registered = b
+        .domain
+        .register_buffer(vec![0u8; 100_000], BOTH, None)
+        .unwrap();
     registered.bind_counter(served, read | write).unwrap();
     let silent = b.domain.alloc(100, BOTH).unwrap();
     let values = || counters.each_ref().map(|counter| counter.value());
     for round in 1..4 {
         for remote in [mapped.remote(), registered.remote(), silent.remote()] {
             let len = remote.len as usize;
-            a.ep.write(to_b, remote.at(0), pattern(len, 1)).await.unwrap();
+            a.ep.write(to_b, remote.at(0), pattern(len, 1))
+                .await
+                .unwrap();
             a.ep.inject_write(to_b, remote.at(0), b"more").unwrap();
             a.ep.read(to_b, remote.slice(..10)).await.unwrap();
             a.ep.fetch_add(to_b, remote.at(0), 1u64).await.unwrap();
             // What fails is not done.
-            a.ep.write(to_b, remote.at(remote.len), "x").await.unwrap_err();
+            a.ep.write(to_b, remote.at(remote.len), "x")
+                .await
+                .unwrap_err();
         }
         assert!(writes.wait(2 * round).await.is_ok() && reads.wait(2 * round).await.is_ok());
         assert!(served.wait(4 * round).await.is_ok());
         assert_eq!(values(), [2 * round, 2 * round, 4 * round]);
     }
-    assert!(matches!(a.ep.window(to_b, mapped.remote()).await.unwrap_err(), Error::NotSupported(_)));
+    assert!(matches!(
+        a.ep.window(to_b, mapped.remote()).await.unwrap_err(),
+        Error::NotSupported(_)
+    ));
 
     let foreign = a.domain.counter().unwrap();
-    let bind = |region: &mut fabric_async::MemoryRegion, counter, what| region.bind_counter(counter, what);
-    assert!(matches!(bind(&mut mapped, writes, write).unwrap_err(), Error::Invalid { .. }));
-    assert!(matches!(bind(&mut mapped, &foreign, read).unwrap_err(), Error::Foreign(..)));
-    for what in [CounterBind::empty(), CounterBind::SEND, write | CounterBind::RECV] {
-        assert!(matches!(bind(&mut mapped, writes, what).unwrap_err(), Error::BadFlags { .. }));
+    let bind =
+        |region: &mut fabric_async::MemoryRegion, counter, what| region.bind_counter(counter, what);
+    assert!(matches!(
+        bind(&mut mapped, writes, write).unwrap_err(),
+        Error::Invalid { .. }
+    ));
+    assert!(matches!(
+        bind(&mut mapped, &foreign, read).unwrap_err(),
+        Error::Foreign(..)
+    ));
+    for what in [
+        CounterBind::empty(),
+        CounterBind::SEND,
+        write | CounterBind::RECV,
+    ] {
+        assert!(matches!(
+            bind(&mut mapped, writes, what).unwrap_err(),
+            Error::BadFlags { .. }
+        ));
     }
     // A counter is busy as long as the region.
     let refused = writes.clone().close().unwrap_err();
-    assert!(matches!(refused.error, Error::Busy { .. }), "{}", refused.error);
+    assert!(
+        matches!(refused.error, Error::Busy { .. }),
+        "{}",
+        refused.error
+    );
     mapped.close().unwrap();
     writes.clone().close().unwrap();
 }
@@ -119,7 +188,9 @@ pub(crate) async fn counting_is_to_be_asked_for(setup: Setup) {
     let domain = fabric.domain_builder(&info).open().unwrap();
     let counter = domain.counter().unwrap();
     let mut region = domain.alloc(8, BOTH).unwrap();
-    let refused = region.bind_counter(&counter, CounterBind::REMOTE_WRITE).unwrap_err();
+    let refused = region
+        .bind_counter(&counter, CounterBind::REMOTE_WRITE)
+        .unwrap_err();
     assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
     counter.close().unwrap();
 }

@@ -4,7 +4,9 @@ use std::task::Poll;
 
 use fabric_async::{Access, AtomicOp, CounterBind, Error, OpKind};
 
-use crate::payload::{LONG, all_are, assert_bytes, pattern, poll_once, same_from_the_beginning, settled};
+use crate::payload::{
+    LONG, all_are, assert_bytes, pattern, poll_once, same_from_the_beginning, settled,
+};
 use crate::setup::Setup;
 use crate::station::{Station, fence, pair};
 
@@ -30,14 +32,25 @@ pub(crate) async fn every_length_is_written_and_read_in_place(setup: Setup) {
             let slice = remote.slice(offset..offset + len as u64);
             assert_bytes(&a.ep.read(to_b, slice).await.unwrap(), &vec![0xee; len]);
             let own = vec![1; len].into_boxed_slice();
-            assert_bytes(&a.ep.read_into(to_b, slice, own).await.unwrap(), &vec![0xee; len]);
+            assert_bytes(
+                &a.ep.read_into(to_b, slice, own).await.unwrap(),
+                &vec![0xee; len],
+            );
         }
     }
     a.ep.inject_write(to_b, remote.at(7), b"injected").unwrap();
     fence(&a, &b, to_b).await;
-    assert_eq!(&region.look()[7..15], b"injected", "a message follows what was written");
+    assert_eq!(
+        &region.look()[7..15],
+        b"injected",
+        "a message follows what was written"
+    );
     let back = region.close().unwrap();
-    assert_eq!((back.as_ptr(), &back[7..15]), (at, &b"injected"[..]), "the same memory, never copied");
+    assert_eq!(
+        (back.as_ptr(), &back[7..15]),
+        (at, &b"injected"[..]),
+        "the same memory, never copied"
+    );
 }
 
 pub(crate) async fn atomics_of_many_add_up(setup: Setup) {
@@ -45,7 +58,10 @@ pub(crate) async fn atomics_of_many_add_up(setup: Setup) {
     const EACH: u64 = 40;
     let b = setup.station().await;
     let _moving = b.keep_moving();
-    let mut region = b.domain.register_buffer(vec![0u8; 4096].into_boxed_slice(), BOTH, Some(9)).unwrap();
+    let mut region = b
+        .domain
+        .register_buffer(vec![0u8; 4096].into_boxed_slice(), BOTH, Some(9))
+        .unwrap();
     let remote = region.remote();
     assert_eq!((remote.key, remote.len), (9, 4096));
     let mut adders = Vec::new();
@@ -54,8 +70,12 @@ pub(crate) async fn atomics_of_many_add_up(setup: Setup) {
         let to_b = a.meet(&b).await;
         adders.push(tokio::spawn(async move {
             for _ in 0..EACH {
-                a.ep.atomic(to_b, remote.at(8), AtomicOp::Sum, 1u64).await.unwrap();
-                a.ep.fetch_add(to_b, remote.at(16), number as u32).await.unwrap();
+                a.ep.atomic(to_b, remote.at(8), AtomicOp::Sum, 1u64)
+                    .await
+                    .unwrap();
+                a.ep.fetch_add(to_b, remote.at(16), number as u32)
+                    .await
+                    .unwrap();
             }
             a
         }));
@@ -66,40 +86,109 @@ pub(crate) async fn atomics_of_many_add_up(setup: Setup) {
     }
     let a = last.expect("there are adders");
     let to_b = a.meet(&b).await;
-    assert_eq!(a.ep.fetch_add(to_b, remote.at(8), 0u64).await.unwrap(), ADDERS * EACH);
+    assert_eq!(
+        a.ep.fetch_add(to_b, remote.at(8), 0u64).await.unwrap(),
+        ADDERS * EACH
+    );
     assert_eq!(region.look()[16..20], (3 * EACH as u32).to_le_bytes());
-    let swapped = a.ep.compare_swap(to_b, remote.at(8), ADDERS * EACH, 7u64).await.unwrap();
+    let swapped =
+        a.ep.compare_swap(to_b, remote.at(8), ADDERS * EACH, 7u64)
+            .await
+            .unwrap();
     assert_eq!((swapped, region.look()[8]), (ADDERS * EACH, 7));
     let row: Vec<u32> = (0..1024).collect();
-    a.ep.atomic(to_b, remote.at(0), AtomicOp::Write, row).await.unwrap();
+    a.ep.atomic(to_b, remote.at(0), AtomicOp::Write, row)
+        .await
+        .unwrap();
     assert_eq!(region.look()[4092..], 1023u32.to_le_bytes());
 }
 
 pub(crate) async fn what_is_out_of_reach_fails_alone(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
-    let mut region = b.domain.register_buffer(vec![0u8; 100_000], BOTH, Some(77)).unwrap();
-    let readable = b.domain.register_buffer(vec![1u8; 100], Access::REMOTE_READ, None).unwrap();
-    let writable = b.domain.register_buffer(vec![1u8; 100], Access::REMOTE_WRITE, None).unwrap();
+    let mut region = b
+        .domain
+        .register_buffer(vec![0u8; 100_000], BOTH, Some(77))
+        .unwrap();
+    let readable = b
+        .domain
+        .register_buffer(vec![1u8; 100], Access::REMOTE_READ, None)
+        .unwrap();
+    let writable = b
+        .domain
+        .register_buffer(vec![1u8; 100], Access::REMOTE_WRITE, None)
+        .unwrap();
     let remote = region.remote();
     for _ in 0..2 {
         let why = "does not grant this access";
-        let failed = a.ep.write(to_b, readable.remote().at(0), "x").await.unwrap_err();
-        assert_eq!((failed.error, failed.buf), (Error::Key { key: readable.key(), why }, "x"));
-        let failed = a.ep.read(to_b, writable.remote().slice(..10)).await.unwrap_err();
-        assert_eq!(failed.error, Error::Key { key: writable.key(), why });
-        let failed = a.ep.fetch_add(to_b, writable.remote().at(0), 1u64).await.unwrap_err();
-        assert_eq!(failed, Error::Key { key: writable.key(), why });
-        for (offset, len) in [(100_000, 1), (0, 100_001), (99_999, 2), (u64::MAX, 2), (1 << 63, 8)] {
-            let failed = a.ep.write(to_b, remote.at(offset), vec![1; len]).await.unwrap_err();
-            assert!(matches!(failed.error, Error::TooLong { limit: 100_000, .. }), "{}", failed.error);
+        let failed =
+            a.ep.write(to_b, readable.remote().at(0), "x")
+                .await
+                .unwrap_err();
+        assert_eq!(
+            (failed.error, failed.buf),
+            (
+                Error::Key {
+                    key: readable.key(),
+                    why
+                },
+                "x"
+            )
+        );
+        let failed =
+            a.ep.read(to_b, writable.remote().slice(..10))
+                .await
+                .unwrap_err();
+        assert_eq!(
+            failed.error,
+            Error::Key {
+                key: writable.key(),
+                why
+            }
+        );
+        let failed =
+            a.ep.fetch_add(to_b, writable.remote().at(0), 1u64)
+                .await
+                .unwrap_err();
+        assert_eq!(
+            failed,
+            Error::Key {
+                key: writable.key(),
+                why
+            }
+        );
+        for (offset, len) in [
+            (100_000, 1),
+            (0, 100_001),
+            (99_999, 2),
+            (u64::MAX, 2),
+            (1 << 63, 8),
+        ] {
+            let failed =
+                a.ep.write(to_b, remote.at(offset), vec![1; len])
+                    .await
+                    .unwrap_err();
+            assert!(
+                matches!(failed.error, Error::TooLong { limit: 100_000, .. }),
+                "{}",
+                failed.error
+            );
         }
         let failed = a.ep.fetch_add(to_b, remote.at(4), 1u64).await.unwrap_err();
         assert!(matches!(failed, Error::Invalid { .. }), "{failed}");
-        assert!(matches!(a.ep.window(to_b, remote).await.unwrap_err(), Error::NotSupported(_)));
+        assert!(matches!(
+            a.ep.window(to_b, remote).await.unwrap_err(),
+            Error::NotSupported(_)
+        ));
         assert!(all_are(&region.look(), 0), "nothing of it was written");
         a.ep.write(to_b, remote.at(99_999), "y").await.unwrap();
-        assert_eq!(&a.ep.read(to_b, readable.remote().slice(50..)).await.unwrap()[..], [1; 50]);
+        assert_eq!(
+            &a.ep
+                .read(to_b, readable.remote().slice(50..))
+                .await
+                .unwrap()[..],
+            [1; 50]
+        );
         region.look()[99_999] = 0;
     }
 }
@@ -108,12 +197,18 @@ pub(crate) async fn what_is_out_of_reach_fails_alone(setup: Setup) {
 pub(crate) async fn the_owner_has_it_alone(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
-    let mut region = b.domain.register_buffer(vec![0u8; 200_000], BOTH, None).unwrap();
+    let mut region = b
+        .domain
+        .register_buffer(vec![0u8; 200_000], BOTH, None)
+        .unwrap();
     let remote = region.remote();
     a.ep.write(to_b, remote.at(0), "first").await.unwrap();
     for round in 1..5u8 {
         let mut look = region.look();
-        let mut write = a.ep.write(to_b, remote.at(0), vec![round; 200_000]).start().unwrap();
+        let mut write =
+            a.ep.write(to_b, remote.at(0), vec![round; 200_000])
+                .start()
+                .unwrap();
         let message = a.ep.send(to_b, vec![round]).start().unwrap();
         for _ in 0..20 {
             assert!(poll_once(&mut write).await.is_pending(), "the owner looks");
@@ -125,7 +220,10 @@ pub(crate) async fn the_owner_has_it_alone(setup: Setup) {
         drop(look);
         let receive = async {
             assert_eq!(b.ep.recv().await.unwrap()[..], [round]);
-            assert!(all_are(&region.look(), round), "a message follows what was written");
+            assert!(
+                all_are(&region.look(), round),
+                "a message follows what was written"
+            );
         };
         let (written, sent, ()) = tokio::join!(write, message, receive);
         assert!(written.is_ok() && sent.is_ok());
@@ -141,30 +239,63 @@ pub(crate) async fn the_owner_has_it_alone(setup: Setup) {
 pub(crate) async fn a_key_lasts_as_long_as_its_buffer(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
-    let unknown = Error::Key { key: 5, why: "is unknown" };
+    let unknown = Error::Key {
+        key: 5,
+        why: "is unknown",
+    };
     for round in 0..3u8 {
-        let region = b.domain.register_buffer(vec![round; 64], BOTH, Some(5)).unwrap();
+        let region = b
+            .domain
+            .register_buffer(vec![round; 64], BOTH, Some(5))
+            .unwrap();
         let remote = region.remote();
-        assert_eq!(&a.ep.read(to_b, remote.slice(..)).await.unwrap()[..], [round; 64]);
-        let taken = b.domain.register_buffer(vec![9u8; 3], BOTH, Some(5)).unwrap_err();
-        assert_eq!((taken.error, taken.buf), (Error::Key { key: 5, why: "is in use" }, vec![9; 3]));
+        assert_eq!(
+            &a.ep.read(to_b, remote.slice(..)).await.unwrap()[..],
+            [round; 64]
+        );
+        let taken = b
+            .domain
+            .register_buffer(vec![9u8; 3], BOTH, Some(5))
+            .unwrap_err();
+        assert_eq!(
+            (taken.error, taken.buf),
+            (
+                Error::Key {
+                    key: 5,
+                    why: "is in use"
+                },
+                vec![9; 3]
+            )
+        );
         if round == 1 {
             drop(region);
         } else {
             assert_eq!(region.close().unwrap(), [round; 64]);
         }
         for _ in 0..2 {
-            assert_eq!(a.ep.write(to_b, remote.at(0), "x").await.unwrap_err().error, unknown);
+            assert_eq!(
+                a.ep.write(to_b, remote.at(0), "x").await.unwrap_err().error,
+                unknown
+            );
         }
         // The key may stand for memory of another kind.
         let other = b.domain.alloc_with_key(64, BOTH, 5).unwrap();
         a.ep.write(to_b, remote.at(0), "here").await.unwrap();
         assert_eq!(other.load::<u8>(0), Ok(b'h'));
         other.close().unwrap();
-        assert_eq!(a.ep.write(to_b, remote.at(0), "x").await.unwrap_err().error, unknown);
+        assert_eq!(
+            a.ep.write(to_b, remote.at(0), "x").await.unwrap_err().error,
+            unknown
+        );
     }
-    let refused = b.domain.register_buffer(vec![1u8], Access::empty(), None).unwrap_err();
-    assert!(matches!((refused.error, &refused.buf[..]), (Error::BadFlags { .. }, [1])));
+    let refused = b
+        .domain
+        .register_buffer(vec![1u8], Access::empty(), None)
+        .unwrap_err();
+    assert!(matches!(
+        (refused.error, &refused.buf[..]),
+        (Error::BadFlags { .. }, [1])
+    ));
 }
 
 /// A buffer that closes in the middle of an operation ends it; what is behind goes on.
@@ -172,9 +303,15 @@ pub(crate) async fn closing_midway_ends_the_operation(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
     for round in 0..10u64 {
-        let region = b.domain.register_buffer(vec![0u8; LONG], BOTH, None).unwrap();
+        let region = b
+            .domain
+            .register_buffer(vec![0u8; LONG], BOTH, None)
+            .unwrap();
         let remote = region.remote();
-        let mut write = a.ep.write(to_b, remote.at(0), pattern(LONG, 0)).start().unwrap();
+        let mut write =
+            a.ep.write(to_b, remote.at(0), pattern(LONG, 0))
+                .start()
+                .unwrap();
         let dropped = a.ep.read(to_b, remote.slice(..)).start().unwrap();
         let message = a.ep.send(to_b, "behind").start().unwrap();
         let mut early = None;
@@ -194,7 +331,11 @@ pub(crate) async fn closing_midway_ends_the_operation(setup: Setup) {
         match ended {
             Ok(done) => assert_eq!((done.transfer.len, written), (LONG, LONG)),
             Err(failed) => {
-                assert!(matches!(failed.error, Error::Key { .. }), "{}", failed.error);
+                assert!(
+                    matches!(failed.error, Error::Key { .. }),
+                    "{}",
+                    failed.error
+                );
                 assert_bytes(failed.buf, pattern(LONG, 0));
             }
         }
@@ -213,9 +354,14 @@ async fn next(station: &mut Station) -> (OpKind, Option<u64>, usize) {
 pub(crate) async fn data_comes_with_a_write(setup: Setup) {
     let (a, mut b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
-    let mut region = b.domain.register_buffer(vec![0u8; 200_000], BOTH, None).unwrap();
+    let mut region = b
+        .domain
+        .register_buffer(vec![0u8; 200_000], BOTH, None)
+        .unwrap();
     for len in [4, 200_000] {
-        let write = a.ep.write(to_b, region.remote().at(0), pattern(len, 1)).data(len as u64);
+        let write =
+            a.ep.write(to_b, region.remote().at(0), pattern(len, 1))
+                .data(len as u64);
         let (written, told) = tokio::join!(write, next(&mut b));
         written.unwrap();
         assert_eq!(told, (OpKind::RemoteWrite, Some(len as u64), len));
@@ -229,15 +375,27 @@ pub(crate) async fn the_owner_counts(setup: Setup) {
     let (writes, reads) = (counter(), counter());
     let ep = b.domain.endpoint(&b.info).unwrap().bind_av(&b.av).unwrap();
     let ep = ep.bind_counter(&writes, CounterBind::REMOTE_WRITE).unwrap();
-    let ep = ep.bind_counter(&reads, CounterBind::REMOTE_READ).unwrap().enable().await.unwrap();
+    let ep = ep
+        .bind_counter(&reads, CounterBind::REMOTE_READ)
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
     let _moving = b.keep_moving();
     let to_b = a.ep.lookup(ep.name()).await.unwrap();
-    let region = b.domain.register_buffer(vec![0u8; 100_000], BOTH, None).unwrap();
+    let region = b
+        .domain
+        .register_buffer(vec![0u8; 100_000], BOTH, None)
+        .unwrap();
     for _ in 0..3 {
-        a.ep.write(to_b, region.remote().at(0), pattern(100_000, 2)).await.unwrap();
+        a.ep.write(to_b, region.remote().at(0), pattern(100_000, 2))
+            .await
+            .unwrap();
     }
     a.ep.read(to_b, region.remote().slice(..)).await.unwrap();
-    a.ep.fetch_add(to_b, region.remote().at(0), 1u64).await.unwrap();
+    a.ep.fetch_add(to_b, region.remote().at(0), 1u64)
+        .await
+        .unwrap();
     assert!(writes.wait(3).await.is_ok() && reads.wait(2).await.is_ok());
     settled(|| reads.value()).await;
     assert_eq!((writes.value(), reads.value()), (3, 2));
@@ -249,6 +407,8 @@ pub(crate) async fn no_answer_is_missed(setup: Setup) {
     let _moving = b.keep_moving();
     let region = b.domain.register_buffer(vec![0u8; 64], BOTH, None).unwrap();
     for _ in 0..1000 {
-        a.ep.write(to_b, region.remote().at(8), vec![1; 8]).await.unwrap();
+        a.ep.write(to_b, region.remote().at(8), vec![1; 8])
+            .await
+            .unwrap();
     }
 }

@@ -23,7 +23,9 @@ pub(crate) async fn select_loses_nothing(setup: Setup) {
     let sender = tokio::spawn(async move {
         let mut draw = Draw::new(3);
         for number in 0..COUNT {
-            a.ep.send(to_b, numbered(number, len_of(number))).await.unwrap();
+            a.ep.send(to_b, numbered(number, len_of(number)))
+                .await
+                .unwrap();
             yields(draw.next() % 3).await;
         }
         a
@@ -61,7 +63,11 @@ pub(crate) async fn select_over_two_kinds_loses_nothing(setup: Setup) {
     let sender = tokio::spawn(async move {
         for number in 0..COUNT {
             let send = a.ep.send(to_b, numbered(number, len_of(number)));
-            let send = if number % 3 == 0 { send.tag(number) } else { send };
+            let send = if number % 3 == 0 {
+                send.tag(number)
+            } else {
+                send
+            };
             send.await.unwrap();
         }
         a
@@ -87,7 +93,9 @@ pub(crate) async fn timeouts_lose_nothing(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let sender = tokio::spawn(async move {
         for number in 0..300 {
-            a.ep.send(to_b, numbered(number, len_of(number))).await.unwrap();
+            a.ep.send(to_b, numbered(number, len_of(number)))
+                .await
+                .unwrap();
             if number % 16 == 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

@@ -7,7 +7,10 @@ use crate::setup::Setup;
 use crate::station::{Plan, Station, fence, pair_of};
 
 fn quiet() -> Plan {
-    Plan { selective: true, ..Plan::default() }
+    Plan {
+        selective: true,
+        ..Plan::default()
+    }
 }
 
 async fn entries(station: &mut Station, count: usize) -> Vec<Completion> {
@@ -15,7 +18,11 @@ async fn entries(station: &mut Station, count: usize) -> Vec<Completion> {
     while out.len() < count {
         station.cq.next_batch(&mut out, count).await;
     }
-    assert_eq!(station.cq.try_batch(&mut out, 1), 0, "no more than expected");
+    assert_eq!(
+        station.cq.try_batch(&mut out, 1),
+        0,
+        "no more than expected"
+    );
     out
 }
 
@@ -27,30 +34,57 @@ pub(crate) async fn success_is_reported_when_asked_for(setup: Setup) {
         for len in [8, 9000, 300_000] {
             for number in 0..4 {
                 let receive = b.ep.recv().tag(1).context(number);
-                if number == 2 { receive.completion().post() } else { receive.post() }.unwrap();
+                if number == 2 {
+                    receive.completion().post()
+                } else {
+                    receive.post()
+                }
+                .unwrap();
                 let send = a.ep.send(to_b, pattern(len, 1)).tag(1).context(number);
-                if number == 3 { send.completion().post() } else { send.post() }.unwrap();
+                if number == 3 {
+                    send.completion().post()
+                } else {
+                    send.post()
+                }
+                .unwrap();
             }
             let (sent, got) = tokio::join!(entries(&mut a, 1), entries(&mut b, 1));
-            assert_eq!((sent[0].context, sent[0].transfer.len, sent[0].kind), (3, len, OpKind::Send));
-            assert_eq!((got[0].context, got[0].bytes().len(), got[0].kind), (2, len, OpKind::Recv));
+            assert_eq!(
+                (sent[0].context, sent[0].transfer.len, sent[0].kind),
+                (3, len, OpKind::Send)
+            );
+            assert_eq!(
+                (got[0].context, got[0].bytes().len(), got[0].kind),
+                (2, len, OpKind::Recv)
+            );
         }
         // Counters count what nobody reports; the connection was counted too.
         fence(&a, &b, to_b).await;
         let expected = 13 * (round + 1);
         assert_eq!((a.sends.value(), b.recvs.value()), (expected, expected));
     }
-    a.ep.send(to_b, "a future is none of the queue's business").await.unwrap();
+    a.ep.send(to_b, "a future is none of the queue's business")
+        .await
+        .unwrap();
     b.ep.recv().await.unwrap();
-    assert_eq!(a.cq.try_batch(&mut Vec::new(), 1) + b.cq.try_batch(&mut Vec::new(), 1), 0);
+    assert_eq!(
+        a.cq.try_batch(&mut Vec::new(), 1) + b.cq.try_batch(&mut Vec::new(), 1),
+        0
+    );
 }
 
 pub(crate) async fn failure_always_is(setup: Setup) {
     let (mut a, mut b, to_b) = pair_of(&setup, quiet(), quiet()).await;
-    b.ep.recv_into(Vec::with_capacity(3)).context(1).post().unwrap();
+    b.ep.recv_into(Vec::with_capacity(3))
+        .context(1)
+        .post()
+        .unwrap();
     a.ep.send(to_b, "longer").post().unwrap();
     let got = entries(&mut b, 1).await.remove(0);
-    assert_eq!((got.context, got.error.as_deref()), (1, Some(&Error::Truncated { len: 3, lost: 3 })));
+    assert_eq!(
+        (got.context, got.error.as_deref()),
+        (1, Some(&Error::Truncated { len: 3, lost: 3 }))
+    );
     assert_eq!(got.into_result::<Vec<u8>>().unwrap_err().buf, b"lon");
     b.ep.recv().tag(9).context(2).post().unwrap();
     // Longer than what is buffered: without a receive they stay under way.
@@ -65,19 +99,31 @@ pub(crate) async fn failure_always_is(setup: Setup) {
     assert!(failed.iter().map(|entry| entry.context).eq([3, 4]));
     assert!(failed.iter().all(|entry| entry.error.is_some()));
     let canceled = entries(&mut b, 1).await;
-    assert_eq!((canceled[0].context, canceled[0].error.as_deref()), (2, Some(&Error::Canceled)));
+    assert_eq!(
+        (canceled[0].context, canceled[0].error.as_deref()),
+        (2, Some(&Error::Canceled))
+    );
 }
 
 /// Whoever may fail has an entry, and gives it back when all went well.
 pub(crate) async fn a_silent_operation_holds_an_entry(setup: Setup) {
-    let plan = Plan { entries: 3, ..quiet() }.narrow();
+    let plan = Plan {
+        entries: 3,
+        ..quiet()
+    }
+    .narrow();
     let (mut a, mut b, to_b) = pair_of(&setup, plan.clone(), plan).await;
     let full = Error::Again(Scarce::CompletionEntry);
     for round in 0..4 {
         let receive = || b.ep.recv().tag(2).post().map_err(|failed| failed.error);
         // Longer than what is buffered: without a receive it stays under way.
         let long = || vec![7u8; 17 << 20];
-        let send = || a.ep.send(to_b, long()).tag(2).post().map_err(|failed| failed.error);
+        let send = || {
+            a.ep.send(to_b, long())
+                .tag(2)
+                .post()
+                .map_err(|failed| failed.error)
+        };
         if round % 2 == 0 {
             (0..3).for_each(|_| receive().unwrap());
             assert_eq!(receive().unwrap_err(), full);
@@ -98,12 +144,19 @@ pub(crate) async fn a_silent_operation_holds_an_entry(setup: Setup) {
             b.ep.recv().tag(3).await.unwrap();
         }
     }
-    assert_eq!(a.cq.try_batch(&mut Vec::new(), 1) + b.cq.try_batch(&mut Vec::new(), 1), 0);
+    assert_eq!(
+        a.cq.try_batch(&mut Vec::new(), 1) + b.cq.try_batch(&mut Vec::new(), 1),
+        0
+    );
 }
 
-/// A write with data that found the queue full of reservations goes on when one of them is given back.
+/// A write with data that found the queue full of reservations goes on when one of them is given
+/// back.
 pub(crate) async fn an_entry_given_back_lets_a_write_in(setup: Setup) {
-    let plan = Plan { entries: 2, ..quiet() };
+    let plan = Plan {
+        entries: 2,
+        ..quiet()
+    };
     let (a, mut b, to_b) = pair_of(&setup, Plan::default(), plan).await;
     let c = setup.station().await;
     let c_to_b = c.meet(&b).await;
@@ -111,37 +164,88 @@ pub(crate) async fn an_entry_given_back_lets_a_write_in(setup: Setup) {
     let region = b.domain.alloc(8, Access::REMOTE_WRITE).unwrap();
     b.ep.recv().tag(1).post().unwrap();
     b.ep.recv().tag(1).post().unwrap();
-    a.ep.write(to_b, region.remote().at(0), vec![1; 8]).data(77).await.unwrap();
+    a.ep.write(to_b, region.remote().at(0), vec![1; 8])
+        .data(77)
+        .await
+        .unwrap();
     yields(100).await;
-    assert_eq!(b.cq.try_batch(&mut Vec::new(), 1), 0, "there is no entry for it");
+    assert_eq!(
+        b.cq.try_batch(&mut Vec::new(), 1),
+        0,
+        "there is no entry for it"
+    );
     c.ep.send(c_to_b, "frees one").tag(1).await.unwrap();
     let told = entries(&mut b, 1).await;
-    assert_eq!((told[0].kind, told[0].transfer.data), (OpKind::RemoteWrite, Some(77)));
+    assert_eq!(
+        (told[0].kind, told[0].transfer.data),
+        (OpKind::RemoteWrite, Some(77))
+    );
 }
 
 pub(crate) async fn the_default_can_be_to_report(setup: Setup) {
     let flags = OpFlags::COMPLETION;
-    let (mut a, mut b, to_b) =
-        pair_of(&setup, Plan { op_flags: flags, ..quiet() }, Plan { op_flags: flags, ..quiet() }).await;
+    let (mut a, mut b, to_b) = pair_of(
+        &setup,
+        Plan {
+            op_flags: flags,
+            ..quiet()
+        },
+        Plan {
+            op_flags: flags,
+            ..quiet()
+        },
+    )
+    .await;
     b.ep.recv().context(1).post().unwrap();
     a.ep.send(to_b, "x").context(2).post().unwrap();
-    assert_eq!((entries(&mut a, 1).await[0].context, entries(&mut b, 1).await[0].context), (2, 1));
+    assert_eq!(
+        (
+            entries(&mut a, 1).await[0].context,
+            entries(&mut b, 1).await[0].context
+        ),
+        (2, 1)
+    );
 }
 
 pub(crate) async fn every_kind_of_operation_asks(setup: Setup) {
     let (mut a, b, to_b) = pair_of(&setup, quiet(), Plan::default()).await;
     let _moving = b.keep_moving();
-    let region = b.domain.alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let region = b
+        .domain
+        .alloc(64, Access::REMOTE_READ | Access::REMOTE_WRITE)
+        .unwrap();
     let at = |offset| region.remote().at(offset);
     for asked in [false, true] {
         let write = a.ep.write(to_b, at(0), vec![7; 8]).context(1);
-        if asked { write.completion().post() } else { write.post() }.unwrap();
+        if asked {
+            write.completion().post()
+        } else {
+            write.post()
+        }
+        .unwrap();
         let read = a.ep.read(to_b, region.remote().slice(..8)).context(2);
-        if asked { read.completion().post() } else { read.post() }.unwrap();
-        let add = a.ep.fetch_atomic(to_b, at(8), AtomicOp::Sum, 1u64).context(3);
-        if asked { add.completion().post() } else { add.post() }.unwrap();
+        if asked {
+            read.completion().post()
+        } else {
+            read.post()
+        }
+        .unwrap();
+        let add =
+            a.ep.fetch_atomic(to_b, at(8), AtomicOp::Sum, 1u64)
+                .context(3);
+        if asked {
+            add.completion().post()
+        } else {
+            add.post()
+        }
+        .unwrap();
         let lend = a.ep.lend(to_b, a.ep.loan(100).unwrap()).context(4);
-        if asked { lend.completion().post() } else { lend.post() }.unwrap();
+        if asked {
+            lend.completion().post()
+        } else {
+            lend.post()
+        }
+        .unwrap();
         b.ep.recv().await.unwrap();
         let rows = (5..10).map(|at| a.ep.send(to_b, vec![0; 8]).tag(at).context(at));
         let rows = rows.map(|row| if asked { row.completion() } else { row });

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fabric_async::{
-    Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, SocketIo, SocketOptions, WaitPolicy,
-    discover,
+    Caps, EpType, Error, Fabric, Hints, Info, Progress, SHARED_CONTEXT, SocketIo, SocketOptions,
+    WaitPolicy, discover,
 };
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -41,7 +41,8 @@ pub(crate) struct Setup {
 
 /// Runs a scenario, unless the provider does not offer what it needs.
 ///
-/// The scenario itself runs on the thread of the test, and what it spawns on the workers, where there are some.
+/// The scenario itself runs on the thread of the test, and what it spawns on the workers, where
+/// there are some.
 pub(crate) fn run<F: Future<Output = ()>>(
     mut setup: Setup,
     needs: impl Into<Needs>,
@@ -59,7 +60,10 @@ pub(crate) fn run<F: Future<Output = ()>>(
         Err(error) => panic!("{error}"),
     }
     if let Err(error) = runtime.block_on(setup.can_open()) {
-        return eprintln!("skipped, the machine does not offer {:?}: {error}", setup.socket_io);
+        return eprintln!(
+            "skipped, the machine does not offer {:?}: {error}",
+            setup.socket_io
+        );
     }
     let ended = runtime.block_on(async { timeout(HANGS, scenario(setup)).await });
     assert!(ended.is_ok(), "still not done after {HANGS:?}");
@@ -95,31 +99,52 @@ impl Setup {
     }
 
     pub(crate) fn auto(self) -> Self {
-        Self { progress: Progress::Auto, ..self }
+        Self {
+            progress: Progress::Auto,
+            ..self
+        }
     }
 
     pub(crate) fn spin(self) -> Self {
-        Self { policy: WaitPolicy::Spin, ..self }
+        Self {
+            policy: WaitPolicy::Spin,
+            ..self
+        }
     }
 
     pub(crate) fn park(self) -> Self {
-        Self { policy: WaitPolicy::Park, ..self }
+        Self {
+            policy: WaitPolicy::Park,
+            ..self
+        }
     }
 
     pub(crate) fn single_copy_from(self, len: usize) -> Self {
-        Self { single_copy_from: Some(len), ..self }
+        Self {
+            single_copy_from: Some(len),
+            ..self
+        }
     }
 
     pub(crate) fn epoll(self) -> Self {
-        Self { socket_io: SocketIo::Epoll, ..self }
+        Self {
+            socket_io: SocketIo::Epoll,
+            ..self
+        }
     }
 
     pub(crate) fn io_uring(self) -> Self {
-        Self { socket_io: SocketIo::IoUring, ..self }
+        Self {
+            socket_io: SocketIo::IoUring,
+            ..self
+        }
     }
 
     pub(crate) fn zero_copy(self) -> Self {
-        Self { zero_copy: true, ..self }
+        Self {
+            zero_copy: true,
+            ..self
+        }
     }
 
     /// What is set on sockets where the scenario does not say.
@@ -131,23 +156,30 @@ impl Setup {
         sockets
     }
 
-    /// Whether long messages are taken from where they lie where that is asked for: Linux can since 6.2, and in RXM they are
-    /// read by peers.
+    /// Whether long messages are taken from where they lie where that is asked for: Linux can since
+    /// 6.2, and in RXM they are read by peers.
     pub(crate) fn has_zero_copy(&self) -> bool {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        let mut parts =
-            release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+        let mut parts = release
+            .split(|c: char| !c.is_ascii_digit())
+            .map(|part| part.parse::<u32>().unwrap_or(0));
         let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
         self.socket_io == SocketIo::IoUring && self.chain.is_none() && version >= (6, 2)
     }
 
     /// Endpoints that connect in RXM.
     pub(crate) fn rxm(self) -> Self {
-        Self { chain: Some("tcp;ofi_rxm"), ..self }
+        Self {
+            chain: Some("tcp;ofi_rxm"),
+            ..self
+        }
     }
 
     pub(crate) fn multi_thread(self) -> Self {
-        Self { workers: Some(2), ..self }
+        Self {
+            workers: Some(2),
+            ..self
+        }
     }
 
     /// Whether tasks may run at the same time.
@@ -158,14 +190,19 @@ impl Setup {
     fn runtime(&self) -> Runtime {
         let built = match self.workers {
             None => Builder::new_current_thread().enable_all().build(),
-            Some(workers) => Builder::new_multi_thread().worker_threads(workers).enable_all().build(),
+            Some(workers) => Builder::new_multi_thread()
+                .worker_threads(workers)
+                .enable_all()
+                .build(),
         };
         built.expect("a runtime")
     }
 
     /// What every scenario asks for.
     pub(crate) fn hints(&self) -> Hints {
-        Hints::new().provider(self.chain.unwrap_or(self.provider)).progress(self.progress)
+        Hints::new()
+            .provider(self.chain.unwrap_or(self.provider))
+            .progress(self.progress)
     }
 
     async fn discover(&self, caps: Caps) -> fabric_async::Result<Info> {
@@ -182,8 +219,15 @@ impl Setup {
             return Ok(());
         }
         let (fabric, info) = self.fabric().await;
-        match fabric.domain_builder(&info).socket_io(self.socket_io).open() {
-            Err(Error::Os { call: "io_uring_setup", .. }) => Err(Error::NotSupported("io_uring")),
+        match fabric
+            .domain_builder(&info)
+            .socket_io(self.socket_io)
+            .open()
+        {
+            Err(Error::Os {
+                call: "io_uring_setup",
+                ..
+            }) => Err(Error::NotSupported("io_uring")),
             other => other.map(drop),
         }
     }
@@ -195,7 +239,9 @@ impl Setup {
 
     /// The offer with what the scenario needs.
     pub(crate) async fn info(&self) -> Info {
-        self.discover(self.caps).await.expect("it was there before the scenario began")
+        self.discover(self.caps)
+            .await
+            .expect("it was there before the scenario began")
     }
 
     /// Whether peers may be on other machines: what becomes of them is learned later then.
@@ -203,8 +249,8 @@ impl Setup {
         self.info().await.domain.caps.contains(Caps::REMOTE_COMM)
     }
 
-    /// Whether peers map each other's memory, so that there are windows on it; they do not where they may be on other
-    /// machines.
+    /// Whether peers map each other's memory, so that there are windows on it; they do not where
+    /// they may be on other machines.
     pub(crate) async fn has_windows(&self) -> bool {
         let is_far = self.is_far().await;
         if is_far {
@@ -227,7 +273,9 @@ impl Setup {
         match discover(&hints).await {
             Ok(mut found) => Some(found.swap_remove(0)),
             Err(Error::NoMatch(refused)) => {
-                eprintln!("skipped, the provider does not offer shared receive contexts: {refused}");
+                eprintln!(
+                    "skipped, the provider does not offer shared receive contexts: {refused}"
+                );
                 None
             }
             Err(error) => panic!("{error}"),
@@ -262,7 +310,11 @@ impl Setup {
         if let provider @ ("tcp" | "udp") = self.provider {
             // Every process has a network of its own for this.
             let [.., high, low] = std::process::id().to_be_bytes();
-            return format!("{provider}://127.{high}.{low}.{}:{}", 1 + number % 250, 7000 + number / 250);
+            return format!(
+                "{provider}://127.{high}.{low}.{}:{}",
+                1 + number % 250,
+                7000 + number / 250
+            );
         }
         format!("{}://{what}-{}-{number}", self.provider, std::process::id())
     }

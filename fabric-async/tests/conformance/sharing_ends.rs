@@ -9,21 +9,40 @@ use crate::station::Plan;
 
 /// Receives are posted to the context; its endpoints refuse them, and lose nothing over it.
 pub(crate) async fn doors_take_no_receives(setup: Setup) {
-    let Some(hall) = Hall::open(&setup, 2, Plan::default()).await else { return };
+    let Some(hall) = Hall::open(&setup, 2, Plan::default()).await else {
+        return;
+    };
     let a = setup.station().await;
     let to = a.knock(&hall.doors).await[0];
     let door = &hall.doors[0];
     a.ep.send(to, "for the context").await.unwrap();
     let refused = door.recv_into(vec![1; 3]).start().unwrap_err();
-    assert!(matches!(refused.error, Error::NotSupported(why) if why.contains("shares a receive context")));
+    assert!(
+        matches!(refused.error, Error::NotSupported(why) if why.contains("shares a receive context"))
+    );
     assert_eq!((refused.error.errno(), refused.buf), (95, vec![1; 3]));
-    assert!(matches!(door.recv().await.unwrap_err().error, Error::NotSupported(_)));
-    assert!(matches!(door.recv().post().unwrap_err().error, Error::NotSupported(_)));
-    assert!(matches!(door.post_all([door.recv()]).unwrap_err().error, Error::NotSupported(_)));
+    assert!(matches!(
+        door.recv().await.unwrap_err().error,
+        Error::NotSupported(_)
+    ));
+    assert!(matches!(
+        door.recv().post().unwrap_err().error,
+        Error::NotSupported(_)
+    ));
+    assert!(matches!(
+        door.post_all([door.recv()]).unwrap_err().error,
+        Error::NotSupported(_)
+    ));
     assert!(matches!(door.probe().now(), Err(Error::NotSupported(_))));
-    assert!(matches!(door.probe().claim().await.map(drop), Err(Error::NotSupported(_))));
+    assert!(matches!(
+        door.probe().claim().await.map(drop),
+        Err(Error::NotSupported(_))
+    ));
     let buf = bytes::BytesMut::with_capacity(100);
-    assert!(matches!(door.recv_multi(buf).start().map(drop).unwrap_err().error, Error::NotSupported(_)));
+    assert!(matches!(
+        door.recv_multi(buf).start().map(drop).unwrap_err().error,
+        Error::NotSupported(_)
+    ));
     assert_eq!(&hall.shared.recv().await.unwrap()[..], b"for the context");
     // What it sends is its own.
     let back = hall.doors[1].lookup(a.ep.name()).await.unwrap();
@@ -32,73 +51,169 @@ pub(crate) async fn doors_take_no_receives(setup: Setup) {
 }
 
 pub(crate) async fn wrong_bindings_are_refused(setup: Setup) {
-    let Some(hall) = Hall::open(&setup, 1, Plan::default()).await else { return };
+    let Some(hall) = Hall::open(&setup, 1, Plan::default()).await else {
+        return;
+    };
     let (domain, info, other) = (&hall.domain, &hall.info, setup.station().await);
     assert!(info.domain.max_ep_srx_ctx > 1 && info.ep.rx_ctx_cnt == SHARED_CONTEXT);
     // To share is to be asked for, and then to be done.
     let own = setup.info().await;
-    let apart = domain.shared_receive(&own).unwrap().bind_av(&hall.av).unwrap().open();
-    assert!(matches!(apart.unwrap_err(), Error::Invalid { what: "info", .. }));
+    let apart = domain
+        .shared_receive(&own)
+        .unwrap()
+        .bind_av(&hall.av)
+        .unwrap()
+        .open();
+    assert!(matches!(
+        apart.unwrap_err(),
+        Error::Invalid { what: "info", .. }
+    ));
     let apart = domain.endpoint(&own).unwrap().bind_shared(&hall.shared);
-    assert!(matches!(apart.map(drop).unwrap_err(), Error::Invalid { what: "info", .. }));
-    let alone = domain.endpoint(info).unwrap().bind_av(&hall.av).unwrap().enable().await;
+    assert!(matches!(
+        apart.map(drop).unwrap_err(),
+        Error::Invalid { what: "info", .. }
+    ));
+    let alone = domain
+        .endpoint(info)
+        .unwrap()
+        .bind_av(&hall.av)
+        .unwrap()
+        .enable()
+        .await;
     assert_eq!(alone.unwrap_err(), Error::Unbound(Class::SharedReceive));
-    let hints = Hints::new().provider(setup.provider).ep_tx_ctx_cnt(SHARED_CONTEXT);
-    assert!(matches!(discover(&hints).await, Err(Error::NoMatch(_))), "sends are not shared");
+    let hints = Hints::new()
+        .provider(setup.provider)
+        .ep_tx_ctx_cnt(SHARED_CONTEXT);
+    assert!(
+        matches!(discover(&hints).await, Err(Error::NoMatch(_))),
+        "sends are not shared"
+    );
     // Its parts: one of each, of one domain, with one address vector.
     assert_eq!(
         domain.shared_receive(info).unwrap().open().unwrap_err(),
         Error::Unbound(Class::AddressVector)
     );
     let builder = || domain.shared_receive(info).unwrap();
-    for directions in [CqBind::TRANSMIT, CqBind::TRANSMIT | CqBind::RECV, CqBind::SELECTIVE_COMPLETION] {
-        assert!(matches!(builder().bind_cq(&hall.cq, directions).map(drop), Err(Error::BadFlags { .. })));
+    for directions in [
+        CqBind::TRANSMIT,
+        CqBind::TRANSMIT | CqBind::RECV,
+        CqBind::SELECTIVE_COMPLETION,
+    ] {
+        assert!(matches!(
+            builder().bind_cq(&hall.cq, directions).map(drop),
+            Err(Error::BadFlags { .. })
+        ));
     }
-    for what in [CounterBind::SEND, CounterBind::RECV | CounterBind::READ, CounterBind::empty()] {
+    for what in [
+        CounterBind::SEND,
+        CounterBind::RECV | CounterBind::READ,
+        CounterBind::empty(),
+    ] {
         assert!(matches!(
             builder().bind_counter(&hall.received, what).map(drop),
             Err(Error::BadFlags { .. })
         ));
     }
     let twice = builder().bind_av(&hall.av).unwrap().bind_av(&hall.av);
-    assert!(matches!(twice.map(drop), Err(Error::Invalid { what: "address vector", .. })));
+    assert!(matches!(
+        twice.map(drop),
+        Err(Error::Invalid {
+            what: "address vector",
+            ..
+        })
+    ));
     let foreign = builder().bind_av(&other.av);
-    assert_eq!(foreign.map(drop), Err(Error::Foreign(Class::AddressVector, Class::Domain)));
+    assert_eq!(
+        foreign.map(drop),
+        Err(Error::Foreign(Class::AddressVector, Class::Domain))
+    );
     let mut large = info.clone();
     large.rx.size = 0;
-    let none = domain.shared_receive(&large).unwrap().bind_av(&hall.av).unwrap().open();
-    assert!(matches!(none.unwrap_err(), Error::Invalid { what: "receive size", .. }));
+    let none = domain
+        .shared_receive(&large)
+        .unwrap()
+        .bind_av(&hall.av)
+        .unwrap()
+        .open();
+    assert!(matches!(
+        none.unwrap_err(),
+        Error::Invalid {
+            what: "receive size",
+            ..
+        }
+    ));
     let av = domain.address_vector().unwrap();
-    let elsewhere = domain.endpoint(info).unwrap().bind_av(&av).unwrap().bind_shared(&hall.shared).unwrap();
-    assert!(matches!(elsewhere.enable().await.unwrap_err(), Error::Invalid { what: "address vector", .. }));
-    let twice = domain.endpoint(info).unwrap().bind_shared(&hall.shared).unwrap().bind_shared(&hall.shared);
-    assert!(matches!(twice.map(drop), Err(Error::Invalid { what: "shared receive context", .. })));
-    let abroad = Hall::open(&setup, 0, Plan::default()).await.expect("as before");
+    let elsewhere = domain
+        .endpoint(info)
+        .unwrap()
+        .bind_av(&av)
+        .unwrap()
+        .bind_shared(&hall.shared)
+        .unwrap();
+    assert!(matches!(
+        elsewhere.enable().await.unwrap_err(),
+        Error::Invalid {
+            what: "address vector",
+            ..
+        }
+    ));
+    let twice = domain
+        .endpoint(info)
+        .unwrap()
+        .bind_shared(&hall.shared)
+        .unwrap()
+        .bind_shared(&hall.shared);
+    assert!(matches!(
+        twice.map(drop),
+        Err(Error::Invalid {
+            what: "shared receive context",
+            ..
+        })
+    ));
+    let abroad = Hall::open(&setup, 0, Plan::default())
+        .await
+        .expect("as before");
     let foreign = domain.endpoint(info).unwrap().bind_shared(&abroad.shared);
-    assert_eq!(foreign.map(drop), Err(Error::Foreign(Class::SharedReceive, Class::Domain)));
+    assert_eq!(
+        foreign.map(drop),
+        Err(Error::Foreign(Class::SharedReceive, Class::Domain))
+    );
     // Posts need a queue, futures do not.
     let quiet = builder().bind_av(&hall.av).unwrap().open().unwrap();
-    assert_eq!(quiet.recv().post().unwrap_err().error, Error::Unbound(Class::CompletionQueue));
+    assert_eq!(
+        quiet.recv().post().unwrap_err().error,
+        Error::Unbound(Class::CompletionQueue)
+    );
     drop(quiet.recv().start().unwrap());
 }
 
-/// An endpoint that closes takes nothing with it that has come; the context cannot be closed before the last of them.
+/// An endpoint that closes takes nothing with it that has come; the context cannot be closed before
+/// the last of them.
 pub(crate) async fn it_outlives_its_doors(setup: Setup) {
-    let Some(mut hall) = Hall::open(&setup, 3, Plan::default()).await else { return };
+    let Some(mut hall) = Hall::open(&setup, 3, Plan::default()).await else {
+        return;
+    };
     let a = setup.station().await;
     let doors = a.knock(&hall.doors).await;
     a.ep.send(doors[0], numbered(0, 3000)).tag(1).await.unwrap();
     hall.waiting(1).await;
-    let receives: Vec<_> = (0..3).map(|_| hall.shared.recv().start().unwrap()).collect();
+    let receives: Vec<_> = (0..3)
+        .map(|_| hall.shared.recv().start().unwrap())
+        .collect();
     let first = hall.doors.remove(0);
     let gone = first.id();
     first.close().unwrap();
     let got = hall.shared.recv().tag(1).await.unwrap();
-    assert_eq!((number_of(&got), hall.shared.received_by(&got.transfer)), (0, None));
+    assert_eq!(
+        (number_of(&got), hall.shared.received_by(&got.transfer)),
+        (0, None)
+    );
     let from_a = got.source().unwrap();
     assert!(hall.doors.iter().all(|door| door.id() != gone));
     for (number, receive) in (1..).zip(receives) {
-        a.ep.send(doors[1 + number as usize % 2], numbered(number, 20)).await.unwrap();
+        a.ep.send(doors[1 + number as usize % 2], numbered(number, 20))
+            .await
+            .unwrap();
         let got = receive.await.unwrap();
         assert_eq!((number_of(&got), got.source()), (number, Ok(from_a)));
     }
@@ -106,9 +221,17 @@ pub(crate) async fn it_outlives_its_doors(setup: Setup) {
     assert_eq!(refused.error.to_string(), "busy: still open: 2 endpoints");
     assert_eq!(hall.domain.children().of(Class::SharedReceive), 1);
     hall.doors.clear();
-    let (future, queued) = (hall.shared.recv().start().unwrap(), hall.shared.recv().tag(3));
+    let (future, queued) = (
+        hall.shared.recv().start().unwrap(),
+        hall.shared.recv().tag(3),
+    );
     queued.context(5).post().unwrap();
-    let several = hall.shared.recv_multi(bytes::BytesMut::with_capacity(100)).context(6).post().unwrap();
+    let several = hall
+        .shared
+        .recv_multi(bytes::BytesMut::with_capacity(100))
+        .context(6)
+        .post()
+        .unwrap();
     let probe = hall.shared.probe().tag(4);
     let probe = tokio::spawn(std::future::IntoFuture::into_future(probe));
     yields(3).await;
@@ -124,25 +247,46 @@ pub(crate) async fn it_outlives_its_doors(setup: Setup) {
         hall.cq.next_batch(&mut ended, 2).await;
     }
     ended.sort_by_key(|entry| entry.context);
-    let ended: Vec<_> =
-        ended.into_iter().map(|entry| (entry.context, entry.error.map(|error| *error))).collect();
-    assert_eq!(ended, [(5, Some(Error::Canceled)), (6, Some(Error::Canceled))]);
-    assert_eq!(hall.shared.recv().await.unwrap_err().error, Error::Closed(Class::SharedReceive));
+    let ended: Vec<_> = ended
+        .into_iter()
+        .map(|entry| (entry.context, entry.error.map(|error| *error)))
+        .collect();
+    assert_eq!(
+        ended,
+        [(5, Some(Error::Canceled)), (6, Some(Error::Canceled))]
+    );
+    assert_eq!(
+        hall.shared.recv().await.unwrap_err().error,
+        Error::Closed(Class::SharedReceive)
+    );
     assert_eq!(hall.domain.children().of(Class::SharedReceive), 0);
-    let late = hall.domain.endpoint(&hall.info).unwrap().bind_shared(&hall.shared);
+    let late = hall
+        .domain
+        .endpoint(&hall.info)
+        .unwrap()
+        .bind_shared(&hall.shared);
     assert_eq!(late.map(drop), Err(Error::Closed(Class::SharedReceive)));
 }
 
-/// An endpoint that closes in the middle of a message: the receive that had begun to take it fails, or has it whole; the
-/// next one takes what comes by the other door.
+/// An endpoint that closes in the middle of a message: the receive that had begun to take it fails,
+/// or has it whole; the next one takes what comes by the other door.
 pub(crate) async fn a_door_that_closes_in_the_middle_ends_one_receive(setup: Setup) {
-    let Some(mut hall) = Hall::open(&setup, 6, Plan::default()).await else { return };
+    let Some(mut hall) = Hall::open(&setup, 6, Plan::default()).await else {
+        return;
+    };
     let a = setup.station().await;
     let doors = a.knock(&hall.doors).await;
     let last = doors[5];
     for (which, passes) in [0, 1, 2, 3, 8].into_iter().enumerate() {
-        let receive = hall.shared.recv_into(Vec::with_capacity(LONG)).start().unwrap();
-        let sending = a.ep.send(doors[which], pattern(LONG, which)).start().unwrap();
+        let receive = hall
+            .shared
+            .recv_into(Vec::with_capacity(LONG))
+            .start()
+            .unwrap();
+        let sending =
+            a.ep.send(doors[which], pattern(LONG, which))
+                .start()
+                .unwrap();
         for _ in 0..passes {
             a.domain.progress();
             hall.domain.progress();
@@ -171,9 +315,12 @@ pub(crate) async fn a_door_that_closes_in_the_middle_ends_one_receive(setup: Set
     assert_eq!(hall.shared.stats().unexpected, 0);
 }
 
-/// A claimed message, and one that was received and given back, know their sender after the door has closed.
+/// A claimed message, and one that was received and given back, know their sender after the door
+/// has closed.
 pub(crate) async fn sources_outlive_the_door(setup: Setup) {
-    let Some(mut hall) = Hall::open(&setup, 2, Plan::default()).await else { return };
+    let Some(mut hall) = Hall::open(&setup, 2, Plan::default()).await else {
+        return;
+    };
     let a = setup.station().await;
     let from_a = hall.av.insert(a.ep.name()).unwrap();
     let doors = a.knock(&hall.doors).await;
@@ -182,7 +329,13 @@ pub(crate) async fn sources_outlive_the_door(setup: Setup) {
         a.ep.send(doors[0], numbered(number, 200)).await.unwrap();
     }
     hall.waiting(1).await;
-    let claimed = hall.shared.probe().claim().now().unwrap().expect("it waits");
+    let claimed = hall
+        .shared
+        .probe()
+        .claim()
+        .now()
+        .unwrap()
+        .expect("it waits");
     hall.doors.remove(0).close().unwrap();
     drop(receive);
     drop(claimed);
@@ -194,19 +347,31 @@ pub(crate) async fn sources_outlive_the_door(setup: Setup) {
 
 /// The number of a guest lasts until its last message was looked at, whichever door it came to.
 pub(crate) async fn guests_are_forgotten_after_their_last_message(setup: Setup) {
-    let Some(hall) = Hall::open(&setup, 2, Plan::default()).await else { return };
+    let Some(hall) = Hall::open(&setup, 2, Plan::default()).await else {
+        return;
+    };
     let a = setup.station().await;
     let doors = a.knock(&hall.doors).await;
     for (number, door) in doors.iter().enumerate() {
         a.ep.send(*door, numbered(number as u64, 20)).await.unwrap();
     }
     hall.waiting(2).await;
-    let guest = hall.shared.probe().now().unwrap().expect("it waits").source.unwrap();
+    let guest = hall
+        .shared
+        .probe()
+        .now()
+        .unwrap()
+        .expect("it waits")
+        .source
+        .unwrap();
     drop(a);
     for left in (0..2).rev() {
         let got = hall.shared.recv().await.unwrap();
         assert_eq!(got.source(), Ok(guest));
-        assert!(left == 0 || hall.av.lookup(guest).is_ok(), "a message of it waits");
+        assert!(
+            left == 0 || hall.av.lookup(guest).is_ok(),
+            "a message of it waits"
+        );
     }
     while hall.av.lookup(guest).is_ok() {
         hall.domain.progress();

@@ -15,16 +15,29 @@ pub(crate) async fn all_options_together_change_no_message(setup: Setup) {
         .send_buffer(1 << 18)
         .receive_buffer(1 << 18)
         .ports(PORTS);
-    for class in [TrafficClass::LowLatency, TrafficClass::Dscp(63), TrafficClass::BestEffort] {
-        let plan = Plan { sockets: options.clone(), class: Some(class), ..Plan::default() };
+    for class in [
+        TrafficClass::LowLatency,
+        TrafficClass::Dscp(63),
+        TrafficClass::BestEffort,
+    ] {
+        let plan = Plan {
+            sockets: options.clone(),
+            class: Some(class),
+            ..Plan::default()
+        };
         let (a, b, to_b) = pair_of(&setup, plan.clone(), plan).await;
         for number in 0..20 {
-            let (sent, got) =
-                tokio::join!(a.ep.send(to_b, numbered(number, 8 + 60 * number as usize)), b.ep.recv());
+            let (sent, got) = tokio::join!(
+                a.ep.send(to_b, numbered(number, 8 + 60 * number as usize)),
+                b.ep.recv()
+            );
             sent.unwrap();
             assert_eq!(number_of(&got.unwrap()), number);
         }
-        for at in [&a, &b].into_iter().filter_map(|station| station.ep.name().socket()) {
+        for at in [&a, &b]
+            .into_iter()
+            .filter_map(|station| station.ep.name().socket())
+        {
             assert!(PORTS.contains(&at.port()), "{at}");
         }
     }
@@ -32,38 +45,81 @@ pub(crate) async fn all_options_together_change_no_message(setup: Setup) {
 
 /// A port is given once, and a port that is asked for by number need not be among them.
 pub(crate) async fn ports_of_a_range_run_out(setup: Setup) {
-    let first = setup.planned(Plan { sockets: SocketOptions::new().ports(PORTS), ..Plan::default() }).await;
-    let Some(taken) = first.ep.name().socket() else { return };
+    let first = setup
+        .planned(Plan {
+            sockets: SocketOptions::new().ports(PORTS),
+            ..Plan::default()
+        })
+        .await;
+    let Some(taken) = first.ep.name().socket() else {
+        return;
+    };
     let only = SocketOptions::new().ports(taken.port()..=taken.port());
-    let domain = first.fabric.domain_builder(&first.info).socket_options(only).open().unwrap();
+    let domain = first
+        .fabric
+        .domain_builder(&first.info)
+        .socket_options(only)
+        .open()
+        .unwrap();
     let av = domain.address_vector().unwrap();
     let queue = domain.completion_queue(4).unwrap();
     let endpoint = || {
         let builder = domain.endpoint(&first.info).unwrap().bind_av(&av).unwrap();
-        builder.bind_cq(&queue, CqBind::TRANSMIT | CqBind::RECV).unwrap()
+        builder
+            .bind_cq(&queue, CqBind::TRANSMIT | CqBind::RECV)
+            .unwrap()
     };
     let refused = endpoint().enable().await.unwrap_err();
     assert_eq!(refused, Error::AddressInUse(first.ep.name().clone()));
     let elsewhere = format!("{}://127.9.9.9:{}", setup.provider, taken.port());
-    let elsewhere = endpoint().name(&elsewhere[..]).unwrap().enable().await.unwrap();
-    assert_eq!(elsewhere.name().socket().unwrap().port(), taken.port(), "it is free at another address");
+    let elsewhere = endpoint()
+        .name(&elsewhere[..])
+        .unwrap()
+        .enable()
+        .await
+        .unwrap();
+    assert_eq!(
+        elsewhere.name().socket().unwrap().port(),
+        taken.port(),
+        "it is free at another address"
+    );
 }
 
 /// Both ends are on this machine, so its own name leads from one to the other.
 pub(crate) async fn the_name_of_a_host_leads_there(setup: Setup) {
     let a = setup.station().await;
     let b = setup.station().await;
-    let Some(at) = b.ep.name().socket() else { return };
+    let Some(at) = b.ep.name().socket() else {
+        return;
+    };
     let name = format!("{}://localhost:{}", setup.provider, at.port());
     let to_b = a.ep.lookup(&name[..]).await.unwrap();
-    assert_eq!(a.av.lookup(to_b).unwrap(), b.ep.name().clone(), "a number stands for an address");
+    assert_eq!(
+        a.av.lookup(to_b).unwrap(),
+        b.ep.name().clone(),
+        "a number stands for an address"
+    );
     a.ep.send(to_b, "hello").await.unwrap();
     assert_eq!(&b.ep.recv().await.unwrap()[..], b"hello");
     // Calls that do not wait cannot look it up.
-    assert!(matches!(a.av.insert(&name[..]), Err(Error::BadAddress { .. })));
+    assert!(matches!(
+        a.av.insert(&name[..]),
+        Err(Error::BadAddress { .. })
+    ));
     // A label of 64 letters is none, so nobody else is asked.
-    let nobody = format!("{}://{}.invalid:{}", setup.provider, "x".repeat(64), at.port());
+    let nobody = format!(
+        "{}://{}.invalid:{}",
+        setup.provider,
+        "x".repeat(64),
+        at.port()
+    );
     let error = a.ep.lookup(&nobody[..]).await.unwrap_err();
-    assert!(matches!(&error, Error::NoSuchHost { host, .. } if nobody.contains(host)), "{error}");
-    assert!(error.to_string().contains("xxx.invalid") && error.errno() == 99, "{error}");
+    assert!(
+        matches!(&error, Error::NoSuchHost { host, .. } if nobody.contains(host)),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("xxx.invalid") && error.errno() == 99,
+        "{error}"
+    );
 }

@@ -1,8 +1,8 @@
 //! An endpoint with everything around it.
 
 use fabric_async::{
-    AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue, Fabric,
-    FiAddr, Info, OpFlags, SocketOptions, TrafficClass,
+    AddressVector, CompletionQueue, Counter, CounterBind, CqBind, Domain, Endpoint, EventQueue,
+    Fabric, FiAddr, Info, OpFlags, SocketOptions, TrafficClass,
 };
 
 use tokio::task::JoinHandle;
@@ -37,9 +37,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Where there are sockets, little that was sent is anywhere between its sender and its receiver.
+    /// Where there are sockets, little that was sent is anywhere between its sender and its
+    /// receiver.
     pub(crate) fn narrow(self) -> Self {
-        let sockets = self.sockets.clone().send_buffer(NARROW).receive_buffer(NARROW);
+        let sockets = self
+            .sockets
+            .clone()
+            .send_buffer(NARROW)
+            .receive_buffer(NARROW);
         Self { sockets, ..self }
     }
 }
@@ -87,7 +92,10 @@ impl Station {
         info.ep.max_msg_size = plan.max_msg_size.unwrap_or(info.ep.max_msg_size);
         (info.tx.op_flags, info.rx.op_flags) = (plan.op_flags, plan.op_flags & OpFlags::COMPLETION);
         info.domain.tclass = plan.class;
-        let mut domain = fabric.domain_builder(&info).wait_policy(setup.policy).socket_io(setup.socket_io);
+        let mut domain = fabric
+            .domain_builder(&info)
+            .wait_policy(setup.policy)
+            .socket_io(setup.socket_io);
         domain = domain.socket_options(setup.sockets(plan.sockets));
         if let Some(len) = plan.single_copy_from.or(setup.single_copy_from) {
             domain = domain.single_copy_from(len);
@@ -96,15 +104,38 @@ impl Station {
         let eq = fabric.event_queue(plan.events).unwrap();
         domain.bind_eq(&eq).unwrap();
         let cq = domain.completion_queue(plan.entries).unwrap();
-        let av = if plan.welcoming { domain.welcoming_address_vector() } else { domain.address_vector() };
-        let (av, sends, recvs) = (av.unwrap(), domain.counter().unwrap(), domain.counter().unwrap());
+        let av = if plan.welcoming {
+            domain.welcoming_address_vector()
+        } else {
+            domain.address_vector()
+        };
+        let (av, sends, recvs) = (
+            av.unwrap(),
+            domain.counter().unwrap(),
+            domain.counter().unwrap(),
+        );
         let ep = domain.endpoint(&info).unwrap().context(CONTEXT);
         let mut directions = CqBind::TRANSMIT | CqBind::RECV;
         directions.set(CqBind::SELECTIVE_COMPLETION, plan.selective);
         let ep = ep.bind_cq(&cq, directions).unwrap().bind_av(&av).unwrap();
         let ep = ep.bind_counter(&sends, CounterBind::SEND).unwrap();
-        let ep = ep.bind_counter(&recvs, CounterBind::RECV).unwrap().enable().await.unwrap();
-        Self { ep, cq, av, sends, recvs, domain, eq, fabric, info }
+        let ep = ep
+            .bind_counter(&recvs, CounterBind::RECV)
+            .unwrap()
+            .enable()
+            .await
+            .unwrap();
+        Self {
+            ep,
+            cq,
+            av,
+            sends,
+            recvs,
+            domain,
+            eq,
+            fabric,
+            info,
+        }
     }
 
     /// The number of this peer, once connected to it.
@@ -117,7 +148,8 @@ impl Station {
 pub(crate) const CONTEXT: u64 = 77;
 
 impl Station {
-    /// A task that waits for something that never comes: keeps the domain moving, whatever the mode of progress.
+    /// A task that waits for something that never comes: keeps the domain moving, whatever the mode
+    /// of progress.
     pub(crate) fn keep_moving(&self) -> JoinHandle<()> {
         let recvs = self.recvs.clone();
         tokio::spawn(async move {
@@ -138,12 +170,14 @@ pub(crate) async fn pair_of(setup: &Setup, a: Plan, b: Plan) -> (Station, Statio
     (a, b, to_b)
 }
 
-/// Returns when everything that was sent to `to` before has arrived there: messages of one sender arrive in order, and
-/// this one is the last. Needs tags.
+/// Returns when everything that was sent to `to` before has arrived there: messages of one sender
+/// arrive in order, and this one is the last. Needs tags.
 pub(crate) async fn fence(from: &Station, to: &Station, peer: FiAddr) {
     const FENCE: u64 = 0xfe4c_e000_0000_0000;
-    let (sent, got) =
-        tokio::join!(from.ep.send(peer, Vec::new()).tag(FENCE), to.ep.recv_into(Vec::new()).tag(FENCE));
+    let (sent, got) = tokio::join!(
+        from.ep.send(peer, Vec::new()).tag(FENCE),
+        to.ep.recv_into(Vec::new()).tag(FENCE)
+    );
     sent.unwrap();
     got.unwrap();
 }

@@ -23,20 +23,30 @@ pub(crate) async fn every_length_goes_both_ways_under_a_tag(setup: Setup) {
     let lens = [0, 1, 8, 100, 16_383, 16_384, 16_385, 65_536, 1 << 20, LONG];
     for (len, tag) in lens.into_iter().zip(u64::MAX - 20..).chain([(9, 0)]) {
         for (from, to) in [(&a.ep, &b.ep), (&b.ep, &a.ep)] {
-            let sent = from.send(from.peer().unwrap(), pattern(len, 1)).tag(tag).data(len as u64);
+            let sent = from
+                .send(from.peer().unwrap(), pattern(len, 1))
+                .tag(tag)
+                .data(len as u64);
             let (sent, got) = tokio::join!(
                 sent.delivery_complete().into_future(),
                 to.recv_into(Vec::with_capacity(len)).tag(tag)
             );
             let (sent, got) = (sent.unwrap(), got.unwrap());
-            assert_eq!((sent.transfer.tag, got.tag(), got.data()), (Some(tag), Some(tag), Some(len as u64)));
+            assert_eq!(
+                (sent.transfer.tag, got.tag(), got.data()),
+                (Some(tag), Some(tag), Some(len as u64))
+            );
             assert_eq!(got.source(), to.peer());
             assert_bytes(&got, pattern(len, 1));
         }
     }
     // Nobody waits for them.
     for len in lens.into_iter().filter(|len| *len <= 1 << 20) {
-        let sending = a.ep.send(a.ep.peer().unwrap(), pattern(len, 3)).tag(7).start().unwrap();
+        let sending =
+            a.ep.send(a.ep.peer().unwrap(), pattern(len, 3))
+                .tag(7)
+                .start()
+                .unwrap();
         assert_eq!(b.ep.probe().tag(7).await.unwrap().len, len);
         assert_bytes(&b.ep.recv().tag(7).await.unwrap(), pattern(len, 3));
         sending.await.unwrap();
@@ -48,14 +58,20 @@ pub(crate) async fn every_call_has_tags(setup: Setup) {
     let to_b = a.ep.peer().unwrap();
     a.ep.inject_tagged(to_b, 1, b"injected").unwrap();
     a.ep.inject_tagged_data(to_b, 1, b"with data", 7).unwrap();
-    let gather = Gather::from((pattern(100, 1).to_vec(), Bytes::from_static(pattern(50_000, 2))));
+    let gather = Gather::from((
+        pattern(100, 1).to_vec(),
+        Bytes::from_static(pattern(50_000, 2)),
+    ));
     let gathered = a.ep.send(to_b, gather).tag(1).start().unwrap();
     let mut loan = a.ep.loan(1000).unwrap();
     loan.copy_from_slice(pattern(1000, 3));
     let lent = a.ep.lend(to_b, loan).tag(1).start().unwrap();
     a.ep.send(to_b, "tried").tag(1).await.unwrap();
-    let rows =
-        (0..20u64).map(|number| a.ep.send(to_b, numbered(number, 30)).tag(number % 2 + 5).context(number));
+    let rows = (0..20u64).map(|number| {
+        a.ep.send(to_b, numbered(number, 30))
+            .tag(number % 2 + 5)
+            .context(number)
+    });
     assert_eq!(a.ep.post_all(rows).unwrap(), 20);
     for (bytes, data) in [(&b"injected"[..], None), (b"with data", Some(7))] {
         let got = b.ep.recv().tag(1).await.unwrap();
@@ -67,26 +83,53 @@ pub(crate) async fn every_call_has_tags(setup: Setup) {
     assert_eq!(&b.ep.recv().tag(1).await.unwrap()[..], b"tried");
     gathered.await.unwrap();
     lent.await.unwrap();
-    for number in (0..20).filter(|number| number % 2 == 1).chain((0..20).filter(|number| number % 2 == 0)) {
-        b.ep.recv_into(vec![0; 30]).tag(number % 2 + 5).context(number).post().unwrap();
+    for number in (0..20)
+        .filter(|number| number % 2 == 1)
+        .chain((0..20).filter(|number| number % 2 == 0))
+    {
+        b.ep.recv_into(vec![0; 30])
+            .tag(number % 2 + 5)
+            .context(number)
+            .post()
+            .unwrap();
         let got = b.room.cq.next().await.unwrap();
-        assert_eq!((got.context, got.transfer.tag), (number, Some(number % 2 + 5)));
+        assert_eq!(
+            (got.context, got.transfer.tag),
+            (number, Some(number % 2 + 5))
+        );
         assert_eq!(number_of(&got.into_result::<Vec<u8>>().unwrap()), number);
     }
     for number in 0..20 {
         let sent = a.room.cq.next().await.unwrap();
-        assert_eq!((sent.context, sent.transfer.tag, &sent.error), (number, Some(number % 2 + 5), &None));
+        assert_eq!(
+            (sent.context, sent.transfer.tag, &sent.error),
+            (number, Some(number % 2 + 5), &None)
+        );
     }
 }
 
 pub(crate) async fn receives_take_their_tags(setup: Setup) {
     let (a, b) = pair(&setup).await;
     let to_b = a.ep.peer().unwrap();
-    let (plain, seven) = (b.ep.recv().start().unwrap(), b.ep.recv().tag(7).start().unwrap());
+    let (plain, seven) = (
+        b.ep.recv().start().unwrap(),
+        b.ep.recv().tag(7).start().unwrap(),
+    );
     let any = b.ep.recv().tag_mask(0x100, 0xff).start().unwrap();
-    let mut several = b.ep.recv_multi(BytesMut::with_capacity(300)).min_free(100).tag(9).start().unwrap();
-    for (number, tag) in [(0, Some(9)), (1, Some(0x1ab)), (2, None), (3, Some(7)), (4, Some(9)), (5, Some(8))]
-    {
+    let mut several =
+        b.ep.recv_multi(BytesMut::with_capacity(300))
+            .min_free(100)
+            .tag(9)
+            .start()
+            .unwrap();
+    for (number, tag) in [
+        (0, Some(9)),
+        (1, Some(0x1ab)),
+        (2, None),
+        (3, Some(7)),
+        (4, Some(9)),
+        (5, Some(8)),
+    ] {
         let message = a.ep.send(to_b, numbered(number, 100));
         match tag {
             Some(tag) => message.tag(tag).await.unwrap(),
@@ -112,20 +155,35 @@ pub(crate) async fn receives_take_their_tags(setup: Setup) {
 }
 
 pub(crate) async fn tags_come_to_a_pool_of_receives(setup: Setup) {
-    let Some(pool) = Room::open_sharing(&setup).await else { return };
+    let Some(pool) = Room::open_sharing(&setup).await else {
+        return;
+    };
     let (other, mut door) = (Room::open(&setup).await, pool.door(&setup));
     let mut pairs = Vec::new();
     for _ in 0..3 {
         pairs.push(other.meet(&pool, &mut door).await);
     }
-    let mut receives: Vec<_> = (0..6).map(|tag| pool.shared().recv().tag(tag).start().unwrap()).collect();
+    let mut receives: Vec<_> = (0..6)
+        .map(|tag| pool.shared().recv().tag(tag).start().unwrap())
+        .collect();
     for tag in (0..6usize).rev() {
         let (active, passive) = &pairs[tag % 3];
-        active.send(active.peer().unwrap(), numbered(tag as u64, 40)).tag(tag as u64).await.unwrap();
+        active
+            .send(active.peer().unwrap(), numbered(tag as u64, 40))
+            .tag(tag as u64)
+            .await
+            .unwrap();
         let got = receives.pop().unwrap().await.unwrap();
-        assert_eq!((number_of(&got), got.source()), (tag as u64, passive.peer()));
+        assert_eq!(
+            (number_of(&got), got.source()),
+            (tag as u64, passive.peer())
+        );
         assert_eq!(pool.shared().received_by(&got.transfer), Some(passive.id()));
-        passive.send(got.source().unwrap(), "back").tag(3).await.unwrap();
+        passive
+            .send(got.source().unwrap(), "back")
+            .tag(3)
+            .await
+            .unwrap();
         assert_eq!(&active.recv().tag(3).await.unwrap()[..], b"back");
     }
 }
@@ -136,20 +194,40 @@ async fn refuses_tags(ep: &Endpoint) {
     let failed = ep.send(peer, vec![7; 9]).tag(1).await.unwrap_err();
     assert!(is_unsupported(&failed.error), "{}", failed.error);
     assert_eq!((failed.buf, failed.error.errno()), (vec![7; 9], 95));
-    let failed = ep.send(peer, vec![7; 100_000]).tag(1).delivery_complete().await.unwrap_err();
+    let failed = ep
+        .send(peer, vec![7; 100_000])
+        .tag(1)
+        .delivery_complete()
+        .await
+        .unwrap_err();
     assert!(is_unsupported(&failed.error) && failed.buf.len() == 100_000);
-    assert!(is_unsupported(&ep.send(peer, "posted").tag(1).post().unwrap_err().error));
-    assert!(is_unsupported(&ep.inject_tagged(peer, 1, b"injected").unwrap_err()));
-    let stopped = ep.post_all([ep.send(peer, "a").tag(1), ep.send(peer, "b").tag(1)]).unwrap_err();
-    assert!(is_unsupported(&stopped.error) && stopped.posted == 0, "{}", stopped.error);
+    assert!(is_unsupported(
+        &ep.send(peer, "posted").tag(1).post().unwrap_err().error
+    ));
+    assert!(is_unsupported(
+        &ep.inject_tagged(peer, 1, b"injected").unwrap_err()
+    ));
+    let stopped = ep
+        .post_all([ep.send(peer, "a").tag(1), ep.send(peer, "b").tag(1)])
+        .unwrap_err();
+    assert!(
+        is_unsupported(&stopped.error) && stopped.posted == 0,
+        "{}",
+        stopped.error
+    );
     let mut loan = ep.loan(10).unwrap();
     loan.fill(1);
-    assert!(is_unsupported(&ep.lend(peer, loan).tag(1).await.unwrap_err().error));
+    assert!(is_unsupported(
+        &ep.lend(peer, loan).tag(1).await.unwrap_err().error
+    ));
 }
 
 pub(crate) async fn who_takes_no_tags_is_sent_none(setup: Setup) {
     for calls in [false, true] {
-        let (with, without) = (Room::open(&setup).await, Room::open(&setup.only(Caps::MSG)).await);
+        let (with, without) = (
+            Room::open(&setup).await,
+            Room::open(&setup.only(Caps::MSG)).await,
+        );
         let (mut at_with, mut at_without) = (with.door(&setup), without.door(&setup));
         let (tags, plain) = if calls {
             with.meet(&without, &mut at_without).await
@@ -158,10 +236,20 @@ pub(crate) async fn who_takes_no_tags_is_sent_none(setup: Setup) {
             (passive, active)
         };
         refuses_tags(&tags).await;
-        tags.send(tags.peer().unwrap(), "without a tag").await.unwrap();
+        tags.send(tags.peer().unwrap(), "without a tag")
+            .await
+            .unwrap();
         assert_eq!(&plain.recv().await.unwrap()[..], b"without a tag");
-        let own = plain.send(plain.peer().unwrap(), "x").tag(1).await.unwrap_err().error;
-        assert!(matches!(own, Error::NotSupported(why) if why.contains("FI_TAGGED")), "{own}");
+        let own = plain
+            .send(plain.peer().unwrap(), "x")
+            .tag(1)
+            .await
+            .unwrap_err()
+            .error;
+        assert!(
+            matches!(own, Error::NotSupported(why) if why.contains("FI_TAGGED")),
+            "{own}"
+        );
         plain.send(plain.peer().unwrap(), "and back").await.unwrap();
         assert_eq!(&tags.recv().await.unwrap()[..], b"and back");
     }
@@ -178,7 +266,8 @@ pub(crate) async fn strangers_are_sent_tags_when_the_program_says_so(setup: Setu
         assert_eq!(hears(&mut socket, good.len()).await, good);
 
         let (ep, mut socket, _) = stranger((&room, &setup), calls, NOTHING, true).await;
-        ep.inject_tagged(ep.peer().unwrap(), 0x1234, b"good").unwrap();
+        ep.inject_tagged(ep.peer().unwrap(), 0x1234, b"good")
+            .unwrap();
         let good = tagged(0x1234, b"good");
         assert_eq!(hears(&mut socket, good.len()).await, good);
 
@@ -227,7 +316,14 @@ pub(crate) async fn marks_are_not_taken_at_more_than_their_word(setup: Setup) {
         ] {
             let (ep, mut socket, said) = stranger((&room, &setup), calls, says, false).await;
             // Who does not say that it is of this library is not told so.
-            assert_eq!(said, if calls && !is_mark { NOTHING } else { mark(!calls, TAGS) });
+            assert_eq!(
+                said,
+                if calls && !is_mark {
+                    NOTHING
+                } else {
+                    mark(!calls, TAGS)
+                }
+            );
             if takes_tags {
                 ep.inject_tagged(ep.peer().unwrap(), 5, b"good").unwrap();
                 let good = tagged(5, b"good");
@@ -255,7 +351,10 @@ pub(crate) async fn a_tag_ends_a_connection_that_takes_none(setup: Setup) {
             // It may have been thrown out already.
             let _ = socket.write_all(&whole[split..]);
             let failed = waits.await.unwrap_err().error;
-            assert!(matches!(&failed, Error::Protocol { what, .. } if what.contains("tagged")), "{failed}");
+            assert!(
+                matches!(&failed, Error::Protocol { what, .. } if what.contains("tagged")),
+                "{failed}"
+            );
         }
     }
 }

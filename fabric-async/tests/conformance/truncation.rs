@@ -22,15 +22,29 @@ const CASES: [(usize, usize); 9] = [
 pub(crate) async fn expected_messages_are_cut_to_the_room(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for (len, room) in CASES {
-        let recv = b.ep.recv_into(vec![0; room + 1].into_boxed_slice()).tag(1).start().unwrap();
-        let cut = b.ep.recv_into(vec![0xee; room].into_boxed_slice()).tag(2).start().unwrap();
+        let recv =
+            b.ep.recv_into(vec![0; room + 1].into_boxed_slice())
+                .tag(1)
+                .start()
+                .unwrap();
+        let cut =
+            b.ep.recv_into(vec![0xee; room].into_boxed_slice())
+                .tag(2)
+                .start()
+                .unwrap();
         let send = a.ep.send(to_b, pattern(len, 1)).tag(2);
         let other = a.ep.send(to_b, pattern(room + 1, 2)).tag(1);
         let (sent, also, cut, whole) = tokio::join!(send, other, cut, recv);
         assert_eq!(sent.expect("the sender does not see it").len(), len);
         also.unwrap();
         let failed = cut.unwrap_err();
-        assert_eq!(failed.error, Error::Truncated { len: room, lost: len - room });
+        assert_eq!(
+            failed.error,
+            Error::Truncated {
+                len: room,
+                lost: len - room
+            }
+        );
         assert_eq!((failed.transfer.len, failed.buf.len()), (room, room));
         assert_bytes(&failed.buf, &pattern(len, 1)[..room]);
         assert_bytes(&whole.expect("room enough"), pattern(room + 1, 2));
@@ -42,15 +56,28 @@ pub(crate) async fn unexpected_messages_are_cut_to_the_room(setup: Setup) {
     for (len, room) in CASES {
         let (sent, ()) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), fence_behind(&a, &b, to_b));
         sent.unwrap();
-        let failed = b.ep.recv_into(vec![0xee; room].into_boxed_slice()).await.unwrap_err();
-        assert_eq!(failed.error, Error::Truncated { len: room, lost: len - room });
+        let failed =
+            b.ep.recv_into(vec![0xee; room].into_boxed_slice())
+                .await
+                .unwrap_err();
+        assert_eq!(
+            failed.error,
+            Error::Truncated {
+                len: room,
+                lost: len - room
+            }
+        );
         assert_eq!((failed.transfer.len, failed.buf.len()), (room, room));
         assert_bytes(&failed.buf, &pattern(len, 1)[..room]);
     }
 }
 
 /// A fence that is posted when it is first polled, behind what was posted before.
-async fn fence_behind(a: &crate::station::Station, b: &crate::station::Station, to_b: fabric_async::FiAddr) {
+async fn fence_behind(
+    a: &crate::station::Station,
+    b: &crate::station::Station,
+    to_b: fabric_async::FiAddr,
+) {
     fence(a, b, to_b).await;
 }
 
@@ -67,7 +94,13 @@ pub(crate) async fn the_rest_of_a_long_message_is_lost_and_the_next_is_whole(set
             let (cut, whole) = early.unwrap_or_else(|| (start(1000), start(300_000)));
             let failed = cut.await.unwrap_err();
             let room = failed.buf.capacity();
-            assert_eq!(failed.error, Error::Truncated { len: room, lost: 300_000 - room });
+            assert_eq!(
+                failed.error,
+                Error::Truncated {
+                    len: room,
+                    lost: 300_000 - room
+                }
+            );
             assert_bytes(&failed.buf, &pattern(300_000, 3)[..room]);
             assert_bytes(&whole.await.unwrap(), pattern(300_000, 4));
         };
@@ -92,7 +125,10 @@ pub(crate) async fn details_survive_truncation(setup: Setup) {
 /// Expected or not, whole or in pieces: an endpoint receives no more than it agreed to.
 pub(crate) async fn an_endpoint_receives_no_more_than_its_limit(setup: Setup) {
     const LIMIT: usize = 3000;
-    let limited = Plan { max_msg_size: Some(LIMIT), ..Plan::default() };
+    let limited = Plan {
+        max_msg_size: Some(LIMIT),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, Plan::default(), limited).await;
     for len in [LIMIT, LIMIT + 1, LONG] {
         for expected in [true, false] {
@@ -112,7 +148,13 @@ pub(crate) async fn an_endpoint_receives_no_more_than_its_limit(setup: Setup) {
             match tokio::join!(sent, received).1 {
                 Ok(message) => assert_bytes(&message, pattern(LIMIT, 1)),
                 Err(failed) => {
-                    assert_eq!(failed.error, Error::Truncated { len: LIMIT, lost: len - LIMIT });
+                    assert_eq!(
+                        failed.error,
+                        Error::Truncated {
+                            len: LIMIT,
+                            lost: len - LIMIT
+                        }
+                    );
                     assert_bytes(&failed.buf, pattern(LIMIT, 1));
                 }
             }

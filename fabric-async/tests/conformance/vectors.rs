@@ -9,7 +9,9 @@ use crate::station::{Plan, pair, pair_of};
 
 /// Cuts `len` into `count` lengths, some of them nothing.
 fn cuts(len: usize, count: usize, draw: &mut Draw) -> Vec<usize> {
-    let mut borders: Vec<usize> = (1..count).map(|_| (draw.next() % (len as u64 + 1)) as usize).collect();
+    let mut borders: Vec<usize> = (1..count)
+        .map(|_| (draw.next() % (len as u64 + 1)) as usize)
+        .collect();
     borders.extend([0, 0, len]);
     borders.sort_unstable();
     borders.windows(2).map(|pair| pair[1] - pair[0]).collect()
@@ -18,27 +20,31 @@ fn cuts(len: usize, count: usize, draw: &mut Draw) -> Vec<usize> {
 /// These bytes in so many pieces of several kinds.
 fn gathered(bytes: &'static [u8], count: usize, draw: &mut Draw) -> Gather {
     let mut rest = bytes;
-    cuts(bytes.len(), count, draw).into_iter().enumerate().fold(Gather::new(), |gather, (which, len)| {
-        let (piece, behind) = rest.split_at(len);
-        rest = behind;
-        match which % 4 {
-            0 => gather.with(piece),
-            1 => gather.with(piece.to_vec()),
-            2 => gather.with(Bytes::copy_from_slice(piece)),
-            _ => gather.with(BytesMut::from(piece)),
-        }
-    })
+    cuts(bytes.len(), count, draw).into_iter().enumerate().fold(
+        Gather::new(),
+        |gather, (which, len)| {
+            let (piece, behind) = rest.split_at(len);
+            rest = behind;
+            match which % 4 {
+                0 => gather.with(piece),
+                1 => gather.with(piece.to_vec()),
+                2 => gather.with(Bytes::copy_from_slice(piece)),
+                _ => gather.with(BytesMut::from(piece)),
+            }
+        },
+    )
 }
 
 /// Room for `len` bytes in so many buffers of several kinds.
 fn scattered(len: usize, count: usize, draw: &mut Draw) -> Scatter {
-    cuts(len, count, draw).into_iter().enumerate().fold(Scatter::new(), |scatter, (which, len)| {
-        match which % 3 {
+    cuts(len, count, draw)
+        .into_iter()
+        .enumerate()
+        .fold(Scatter::new(), |scatter, (which, len)| match which % 3 {
             0 => scatter.with(vec![7; len].into_boxed_slice()),
             1 => scatter.with(Vec::with_capacity(len)),
             _ => scatter.with(BytesMut::with_capacity(len)),
-        }
-    })
+        })
 }
 
 fn joined(scatter: &Scatter) -> Vec<u8> {
@@ -67,14 +73,23 @@ pub(crate) async fn unexpected_ones_arrive_whole(setup: Setup) {
     let lengths = [0, 1, 60, 4096, 9000, 100_000];
     let tickets: Vec<_> = lengths
         .into_iter()
-        .map(|len| a.ep.send(to_b, gathered(pattern(len, 3), 4, &mut draw)).tag(1).start().unwrap())
+        .map(|len| {
+            a.ep.send(to_b, gathered(pattern(len, 3), 4, &mut draw))
+                .tag(1)
+                .start()
+                .unwrap()
+        })
         .collect();
     let gather = gathered(pattern(200, 4), 3, &mut draw);
     let (last, marker) = tokio::join!(a.ep.send(to_b, gather).tag(2), b.ep.recv().tag(2));
     last.unwrap();
     assert_bytes(&marker.unwrap(), pattern(200, 4));
     for len in lengths {
-        let got = b.ep.recv_into(scattered(len, 3, &mut draw)).tag(1).await.unwrap();
+        let got =
+            b.ep.recv_into(scattered(len, 3, &mut draw))
+                .tag(1)
+                .await
+                .unwrap();
         assert_bytes(&joined(&got.buf), pattern(len, 3));
     }
     for ticket in tickets {
@@ -86,8 +101,15 @@ pub(crate) async fn parts_come_back_as_they_were(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let (head, body) = (vec![1u8; 16], Bytes::from_static(b"body"));
     let at = (head.as_ptr(), body.as_ptr());
-    let mut sent = a.ep.send(to_b, Gather::from((head, body))).await.unwrap().into_buf();
-    let (head, body) = (sent.take::<Vec<u8>>(0).unwrap(), sent.take::<Bytes>(1).unwrap());
+    let mut sent =
+        a.ep.send(to_b, Gather::from((head, body)))
+            .await
+            .unwrap()
+            .into_buf();
+    let (head, body) = (
+        sent.take::<Vec<u8>>(0).unwrap(),
+        sent.take::<Bytes>(1).unwrap(),
+    );
     assert_eq!((head.as_ptr(), body.as_ptr()), at);
     let pooled = {
         a.ep.send(to_b, "x").await.unwrap();
@@ -100,7 +122,10 @@ pub(crate) async fn parts_come_back_as_they_were(setup: Setup) {
     let room = Scatter::from((vec![0u8; 16].into_boxed_slice(), pooled));
     let mut got = b.ep.recv_into(room).await.unwrap().into_buf();
     assert_bytes(&got.take::<Box<[u8]>>(0).unwrap(), &pattern(5000, 1)[..16]);
-    assert_bytes(&got.take::<fabric_async::PooledBuf>(1).unwrap(), &pattern(5000, 1)[16..]);
+    assert_bytes(
+        &got.take::<fabric_async::PooledBuf>(1).unwrap(),
+        &pattern(5000, 1)[16..],
+    );
     assert!(got.take::<Vec<u8>>(0).is_none(), "it was taken");
 }
 
@@ -111,7 +136,9 @@ pub(crate) async fn empty_ones_are_messages_too(setup: Setup) {
     }
     assert_eq!(b.ep.recv().await.unwrap().len(), 0);
     assert_eq!(b.ep.recv_into(Scatter::new()).await.unwrap().len(), 0);
-    a.ep.send(to_b, Gather::from(["", "abc", "", "d", ""])).await.unwrap();
+    a.ep.send(to_b, Gather::from(["", "abc", "", "d", ""]))
+        .await
+        .unwrap();
     let failed = b.ep.recv_into(Scatter::new()).await.unwrap_err();
     assert_eq!(failed.error, Error::Truncated { len: 0, lost: 4 });
 }
@@ -120,9 +147,16 @@ pub(crate) async fn truncation_fills_what_there_is(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for len in [10, 9000, 300_000] {
         for unexpected in [false, true] {
-            let room = Scatter::from([Vec::with_capacity(3), Vec::with_capacity(0), Vec::with_capacity(5)]);
+            let room = Scatter::from([
+                Vec::with_capacity(3),
+                Vec::with_capacity(0),
+                Vec::with_capacity(5),
+            ]);
             let sends = async {
-                a.ep.send(to_b, gathered(pattern(len, 2), 3, &mut Draw::new(3))).tag(1).await.unwrap();
+                a.ep.send(to_b, gathered(pattern(len, 2), 3, &mut Draw::new(3)))
+                    .tag(1)
+                    .await
+                    .unwrap();
                 a.ep.send(to_b, "behind").tag(2).await.unwrap();
             };
             let receives = async {
@@ -136,7 +170,13 @@ pub(crate) async fn truncation_fills_what_there_is(setup: Setup) {
                 failed
             };
             let ((), failed) = tokio::join!(sends, receives);
-            assert_eq!(failed.error, Error::Truncated { len: 8, lost: len - 8 });
+            assert_eq!(
+                failed.error,
+                Error::Truncated {
+                    len: 8,
+                    lost: len - 8
+                }
+            );
             let parts = failed.buf.into_parts::<Vec<u8>>().unwrap();
             assert_eq!(parts, [&pattern(8, 2)[..3], &[], &pattern(8, 2)[3..]]);
         }
@@ -147,22 +187,71 @@ pub(crate) async fn more_than_the_limit_is_refused(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
     let most = a.info.tx.iov_limit;
-    assert!(most > 1 && a.info.rx.iov_limit == most, "a provider that has vectors at all");
-    let row = |count: usize| (0..count).map(|number| vec![number as u8]).collect::<Vec<_>>();
-    let refused = |error: Error| {
-        assert_eq!(error, Error::TooLong { what: "vector of buffers", len: most + 1, limit: most });
+    assert!(
+        most > 1 && a.info.rx.iov_limit == most,
+        "a provider that has vectors at all"
+    );
+    let row = |count: usize| {
+        (0..count)
+            .map(|number| vec![number as u8])
+            .collect::<Vec<_>>()
     };
-    let failed = a.ep.send(to_b, Gather::from(row(most + 1))).await.unwrap_err();
-    assert_eq!(failed.buf.into_parts::<Vec<u8>>().unwrap(), row(most + 1), "they come back");
+    let refused = |error: Error| {
+        assert_eq!(
+            error,
+            Error::TooLong {
+                what: "vector of buffers",
+                len: most + 1,
+                limit: most
+            }
+        );
+    };
+    let failed =
+        a.ep.send(to_b, Gather::from(row(most + 1)))
+            .await
+            .unwrap_err();
+    assert_eq!(
+        failed.buf.into_parts::<Vec<u8>>().unwrap(),
+        row(most + 1),
+        "they come back"
+    );
     refused(failed.error);
-    refused(a.ep.send(to_b, Gather::from(row(most + 1))).start().unwrap_err().error);
-    refused(a.ep.recv_into(Scatter::from(row(most + 1))).await.unwrap_err().error);
-    refused(a.ep.recv_into(Scatter::from(row(most + 1))).post().unwrap_err().error);
-    let region = b.domain.alloc(4096, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    refused(
+        a.ep.send(to_b, Gather::from(row(most + 1)))
+            .start()
+            .unwrap_err()
+            .error,
+    );
+    refused(
+        a.ep.recv_into(Scatter::from(row(most + 1)))
+            .await
+            .unwrap_err()
+            .error,
+    );
+    refused(
+        a.ep.recv_into(Scatter::from(row(most + 1)))
+            .post()
+            .unwrap_err()
+            .error,
+    );
+    let region = b
+        .domain
+        .alloc(4096, Access::REMOTE_READ | Access::REMOTE_WRITE)
+        .unwrap();
     let remote = region.remote();
-    refused(a.ep.write(to_b, remote.at(0), Gather::from(row(most + 1))).await.unwrap_err().error);
+    refused(
+        a.ep.write(to_b, remote.at(0), Gather::from(row(most + 1)))
+            .await
+            .unwrap_err()
+            .error,
+    );
     let scatter = Scatter::from(row(most + 1));
-    refused(a.ep.read_into(to_b, remote.slice(..8), scatter).await.unwrap_err().error);
+    refused(
+        a.ep.read_into(to_b, remote.slice(..8), scatter)
+            .await
+            .unwrap_err()
+            .error,
+    );
     let (sent, got) = tokio::join!(
         a.ep.send(to_b, Gather::from(row(most))),
         b.ep.recv_into(Scatter::from(vec![vec![9u8]; most])),
@@ -175,52 +264,94 @@ pub(crate) async fn they_are_written_and_read(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let _moving = b.keep_moving();
     let mut draw = Draw::new(11);
-    let region = b.domain.alloc((1 << 20) + 16, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let region = b
+        .domain
+        .alloc((1 << 20) + 16, Access::REMOTE_READ | Access::REMOTE_WRITE)
+        .unwrap();
     let remote = region.remote();
     for len in [0, 1, 8, 4096, 100_001, 300_000, 1 << 20] {
         let bytes = pattern(len, 5);
-        let done = a.ep.write(to_b, remote.at(3), gathered(bytes, 6, &mut draw)).await.unwrap();
+        let done =
+            a.ep.write(to_b, remote.at(3), gathered(bytes, 6, &mut draw))
+                .await
+                .unwrap();
         assert_eq!((done.len(), done.buf.count()), (len, 7));
         let mut there = vec![0; len];
         region.read(3, &mut there).unwrap();
         assert_bytes(&there, bytes);
         let slice = remote.slice(3..3 + len as u64);
-        let done = a.ep.read_into(to_b, slice, scattered(len, 6, &mut draw)).await.unwrap();
+        let done =
+            a.ep.read_into(to_b, slice, scattered(len, 6, &mut draw))
+                .await
+                .unwrap();
         assert_eq!(done.len(), len);
         assert_bytes(&joined(&done.buf), bytes);
     }
     let small = Scatter::from([Vec::with_capacity(4), Vec::with_capacity(3)]);
-    let failed = a.ep.read_into(to_b, remote.slice(..8), small).await.unwrap_err();
-    assert_eq!(failed.error, Error::TooLong { what: "read into a buffer", len: 8, limit: 7 });
+    let failed =
+        a.ep.read_into(to_b, remote.slice(..8), small)
+            .await
+            .unwrap_err();
+    assert_eq!(
+        failed.error,
+        Error::TooLong {
+            what: "read into a buffer",
+            len: 8,
+            limit: 7
+        }
+    );
     assert_eq!(failed.buf.count(), 2);
 }
 
 pub(crate) async fn queues_bring_them_back(setup: Setup) {
     let (mut a, mut b, to_b) = pair(&setup).await;
-    let (gather, room) = (Gather::from(["ab", "cde"]), Scatter::from([Vec::with_capacity(1), vec![0; 9]]));
+    let (gather, room) = (
+        Gather::from(["ab", "cde"]),
+        Scatter::from([Vec::with_capacity(1), vec![0; 9]]),
+    );
     b.ep.recv_into(room).context(2).post().unwrap();
     a.ep.send(to_b, gather).context(1).post().unwrap();
     let (mut sent, mut got) = (Vec::new(), Vec::new());
     a.cq.next_batch(&mut sent, 1).await;
     b.cq.next_batch(&mut got, 1).await;
     let (mut sent, got) = (sent.pop().unwrap(), got.pop().unwrap());
-    assert_eq!((sent.context, sent.transfer.len, sent.bytes()), (1, 5, &[][..]));
-    assert!(sent.take_buf::<Scatter>().is_none(), "it is of the other kind");
-    assert_eq!(sent.take_buf::<Gather>().unwrap().into_parts::<&'static str>().unwrap(), ["ab", "cde"]);
+    assert_eq!(
+        (sent.context, sent.transfer.len, sent.bytes()),
+        (1, 5, &[][..])
+    );
+    assert!(
+        sent.take_buf::<Scatter>().is_none(),
+        "it is of the other kind"
+    );
+    assert_eq!(
+        sent.take_buf::<Gather>()
+            .unwrap()
+            .into_parts::<&'static str>()
+            .unwrap(),
+        ["ab", "cde"]
+    );
     let got: Done<Scatter> = got.into_result().unwrap();
-    assert_eq!(got.into_buf().into_parts::<Vec<u8>>().unwrap(), [&b"a"[..], b"bcde"]);
+    assert_eq!(
+        got.into_buf().into_parts::<Vec<u8>>().unwrap(),
+        [&b"a"[..], b"bcde"]
+    );
 }
 
-/// Whatever was placed in the pieces of a receive that nobody waits for any more goes to the next one.
+/// Whatever was placed in the pieces of a receive that nobody waits for any more goes to the next
+/// one.
 pub(crate) async fn a_dropped_receive_loses_nothing(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     for len in [7, 5000, LONG] {
-        let sending =
-            async { a.ep.send(to_b, gathered(pattern(len, 6), 5, &mut Draw::new(1))).await.unwrap() };
+        let sending = async {
+            a.ep.send(to_b, gathered(pattern(len, 6), 5, &mut Draw::new(1)))
+                .await
+                .unwrap()
+        };
         let receiving = async {
             for polls in 0..20 {
                 let boxed = vec![3u8; 3].into_boxed_slice();
-                let room = Scatter::from((boxed, Vec::with_capacity(len), Vec::with_capacity(LONG)));
+                let room =
+                    Scatter::from((boxed, Vec::with_capacity(len), Vec::with_capacity(LONG)));
                 let mut receive = b.ep.recv_into(room).start().unwrap();
                 for _ in 0..polls % 4 {
                     if let std::task::Poll::Ready(got) = poll_once(&mut receive).await {
@@ -239,16 +370,27 @@ pub(crate) async fn a_dropped_receive_loses_nothing(setup: Setup) {
 
 /// A vector that waits for credit, and one that is taken back while it waits.
 pub(crate) async fn they_wait_for_credit_like_others(setup: Setup) {
-    let plan = Plan { tx_size: Some(4), ..Plan::default() };
+    let plan = Plan {
+        tx_size: Some(4),
+        ..Plan::default()
+    };
     let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
     let mut under_way = Vec::new();
     let refused = loop {
-        match a.ep.send(to_b, Gather::from([pattern(LONG, 0), b"end"])).start() {
+        match a
+            .ep
+            .send(to_b, Gather::from([pattern(LONG, 0), b"end"]))
+            .start()
+        {
             Ok(ticket) => under_way.push(ticket),
             Err(failed) => break failed,
         }
     };
-    assert!(matches!(refused.error, Error::Again(_)), "{}", refused.error);
+    assert!(
+        matches!(refused.error, Error::Again(_)),
+        "{}",
+        refused.error
+    );
     assert_eq!(refused.buf.len(), LONG + 3);
     for ticket in under_way {
         let (sent, got) = tokio::join!(ticket, b.ep.recv());

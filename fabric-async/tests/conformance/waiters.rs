@@ -62,7 +62,8 @@ pub(crate) async fn the_last_to_poll_may_go(setup: Setup) {
     }
 }
 
-/// An operation was polled once, which made its task the one that drives; then the task waits for something else.
+/// An operation was polled once, which made its task the one that drives; then the task waits for
+/// something else.
 pub(crate) async fn a_busy_holder_of_a_ticket_stops_nobody(setup: Setup) {
     let (a, b, to_b) = pair(&setup).await;
     let tasks: Vec<_> = (0..TASKS).map(|tag| waiting(&b, tag)).collect();
@@ -136,7 +137,12 @@ pub(crate) async fn many_peers_that_end_at_once_are_all_noticed(setup: Setup) {
     let (mut r, host) = (setup.station().await, setup.station().await);
     let mut peers = Vec::new();
     for _ in 0..PEERS {
-        let builder = host.domain.endpoint(&host.info).unwrap().bind_av(&host.av).unwrap();
+        let builder = host
+            .domain
+            .endpoint(&host.info)
+            .unwrap()
+            .bind_av(&host.av)
+            .unwrap();
         let peer = builder.enable().await.unwrap();
         peer.lookup(r.ep.name()).await.unwrap();
         peers.push(peer);

@@ -1,5 +1,6 @@
-//! Messages that the network may take from where they lie: their buffers are given back when nobody reads them any more, so
-//! whoever writes into one at that moment changes no message. Whoever has no such network takes no notice.
+//! Messages that the network may take from where they lie: their buffers are given back when nobody
+//! reads them any more, so whoever writes into one at that moment changes no message. Whoever has
+//! no such network takes no notice.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -13,7 +14,8 @@ use crate::setup::Setup;
 use crate::station::{Plan, Station, pair_of};
 
 const COUNT: u64 = 24;
-/// Long enough for the network to take it, and longer than it has room for when the peer reads nothing.
+/// Long enough for the network to take it, and longer than it has room for when the peer reads
+/// nothing.
 const LEN: usize = 300_000;
 
 /// Everything long is taken from where it lies, if anything is; and the other side has little room.
@@ -21,7 +23,16 @@ fn plans() -> (Plan, Plan) {
     let mut sockets = SocketOptions::new().zero_copy_from(0);
     sockets.insists_on_zero_copy = true;
     let narrow = SocketOptions::new().receive_buffer(64 << 10);
-    (Plan { sockets, ..Plan::default() }, Plan { sockets: narrow, ..Plan::default() })
+    (
+        Plan {
+            sockets,
+            ..Plan::default()
+        },
+        Plan {
+            sockets: narrow,
+            ..Plan::default()
+        },
+    )
 }
 
 /// Of different lengths, each of which says which it is.
@@ -84,7 +95,9 @@ fn fleeting(gone: &Sender<()>, number: u64) -> Bytes {
 
 /// All of them have gone.
 async fn all_gone(gone: Receiver<()>, count: u64) {
-    tokio::task::spawn_blocking(move || (0..count).for_each(|_| gone.recv().unwrap())).await.unwrap();
+    tokio::task::spawn_blocking(move || (0..count).for_each(|_| gone.recv().unwrap()))
+        .await
+        .unwrap();
 }
 
 pub(crate) async fn dropped_futures_leave_buffers_where_they_are(setup: Setup) {
@@ -107,7 +120,10 @@ pub(crate) async fn an_endpoint_that_closes_gives_them_back(setup: Setup) {
     let mut futures = Vec::new();
     for number in 1..COUNT {
         if number % 2 == 0 {
-            a.ep.send(to_b, message(number)).context(number).post().unwrap();
+            a.ep.send(to_b, message(number))
+                .context(number)
+                .post()
+                .unwrap();
         } else {
             futures.push((number, a.ep.send(to_b, message(number)).start().unwrap()));
         }
@@ -139,16 +155,28 @@ pub(crate) async fn an_endpoint_that_closes_gives_them_back(setup: Setup) {
             let done = a.cq.next().await.expect("the queue is open");
             assert!(
                 done.kind == OpKind::Send
-                    && done.error.as_deref().is_none_or(|error| *error == Error::Canceled)
+                    && done
+                        .error
+                        .as_deref()
+                        .is_none_or(|error| *error == Error::Canceled)
             );
             let context = done.context;
             posted.push(context);
-            let buf = done.into_result::<Vec<u8>>().map_or_else(|failed| failed.buf, |done| done.buf);
+            let buf = done
+                .into_result::<Vec<u8>>()
+                .map_or_else(|failed| failed.buf, |done| done.buf);
             assert!(buf == message(context));
         }
         posted.sort_unstable();
-        assert!(posted.iter().copied().eq((2..COUNT).step_by(2)), "{posted:?}");
-        assert_eq!(a.sends.value() + a.sends.errors(), COUNT, "each was counted once");
+        assert!(
+            posted.iter().copied().eq((2..COUNT).step_by(2)),
+            "{posted:?}"
+        );
+        assert_eq!(
+            a.sends.value() + a.sends.errors(),
+            COUNT,
+            "each was counted once"
+        );
     };
     tokio::select! {
         () = reading => {}
@@ -160,7 +188,9 @@ pub(crate) async fn an_endpoint_that_closes_gives_them_back(setup: Setup) {
 pub(crate) async fn a_peer_that_closes_gives_them_back(setup: Setup) {
     let (a, b) = plans();
     let (a, b, to_b) = pair_of(&setup, a, b).await;
-    let sends: Vec<_> = (0..COUNT).map(|number| a.ep.send(to_b, message(number)).start().unwrap()).collect();
+    let sends: Vec<_> = (0..COUNT)
+        .map(|number| a.ep.send(to_b, message(number)).start().unwrap())
+        .collect();
     assert_eq!(number_of(&b.ep.recv().await.unwrap()), 0);
     drop(b);
     for (send, number) in sends.into_iter().zip(0..) {
@@ -177,7 +207,10 @@ pub(crate) async fn writes_are_taken_likewise(setup: Setup) {
     let mut writes = JoinSet::new();
     for number in 0..16 {
         let at = region.remote().at((number * LEN) as u64);
-        let write = a.ep.write(to_b, at, pattern(LEN, number).to_vec()).start().unwrap();
+        let write =
+            a.ep.write(to_b, at, pattern(LEN, number).to_vec())
+                .start()
+                .unwrap();
         writes.spawn(async move { write.await.unwrap().buf.fill(0xff) });
     }
     while let Some(ended) = writes.join_next().await {
@@ -191,13 +224,17 @@ pub(crate) async fn writes_are_taken_likewise(setup: Setup) {
     assert_counted(&setup, &a, 16);
 }
 
-/// Long and short ones keep their order, whichever way each goes; and a queue and counters hear of each once.
+/// Long and short ones keep their order, whichever way each goes; and a queue and counters hear of
+/// each once.
 pub(crate) async fn short_ones_go_on_behind_them(setup: Setup) {
     let (a, b) = plans();
     let (mut a, b, to_b) = pair_of(&setup, a, b).await;
     for number in 0..COUNT {
         let len = if number % 3 == 0 { LEN } else { 10 };
-        a.ep.send(to_b, numbered(number, len)).context(number).post().unwrap();
+        a.ep.send(to_b, numbered(number, len))
+            .context(number)
+            .post()
+            .unwrap();
     }
     let reading = async {
         receive_all(&b).await;
@@ -207,7 +244,9 @@ pub(crate) async fn short_ones_go_on_behind_them(setup: Setup) {
         let mut seen = vec![false; COUNT as usize];
         for _ in 0..COUNT {
             let done = a.cq.next().await.expect("the queue is open");
-            assert!(done.error.is_none() && !std::mem::replace(&mut seen[done.context as usize], true));
+            assert!(
+                done.error.is_none() && !std::mem::replace(&mut seen[done.context as usize], true)
+            );
         }
         assert_eq!((a.sends.value(), a.sends.errors()), (COUNT, 0));
         a.ep.send(to_b, "the end").await.unwrap();
@@ -218,7 +257,10 @@ pub(crate) async fn short_ones_go_on_behind_them(setup: Setup) {
 
 /// Inside this machine the kernel copies, and says so: without insisting that is the end of it.
 pub(crate) async fn where_the_kernel_copies_it_is_given_up(mut setup: Setup) {
-    let plan = Plan { sockets: SocketOptions::new().zero_copy_from(100_000), ..Plan::default() };
+    let plan = Plan {
+        sockets: SocketOptions::new().zero_copy_from(100_000),
+        ..Plan::default()
+    };
     setup.zero_copy = false;
     let (a, b, to_b) = pair_of(&setup, plan, Plan::default()).await;
     for number in 0..5 {
@@ -228,7 +270,10 @@ pub(crate) async fn where_the_kernel_copies_it_is_given_up(mut setup: Setup) {
         sent.unwrap();
         assert_eq!(number_of(&got.unwrap()), number);
         let stats = a.ep.stats();
-        assert!(stats.zero_copy == 0 && stats.copied_anyway <= u64::from(number >= 2), "{number}: {stats:?}");
+        assert!(
+            stats.zero_copy == 0 && stats.copied_anyway <= u64::from(number >= 2),
+            "{number}: {stats:?}"
+        );
         if setup.has_zero_copy() && number >= 2 {
             assert_eq!(stats.copied_anyway, 1);
         }

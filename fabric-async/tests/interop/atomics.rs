@@ -1,7 +1,8 @@
 //! Atomic operations with programs that speak RXM, both ways.
 
 use fabric_async::{
-    Access, AtomicCall, AtomicOp, AtomicType, CounterBind, Datatype, Error, FiAddr, RemoteAddr, RemoteSlice,
+    Access, AtomicCall, AtomicOp, AtomicType, CounterBind, Datatype, Error, FiAddr, RemoteAddr,
+    RemoteSlice,
 };
 
 use crate::program::Program;
@@ -19,15 +20,24 @@ fn digits(bytes: &[u8]) -> String {
 }
 
 fn bytes<T: AtomicType>(values: &[T]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.bits().to_le_bytes()[..T::DATATYPE.size()].to_vec()).collect()
+    values
+        .iter()
+        .flat_map(|value| value.bits().to_le_bytes()[..T::DATATYPE.size()].to_vec())
+        .collect()
 }
 
 fn number(op: AtomicOp) -> usize {
-    AtomicOp::ALL.iter().position(|other| *other == op).expect("one of them")
+    AtomicOp::ALL
+        .iter()
+        .position(|other| *other == op)
+        .expect("one of them")
 }
 
 fn number_of_type(datatype: Datatype) -> usize {
-    Datatype::ALL.iter().position(|other| *other == datatype).expect("one of them")
+    Datatype::ALL
+        .iter()
+        .position(|other| *other == datatype)
+        .expect("one of them")
 }
 
 /// What there was, what comes, and what it is compared with: a row of each.
@@ -39,7 +49,11 @@ struct Case<T> {
 
 impl<T: AtomicType> Case<T> {
     fn of([one, two]: [T; 2]) -> Self {
-        Self { was: vec![one, two, two, one], operands: vec![two, one, two, one], comparands: vec![one; 4] }
+        Self {
+            was: vec![one, two, two, one],
+            operands: vec![two, one, two, one],
+            comparands: vec![one; 4],
+        }
     }
 
     /// Bytes of the memory afterwards, the values with one on each side that has not changed.
@@ -48,17 +62,30 @@ impl<T: AtomicType> Case<T> {
         let compute = |at: usize| {
             let [was, operand, comparand] =
                 [&self.was, &self.operands, &self.comparands].map(|row| row[at].bits());
-            op.compute(T::DATATYPE, was, operand, comparand).to_le_bytes()[..size].to_vec()
+            op.compute(T::DATATYPE, was, operand, comparand)
+                .to_le_bytes()[..size]
+                .to_vec()
         };
-        [vec![0; size], (0..4).flat_map(compute).collect(), vec![0; size]].concat()
+        [
+            vec![0; size],
+            (0..4).flat_map(compute).collect(),
+            vec![0; size],
+        ]
+        .concat()
     }
 }
 
 /// Every operation that there is for this type, in every call.
 fn operations<T: AtomicType>() -> Vec<(AtomicOp, AtomicCall)> {
-    let calls = |op: &AtomicOp| AtomicCall::ALL.iter().map(|call| (*op, *call)).collect::<Vec<_>>();
+    let calls = |op: &AtomicOp| {
+        AtomicCall::ALL
+            .iter()
+            .map(|call| (*op, *call))
+            .collect::<Vec<_>>()
+    };
     let all = AtomicOp::ALL.iter().flat_map(calls);
-    all.filter(|(op, call)| op.is_valid(T::DATATYPE, *call)).collect()
+    all.filter(|(op, call)| op.is_valid(T::DATATYPE, *call))
+        .collect()
 }
 
 async fn ours<T: AtomicType>(us: &Side, peer: FiAddr, values: [T; 2]) {
@@ -66,21 +93,39 @@ async fn ours<T: AtomicType>(us: &Side, peer: FiAddr, values: [T; 2]) {
     let there = at(7, size as u64);
     us.ep.write(peer, at(7, 0), vec![0; 64]).await.unwrap();
     for (op, call) in operations::<T>() {
-        let Case { was, operands, comparands } = Case::of(values);
+        let Case {
+            was,
+            operands,
+            comparands,
+        } = Case::of(values);
         us.ep.write(peer, there, bytes(&was)).await.unwrap();
         let fetched = match call {
             AtomicCall::Base => us.ep.atomic(peer, there, op, operands).await.map(|()| None),
-            AtomicCall::Fetch => us.ep.fetch_atomic(peer, there, op, operands).await.map(Some),
-            AtomicCall::Compare => {
-                us.ep.compare_atomic(peer, there, op, operands, comparands).await.map(Some)
-            }
+            AtomicCall::Fetch => us
+                .ep
+                .fetch_atomic(peer, there, op, operands)
+                .await
+                .map(Some),
+            AtomicCall::Compare => us
+                .ep
+                .compare_atomic(peer, there, op, operands, comparands)
+                .await
+                .map(Some),
         };
-        let slice = RemoteSlice { key: 7, offset: 0, len: 6 * size };
+        let slice = RemoteSlice {
+            key: 7,
+            offset: 0,
+            len: 6 * size,
+        };
         let left = us.ep.read(peer, slice).await.unwrap();
         let what = format!("{op:?} {call:?} on {:?}", T::DATATYPE);
         assert_eq!(left[..], Case::of(values).left(op), "{what}");
         let expected = (call != AtomicCall::Base).then(|| bytes(&was));
-        assert_eq!(fetched.unwrap().map(|fetched| bytes(&fetched)), expected, "{what}");
+        assert_eq!(
+            fetched.unwrap().map(|fetched| bytes(&fetched)),
+            expected,
+            "{what}"
+        );
     }
 }
 
@@ -90,12 +135,21 @@ async fn theirs<T: AtomicType>(us: &Side, they: &Program, values: [T; 2]) {
     let case = Case::of(values);
     for (op, call) in operations::<T>() {
         region.write(size, &bytes(&case.was)).unwrap();
-        let brings = if op == AtomicOp::Read { "-".into() } else { digits(&bytes(&case.operands)) };
-        let compares =
-            if call == AtomicCall::Compare { digits(&bytes(&case.comparands)) } else { "-".into() };
+        let brings = if op == AtomicOp::Read {
+            "-".into()
+        } else {
+            digits(&bytes(&case.operands))
+        };
+        let compares = if call == AtomicCall::Compare {
+            digits(&bytes(&case.comparands))
+        } else {
+            "-".into()
+        };
         let (call_number, op_number) = (call as usize, number(op));
         let datatype = number_of_type(T::DATATYPE);
-        let line = format!("atomic 1 {call_number} {op_number} {datatype} - {brings} {compares} 11:{size}:4");
+        let line = format!(
+            "atomic 1 {call_number} {op_number} {datatype} - {brings} {compares} 11:{size}:4"
+        );
         they.must(line.clone(), "posted").await;
         they.done(1).await;
         let mut left = vec![0; 6 * size];
@@ -103,7 +157,8 @@ async fn theirs<T: AtomicType>(us: &Side, they: &Program, values: [T; 2]) {
         assert_eq!(left, case.left(op), "{line}");
         if call != AtomicCall::Base {
             let was = digits(&bytes(&case.was));
-            they.must(format!("got {}", 4 * size), &format!("bytes {was}")).await;
+            they.must(format!("got {}", 4 * size), &format!("bytes {was}"))
+                .await;
         }
     }
 }
@@ -116,8 +171,20 @@ fn we_have_every_operation_on_memory_of_libfabric() {
         macro_rules! all {
             ($($values:expr),*) => {$( ours(&us, peer, $values).await; )*};
         }
-        all!([1i8, -3], [1u8, 200], [1i16, -300], [1u16, 60_000], [1i32, -70_000], [1u32, u32::MAX]);
-        all!([1i64, i64::MIN], [1u64, u64::MAX], [1f32, -2.5], [0f64, -2.5]);
+        all!(
+            [1i8, -3],
+            [1u8, 200],
+            [1i16, -300],
+            [1u16, 60_000],
+            [1i32, -70_000],
+            [1u32, u32::MAX]
+        );
+        all!(
+            [1i64, i64::MIN],
+            [1u64, u64::MAX],
+            [1f32, -2.5],
+            [0f64, -2.5]
+        );
     });
 }
 
@@ -128,8 +195,20 @@ fn libfabric_has_every_operation_on_our_memory() {
         macro_rules! all {
             ($($values:expr),*) => {$( theirs(&us, &they, $values).await; )*};
         }
-        all!([1i8, -3], [1u8, 200], [1i16, -300], [1u16, 60_000], [1i32, -70_000], [1u32, u32::MAX]);
-        all!([1i64, i64::MIN], [1u64, u64::MAX], [1f32, -2.5], [0f64, -2.5]);
+        all!(
+            [1i8, -3],
+            [1u8, 200],
+            [1i16, -300],
+            [1u16, 60_000],
+            [1i32, -70_000],
+            [1u32, u32::MAX]
+        );
+        all!(
+            [1i64, i64::MIN],
+            [1u64, u64::MAX],
+            [1f32, -2.5],
+            [0f64, -2.5]
+        );
     });
 }
 
@@ -140,18 +219,35 @@ fn rows_of_values_both_ways() {
         they.must("region 7 100000", "region").await;
         let peer = us.number(&they);
         let row: Vec<u64> = (0..512).collect();
-        us.ep.atomic(peer, at(7, 8), AtomicOp::Write, row.clone()).await.unwrap();
-        let fetched = us.ep.fetch_atomic(peer, at(7, 8), AtomicOp::Sum, vec![5u64; 512]).await.unwrap();
+        us.ep
+            .atomic(peer, at(7, 8), AtomicOp::Write, row.clone())
+            .await
+            .unwrap();
+        let fetched = us
+            .ep
+            .fetch_atomic(peer, at(7, 8), AtomicOp::Sum, vec![5u64; 512])
+            .await
+            .unwrap();
         assert_eq!(fetched, row);
         let added: Vec<u64> = row.iter().map(|value| value + 5).collect();
-        let fetched =
-            us.ep.compare_atomic(peer, at(7, 8), AtomicOp::Cswap, vec![0; 512], added.clone()).await.unwrap();
+        let fetched = us
+            .ep
+            .compare_atomic(peer, at(7, 8), AtomicOp::Cswap, vec![0; 512], added.clone())
+            .await
+            .unwrap();
         assert_eq!(fetched, added);
         assert_eq!(
-            us.ep.fetch_atomic(peer, at(7, 8), AtomicOp::Read, vec![1u64; 512]).await.unwrap(),
+            us.ep
+                .fetch_atomic(peer, at(7, 8), AtomicOp::Read, vec![1u64; 512])
+                .await
+                .unwrap(),
             [0; 512]
         );
-        let refused = us.ep.atomic(peer, at(7, 8), AtomicOp::Write, vec![0u64; 513]).await.unwrap_err();
+        let refused = us
+            .ep
+            .atomic(peer, at(7, 8), AtomicOp::Write, vec![0u64; 513])
+            .await
+            .unwrap_err();
         assert!(matches!(refused, Error::TooLong { .. }), "{refused}");
 
         // More than this side asks for is taken.
@@ -160,9 +256,20 @@ fn rows_of_values_both_ways() {
         let most = 16_288;
         let before = pattern(20_000, 3);
         region.write(0, &before).unwrap();
-        they.must(format!("atomic 1 1 11 1 - {} - 11:5:{most}", digits(&pattern(most, 77))), "posted").await;
+        they.must(
+            format!(
+                "atomic 1 1 11 1 - {} - 11:5:{most}",
+                digits(&pattern(most, 77))
+            ),
+            "posted",
+        )
+        .await;
         they.done(1).await;
-        they.must(format!("got {most}"), &format!("bytes {}", digits(&before[5..5 + most]))).await;
+        they.must(
+            format!("got {most}"),
+            &format!("bytes {}", digits(&before[5..5 + most])),
+        )
+        .await;
         let mut after = vec![0; 20_000];
         region.read(0, &mut after).unwrap();
         assert!(after[5..5 + most] == pattern(most, 77)[..] && after[..5] == before[..5]);
@@ -172,13 +279,16 @@ fn rows_of_values_both_ways() {
         they.done(2).await;
         // Four places, and one that is injected, of which nobody hears.
         region.write(0, &[0; 64]).unwrap();
-        let line = "atomic 3 1 2 4 - 01000000020000000300000004000000 - 11:0:1 11:8:1 11:16:1 11:24:1";
+        let line =
+            "atomic 3 1 2 4 - 01000000020000000300000004000000 - 11:0:1 11:8:1 11:16:1 11:24:1";
         for _ in 0..2 {
             they.must(line, "posted").await;
             they.done(3).await;
         }
-        they.must("got 16", "bytes 01000000020000000300000004000000").await;
-        they.must("atomic 4 0 2 4 i 05000000 - 11:24:1", "posted").await;
+        they.must("got 16", "bytes 01000000020000000300000004000000")
+            .await;
+        they.must("atomic 4 0 2 4 i 05000000 - 11:24:1", "posted")
+            .await;
         they.must("read 5 11:0:28", "posted").await;
         they.done(5).await;
         let left = "02000000000000000400000000000000060000000000000".to_owned() + "00d000000";
@@ -194,21 +304,44 @@ fn what_is_wrong_fails_alone() {
         let peer = us.number(&they);
         us.ep.write(peer, at(7, 0), vec![0; 64]).await.unwrap();
         for place in [at(8, 0), at(7, 64), at(7, u64::MAX)] {
-            let around = [us.ep.fetch_add(peer, at(7, 8), 1u64), us.ep.fetch_add(peer, at(7, 8), 1u64)];
+            let around = [
+                us.ep.fetch_add(peer, at(7, 8), 1u64),
+                us.ep.fetch_add(peer, at(7, 8), 1u64),
+            ];
             let [before, after] = around;
             let before = before.start().unwrap();
             let wrong = us.ep.fetch_add(peer, place, 1u64).start().unwrap();
-            let base = us.ep.atomic(peer, place, AtomicOp::Sum, 1u64).start().unwrap();
+            let base = us
+                .ep
+                .atomic(peer, place, AtomicOp::Sum, 1u64)
+                .start()
+                .unwrap();
             let after = after.start().unwrap();
             assert_eq!(after.await.unwrap(), before.await.unwrap() + 1);
             for refused in [wrong.await.unwrap_err(), base.await.unwrap_err()] {
-                assert!(matches!(refused, Error::Key { key, .. } if key == place.key), "{refused}");
+                assert!(
+                    matches!(refused, Error::Key { key, .. } if key == place.key),
+                    "{refused}"
+                );
             }
         }
-        us.ep.read(peer, RemoteSlice { key: 7, offset: 0, len: 64 }).await.unwrap();
+        us.ep
+            .read(
+                peer,
+                RemoteSlice {
+                    key: 7,
+                    offset: 0,
+                    len: 64,
+                },
+            )
+            .await
+            .unwrap();
 
         let region = us.domain.alloc_with_key(64, BOTH, 11).unwrap();
-        let _readable = us.domain.alloc_with_key(64, Access::REMOTE_READ, 12).unwrap();
+        let _readable = us
+            .domain
+            .alloc_with_key(64, Access::REMOTE_READ, 12)
+            .unwrap();
         they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
         let one = "0100000000000000";
         let wrong = [
@@ -217,7 +350,8 @@ fn what_is_wrong_fails_alone() {
             format!("0 2 7 - {one} - 12:0:1"),
             format!("1 2 7 - {one} - 11:64:1"),
             format!("0 2 7 - {one} - 11:4:1"),
-            // A type that libfabric has: complex numbers. In the last case the first place would be right.
+            // A type that libfabric has: complex numbers. In the last case the first place would be
+            // right.
             format!("0 2 10 - {one} - 11:0:1"),
             format!("0 2 7 - {one}{one} - 11:0:1 13:0:1"),
         ];
@@ -225,11 +359,18 @@ fn what_is_wrong_fails_alone() {
             they.must(format!("atomic 1 {line}"), "posted").await;
             let entry = they.entry_of(1).await;
             assert!(entry.starts_with("failed 1 "), "{line}: {entry}");
-            they.must(format!("atomic 2 1 2 7 - {one} - 11:8:1"), "posted").await;
+            they.must(format!("atomic 2 1 2 7 - {one} - 11:8:1"), "posted")
+                .await;
             let entry = they.entry_of(2).await;
             assert!(entry.starts_with("done 2 "), "{line}: {entry}");
         }
-        assert_eq!((region.load::<u64>(0).unwrap(), region.load::<u64>(8).unwrap()), (0, 6));
+        assert_eq!(
+            (
+                region.load::<u64>(0).unwrap(),
+                region.load::<u64>(8).unwrap()
+            ),
+            (0, 6)
+        );
     });
 }
 
@@ -242,7 +383,20 @@ fn programs_without_them_refuse_them() {
         us.ep.write(peer, at(7, 0), vec![9; 64]).await.unwrap();
         let refused = us.ep.fetch_add(peer, at(7, 8), 1u64).await.unwrap_err();
         assert!(matches!(refused, Error::Key { key: 7, .. }), "{refused}");
-        assert_eq!(us.ep.read(peer, RemoteSlice { key: 7, offset: 0, len: 64 }).await.unwrap()[..], [9; 64]);
+        assert_eq!(
+            us.ep
+                .read(
+                    peer,
+                    RemoteSlice {
+                        key: 7,
+                        offset: 0,
+                        len: 64
+                    }
+                )
+                .await
+                .unwrap()[..],
+            [9; 64]
+        );
     });
 }
 
@@ -251,12 +405,17 @@ fn programs_without_them_refuse_them() {
 fn the_owner_counts_and_looks() {
     play_in_rxm(true, async |us, they| {
         let counted = us.domain.counter().unwrap();
-        let mut own = us.domain.register_buffer(vec![0u8; 64], BOTH, Some(12)).unwrap();
-        own.bind_counter(&counted, CounterBind::REMOTE_WRITE).unwrap();
+        let mut own = us
+            .domain
+            .register_buffer(vec![0u8; 64], BOTH, Some(12))
+            .unwrap();
+        own.bind_counter(&counted, CounterBind::REMOTE_WRITE)
+            .unwrap();
         they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
         for round in 1..=3u8 {
             let look = own.look();
-            they.must("atomic 1 0 2 7 - 0100000000000000 - 12:8:1", "posted").await;
+            they.must("atomic 1 0 2 7 - 0100000000000000 - 12:8:1", "posted")
+                .await;
             assert_eq!(look[8], round - 1);
             drop(look);
             they.done(1).await;
@@ -277,12 +436,26 @@ fn atomics_reads_and_messages_do_not_mix() {
         us.ep.write(peer, at(7, 0), vec![0; 1000]).await.unwrap();
         let mut next = 0;
         for round in 0..3 {
-            they.must(format!("send 1 {LEN} {round} - 0 0"), "posted").await;
+            they.must(format!("send 1 {LEN} {round} - 0 0"), "posted")
+                .await;
             let message = us.ep.recv().start().unwrap();
-            let adds: Vec<_> =
-                (0..100).map(|_| us.ep.fetch_add(peer, at(7, 16), 1u64).start().unwrap()).collect();
+            let adds: Vec<_> = (0..100)
+                .map(|_| us.ep.fetch_add(peer, at(7, 16), 1u64).start().unwrap())
+                .collect();
             let reads: Vec<_> = (0..20)
-                .map(|_| us.ep.read(peer, RemoteSlice { key: 7, offset: 16, len: 8 }).start().unwrap())
+                .map(|_| {
+                    us.ep
+                        .read(
+                            peer,
+                            RemoteSlice {
+                                key: 7,
+                                offset: 16,
+                                len: 8,
+                            },
+                        )
+                        .start()
+                        .unwrap()
+                })
                 .collect();
             for add in adds {
                 assert_eq!(add.await.unwrap(), next);

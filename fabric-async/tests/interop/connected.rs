@@ -1,11 +1,12 @@
-//! Connected endpoints: either side calls, and may be turned away; then they talk, reach each other's memory, and part.
+//! Connected endpoints: either side calls, and may be turned away; then they talk, reach each
+//! other's memory, and part.
 
 use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
 use fabric_async::{
-    Access, BindOptions, Endpoint, Error, EventKind, PassiveEndpoint, Progress, RemoteAddr, RemoteRegion,
-    SocketIo,
+    Access, BindOptions, Endpoint, Error, EventKind, PassiveEndpoint, Progress, RemoteAddr,
+    RemoteRegion, SocketIo,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -28,7 +29,11 @@ fn play_with<F: Future<Output = ()>>(
     start: impl Fn() -> Option<Program>,
     game: impl Fn(BindOptions, Program) -> F,
 ) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     for progress in [Progress::Manual, Progress::Auto] {
         for io in [SocketIo::Epoll, SocketIo::IoUring] {
             let Some(program) = start() else { return };
@@ -37,8 +42,8 @@ fn play_with<F: Future<Output = ()>>(
                 eprintln!("skipped {io:?}: {error}");
                 continue;
             }
-            let ended =
-                runtime.block_on(async { timeout(Duration::from_secs(60), game(options, program)).await });
+            let ended = runtime
+                .block_on(async { timeout(Duration::from_secs(60), game(options, program)).await });
             assert!(ended.is_ok(), "{progress:?}, {io:?}: it hangs");
         }
     }
@@ -57,12 +62,18 @@ async fn called_by(
 ) -> (Endpoint, PassiveEndpoint) {
     let mut door = options.clone().listen("tcp://").await.unwrap();
     let port = door.name().socket().unwrap().port();
-    program.must(format!("connect 127.0.0.1 {port} let-me-in"), "asked").await;
+    program
+        .must(format!("connect 127.0.0.1 {port} let-me-in"), "asked")
+        .await;
     let (ep, answer) = tokio::join!(
         async {
             let request = door.next().await.unwrap();
             assert_eq!(request.private_data(), b"let-me-in");
-            let request = if takes_tags { request.peer_takes_tags() } else { request };
+            let request = if takes_tags {
+                request.peer_takes_tags()
+            } else {
+                request
+            };
             request.accept("welcome").await.unwrap()
         },
         program.tell("event"),
@@ -80,7 +91,11 @@ async fn calls(options: &BindOptions, program: &Program) -> Endpoint {
 async fn calls_to(options: &BindOptions, program: &Program, takes_tags: bool) -> Endpoint {
     let name = format!("tcp://127.0.0.1:{}", program.port);
     let calling = options.clone().connect(&name).private_data("let-me-in");
-    let calling = if takes_tags { calling.peer_takes_tags() } else { calling };
+    let calling = if takes_tags {
+        calling.peer_takes_tags()
+    } else {
+        calling
+    };
     let calling = tokio::spawn(calling.into_future());
     assert_eq!(program.tell("event").await, "request let-me-in");
     program.must("accept welcome", "accepted").await;
@@ -93,15 +108,26 @@ async fn calls_to(options: &BindOptions, program: &Program, takes_tags: bool) ->
 async fn talk(ep: &Endpoint, program: &Program, key: u64) {
     let peer = ep.peer().unwrap();
     for (context, len) in [0, 8, 5000, 1 << 20].into_iter().enumerate() {
-        program.must(format!("recv {context} {len} - 0"), "posted").await;
-        let sending = ep.send(peer, pattern(len, 3)).data(77).delivery_complete().start().unwrap();
+        program
+            .must(format!("recv {context} {len} - 0"), "posted")
+            .await;
+        let sending = ep
+            .send(peer, pattern(len, 3))
+            .data(77)
+            .delivery_complete()
+            .start()
+            .unwrap();
         assert_eq!(program.done(context as u64).await.1, 77);
         sending.await.unwrap();
         program.must(format!("seen {len} 3"), "same").await;
-        program.must(format!("send {context} {len} 5 da 99 0"), "posted").await;
+        program
+            .must(format!("send {context} {len} 5 da 99 0"), "posted")
+            .await;
         let (got, _) = tokio::join!(ep.recv(), program.done(context as u64));
         let got = got.unwrap();
-        assert!(got[..] == pattern(len, 5)[..] && got.data() == Some(99) && got.source() == ep.peer());
+        assert!(
+            got[..] == pattern(len, 5)[..] && got.data() == Some(99) && got.source() == ep.peer()
+        );
     }
     // Memory on both sides.
     program.must(format!("region {key} 100000"), "region").await;
@@ -110,7 +136,10 @@ async fn talk(ep: &Endpoint, program: &Program, key: u64) {
     let read = ep.read(peer, remote.slice(10..50_000)).start().unwrap();
     let got = read.await.unwrap();
     assert!(got[..] == pattern(50_000, 9)[10..]);
-    ep.write(peer, remote.at(0), pattern(60_000, 2)).delivery_complete().await.unwrap();
+    ep.write(peer, remote.at(0), pattern(60_000, 2))
+        .delivery_complete()
+        .await
+        .unwrap();
     program.must("look 0 60000 2", "same").await;
     let region = ep.domain().alloc_with_key(100_000, BOTH, 41).unwrap();
     let _moving = Moving::new(ep);
@@ -124,7 +153,8 @@ async fn talk(ep: &Endpoint, program: &Program, key: u64) {
     program.must("seen 50000 4", "same").await;
 }
 
-/// Somebody waits on our side for something that never comes, as manual progress wants it where only the program acts.
+/// Somebody waits on our side for something that never comes, as manual progress wants it where
+/// only the program acts.
 struct Moving(JoinHandle<()>);
 
 impl Moving {
@@ -142,10 +172,22 @@ impl Drop for Moving {
 
 async fn hears_of_the_end(ep: &Endpoint) {
     let mut events = ep.events().unwrap();
-    assert!(matches!(events.next().await.kind, EventKind::Connected { .. }));
-    assert!(matches!(events.next().await.kind, EventKind::Shutdown { .. }));
+    assert!(matches!(
+        events.next().await.kind,
+        EventKind::Connected { .. }
+    ));
+    assert!(matches!(
+        events.next().await.kind,
+        EventKind::Shutdown { .. }
+    ));
     assert!(ep.recv().await.unwrap_err().error.is_peer_gone());
-    assert!(ep.send(ep.peer().unwrap(), "anything").await.unwrap_err().error.is_peer_gone());
+    assert!(
+        ep.send(ep.peer().unwrap(), "anything")
+            .await
+            .unwrap_err()
+            .error
+            .is_peer_gone()
+    );
 }
 
 #[test]
@@ -178,20 +220,35 @@ fn either_side_is_turned_away() {
     play(async |options, program| {
         let mut door = options.clone().listen("tcp://").await.unwrap();
         let port = door.name().socket().unwrap().port();
-        program.must(format!("connect 127.0.0.1 {port} let-me-in"), "asked").await;
+        program
+            .must(format!("connect 127.0.0.1 {port} let-me-in"), "asked")
+            .await;
         let rejecting = async { door.next().await.unwrap().reject("not-today").unwrap() };
         let ((), answer) = tokio::join!(rejecting, program.tell("event"));
         assert_eq!(answer, "refused 111 not-today");
         let name = format!("tcp://127.0.0.1:{}", program.port);
-        let calling = tokio::spawn(options.clone().connect(&name).private_data("hello").into_future());
+        let calling = tokio::spawn(
+            options
+                .clone()
+                .connect(&name)
+                .private_data("hello")
+                .into_future(),
+        );
         assert_eq!(program.tell("event").await, "request hello");
         program.must("reject go-away", "rejected").await;
         let refused = calling.await.unwrap().unwrap_err();
-        assert_eq!(refused, Error::Rejected { peer: name.parse().unwrap(), data: b"go-away".to_vec() });
+        assert_eq!(
+            refused,
+            Error::Rejected {
+                peer: name.parse().unwrap(),
+                data: b"go-away".to_vec()
+            }
+        );
     });
 }
 
-/// libfabric takes tags where it has a shared receive context, and does not say so: the program here knows it.
+/// libfabric takes tags where it has a shared receive context, and does not say so: the program
+/// here knows it.
 #[test]
 fn tags_go_where_receives_are_shared() {
     play_with(Program::start_sharing, async |options, program| {
@@ -208,18 +265,31 @@ fn tags_go_where_receives_are_shared() {
             for (context, len) in [0, 8, 5000, 1 << 20].into_iter().enumerate() {
                 let tag = 0xffff_0000_0000_0000 + context as u64;
                 // It sends them to anybody who connects with it.
-                program.must(format!("send {context} {len} 5 dat 99 {tag}"), "posted").await;
+                program
+                    .must(format!("send {context} {len} 5 dat 99 {tag}"), "posted")
+                    .await;
                 let (got, _) = tokio::join!(ep.recv().tag(tag), program.done(context as u64));
                 let got = got.unwrap();
-                assert!(got[..] == pattern(len, 5)[..] && got.data() == Some(99) && got.tag() == Some(tag));
+                assert!(
+                    got[..] == pattern(len, 5)[..]
+                        && got.data() == Some(99)
+                        && got.tag() == Some(tag)
+                );
                 if round == 2 {
                     // What it sends is no proof of what it takes.
                     refuses(&ep).await;
                     continue;
                 }
-                program.must(format!("recv {context} {len} t {tag}"), "posted").await;
-                let sending =
-                    ep.send(peer, pattern(len, 3)).tag(tag).data(77).delivery_complete().start().unwrap();
+                program
+                    .must(format!("recv {context} {len} t {tag}"), "posted")
+                    .await;
+                let sending = ep
+                    .send(peer, pattern(len, 3))
+                    .tag(tag)
+                    .data(77)
+                    .delivery_complete()
+                    .start()
+                    .unwrap();
                 let (sent, got) = tokio::join!(sending, program.done(context as u64));
                 assert_eq!((sent.unwrap().transfer.tag, got.1), (Some(tag), 77));
                 program.must(format!("seen {len} 3"), "same").await;
@@ -235,9 +305,16 @@ fn tags_go_where_receives_are_shared() {
 }
 
 async fn refuses(ep: &Endpoint) {
-    let refused = ep.send(ep.peer().unwrap(), "a tag").tag(1).await.unwrap_err().error;
+    let refused = ep
+        .send(ep.peer().unwrap(), "a tag")
+        .tag(1)
+        .await
+        .unwrap_err()
+        .error;
     assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
-    let refused = ep.inject_tagged(ep.peer().unwrap(), 1, b"a tag").unwrap_err();
+    let refused = ep
+        .inject_tagged(ep.peer().unwrap(), 1, b"a tag")
+        .unwrap_err();
     assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
 }
 

@@ -5,19 +5,38 @@ use fabric_async::{Access, RemoteAddr, RemoteSlice};
 use crate::program::Program;
 use crate::{pattern, play};
 
-/// In the middle of what it was asked for. Who comes back at the same place is somebody else, and is reached.
+/// In the middle of what it was asked for. Who comes back at the same place is somebody else, and
+/// is reached.
 #[test]
 fn who_was_killed_comes_back() {
     play(|us, they| async move {
         let mut they = they;
         let peer = us.number(&they);
-        let _region = us.domain.alloc_with_key(1000, Access::REMOTE_READ | Access::REMOTE_WRITE, 11).unwrap();
+        let _region = us
+            .domain
+            .alloc_with_key(1000, Access::REMOTE_READ | Access::REMOTE_WRITE, 11)
+            .unwrap();
         for round in 0..3 {
             they.must(format!("region 7 {}", 8 << 20), "region").await;
-            us.ep.write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(10, round)).await.unwrap();
+            us.ep
+                .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(10, round))
+                .await
+                .unwrap();
             they.must(format!("look 0 10 {round}"), "same").await;
             let reads: Vec<_> = (0..20)
-                .map(|_| us.ep.read(peer, RemoteSlice { key: 7, offset: 0, len: 8 << 20 }).start().unwrap())
+                .map(|_| {
+                    us.ep
+                        .read(
+                            peer,
+                            RemoteSlice {
+                                key: 7,
+                                offset: 0,
+                                len: 8 << 20,
+                            },
+                        )
+                        .start()
+                        .unwrap()
+                })
                 .collect();
             let port = they.kill();
             let mut failed = 0;
@@ -63,7 +82,10 @@ fn both_dial_at_once() {
             contexts.sort();
             assert_eq!(contexts, ["done 1", "done 2"]);
             they.must(format!("seen 60 {round}"), "same").await;
-            us.ep.write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, round)).await.unwrap();
+            us.ep
+                .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, round))
+                .await
+                .unwrap();
             they.must(format!("look 0 100 {round}"), "same").await;
             they.kill();
             they = Program::start(0).expect("it was built");

@@ -1,5 +1,6 @@
-//! libfabric itself is the peer: its providers that speak the native wire, or RXM, driven by a small program of
-//! ours (`interop/peer.c`), which is built here. Skips, and says so, where it cannot be built.
+//! libfabric itself is the peer: its providers that speak the native wire, or RXM, driven by a
+//! small program of ours (`interop/peer.c`), which is built here. Skips, and says so, where it
+//! cannot be built.
 //!
 //! | module | subject |
 //! |---|---|
@@ -25,8 +26,8 @@ use std::future::Future;
 use std::time::Duration;
 
 use fabric_async::{
-    AddressVector, Caps, CompletionQueue, CqBind, Domain, Endpoint, EpType, Fabric, FiAddr, Hints, Progress,
-    SocketIo, discover,
+    AddressVector, Caps, CompletionQueue, CqBind, Domain, Endpoint, EpType, Fabric, FiAddr, Hints,
+    Progress, SocketIo, discover,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -48,27 +49,50 @@ pub(crate) struct Side {
 impl Side {
     /// An endpoint of this provider, which is `tcp`, or the chain that begins in RXM.
     async fn open(provider: &str, progress: Progress, io: SocketIo) -> fabric_async::Result<Self> {
-        let caps = Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC | Caps::SOURCE | Caps::RMA_EVENT;
-        let hints = Hints::new().provider(provider).ep_type(EpType::Rdm).caps(caps).progress(progress);
+        let caps =
+            Caps::MSG | Caps::TAGGED | Caps::RMA | Caps::ATOMIC | Caps::SOURCE | Caps::RMA_EVENT;
+        let hints = Hints::new()
+            .provider(provider)
+            .ep_type(EpType::Rdm)
+            .caps(caps)
+            .progress(progress);
         let info = discover(&hints).await?.swap_remove(0);
         let fabric = Fabric::open(&info)?;
         let domain = fabric.domain_builder(&info).socket_io(io).open()?;
-        let (cq, av) = (domain.completion_queue(256)?, domain.welcoming_address_vector()?);
-        let ep = domain.endpoint(&info)?.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?.bind_av(&av)?;
+        let (cq, av) = (
+            domain.completion_queue(256)?,
+            domain.welcoming_address_vector()?,
+        );
+        let ep = domain
+            .endpoint(&info)?
+            .bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV)?
+            .bind_av(&av)?;
         let ep = ep.enable().await?;
         let never = domain.counter()?;
         let moving = tokio::spawn(async move { drop(never.wait(1).await) });
-        Ok(Self { domain, ep, av, cq, moving })
+        Ok(Self {
+            domain,
+            ep,
+            av,
+            cq,
+            moving,
+        })
     }
 
     /// Where it listens.
     pub(crate) fn port(&self) -> u16 {
-        self.ep.name().socket().expect("an address of a socket").port()
+        self.ep
+            .name()
+            .socket()
+            .expect("an address of a socket")
+            .port()
     }
 
     /// The number of a program.
     pub(crate) fn number(&self, peer: &Program) -> FiAddr {
-        self.av.insert(format!("tcp://127.0.0.1:{}", peer.port)).expect("an address")
+        self.av
+            .insert(format!("tcp://127.0.0.1:{}", peer.port))
+            .expect("an address")
     }
 }
 
@@ -83,12 +107,21 @@ pub(crate) fn play<F: Future<Output = ()>>(game: impl Fn(Side, Program) -> F) {
     play_with(|| Program::start(0), |_| "tcp", game);
 }
 
-/// The same with programs that speak RXM, over every provider that they have for it. Our side finds that out when it asks, or
-/// knows it.
-pub(crate) fn play_in_rxm<F: Future<Output = ()>>(is_atomic: bool, game: impl Fn(Side, Program) -> F) {
+/// The same with programs that speak RXM, over every provider that they have for it. Our side finds
+/// that out when it asks, or knows it.
+pub(crate) fn play_in_rxm<F: Future<Output = ()>>(
+    is_atomic: bool,
+    game: impl Fn(Side, Program) -> F,
+) {
     for provider in ["tcp;ofi_rxm", "net;ofi_rxm"] {
         let start = || Program::start_in_rxm(provider, is_atomic);
-        let ours = |progress| if progress == Progress::Auto { "tcp;ofi_rxm" } else { "tcp" };
+        let ours = |progress| {
+            if progress == Progress::Auto {
+                "tcp;ofi_rxm"
+            } else {
+                "tcp"
+            }
+        };
         play_with(start, ours, &game);
     }
 }
@@ -98,7 +131,11 @@ fn play_with<F: Future<Output = ()>>(
     ours: impl Fn(Progress) -> &'static str,
     game: impl Fn(Side, Program) -> F,
 ) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     for progress in [Progress::Manual, Progress::Auto] {
         for io in [SocketIo::Epoll, SocketIo::IoUring] {
             let Some(program) = start() else { return };
@@ -111,7 +148,10 @@ fn play_with<F: Future<Output = ()>>(
                 Err(error) => panic!("{error}"),
             };
             let ended = runtime.block_on(async { timeout(HANGS, game(side, program)).await });
-            assert!(ended.is_ok(), "{progress:?}, {io:?}: still not done after {HANGS:?}");
+            assert!(
+                ended.is_ok(),
+                "{progress:?}, {io:?}: still not done after {HANGS:?}"
+            );
         }
     }
     runtime.shutdown_background();
@@ -119,5 +159,8 @@ fn play_with<F: Future<Output = ()>>(
 
 /// What the program makes of a seed.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|at| (at * 7) as u8).map(|byte| byte.wrapping_add(seed)).collect()
+    (0..len)
+        .map(|at| (at * 7) as u8)
+        .map(|byte| byte.wrapping_add(seed))
+        .collect()
 }

@@ -29,29 +29,48 @@ pub(crate) async fn we_reach_memory(us: Side, they: Program) {
     let peer = us.number(&they);
     for (number, len) in LENGTHS.into_iter().enumerate() {
         let (seed, at) = (number as u8 + 1, 5 * number as u64);
-        us.ep.write(peer, RemoteAddr { key: 7, offset: at }, pattern(len, seed)).await.unwrap();
+        us.ep
+            .write(peer, RemoteAddr { key: 7, offset: at }, pattern(len, seed))
+            .await
+            .unwrap();
         they.must(format!("look {at} {len} {seed}"), "same").await;
-        they.must(format!("put {at} {len} {}", seed + 100), "put").await;
+        they.must(format!("put {at} {len} {}", seed + 100), "put")
+            .await;
         let got = us.ep.read(peer, slice(7, at, len)).await.unwrap();
         assert!(got[..] == pattern(len, seed + 100)[..], "{len} bytes");
     }
     // Four places at once, some of them empty.
-    let places = [slice(7, 0, 10), slice(7, 100, 300_000), slice(7, 50, 0), slice(7, 20, 5)];
+    let places = [
+        slice(7, 0, 10),
+        slice(7, 100, 300_000),
+        slice(7, 50, 0),
+        slice(7, 20, 5),
+    ];
     let bytes = pattern(300_015, 9);
     us.ep.write_to(peer, &places, bytes.clone()).await.unwrap();
     assert!(us.ep.read_from(peer, &places).await.unwrap()[..] == bytes[..]);
     they.must("look 0 10 9", "same").await;
-    us.ep.inject_write(peer, RemoteAddr { key: 7, offset: 3 }, &pattern(40, 2)).unwrap();
+    us.ep
+        .inject_write(peer, RemoteAddr { key: 7, offset: 3 }, &pattern(40, 2))
+        .unwrap();
     us.ep.read(peer, slice(7, 0, 1)).await.unwrap();
     they.must("look 3 40 2", "same").await;
     // Many under way, in order.
     let writes: Vec<_> = (0..200u64)
-        .map(|at| us.ep.write(peer, RemoteAddr { key: 7, offset: 0 }, vec![at as u8; 8]).start().unwrap())
+        .map(|at| {
+            us.ep
+                .write(peer, RemoteAddr { key: 7, offset: 0 }, vec![at as u8; 8])
+                .start()
+                .unwrap()
+        })
         .collect();
     for write in writes {
         write.await.unwrap();
     }
-    assert_eq!(us.ep.read(peer, slice(7, 0, 8)).await.unwrap()[..], [199; 8]);
+    assert_eq!(
+        us.ep.read(peer, slice(7, 0, 8)).await.unwrap()[..],
+        [199; 8]
+    );
 }
 
 #[test]
@@ -63,10 +82,17 @@ pub(crate) async fn data_is_reported(us: Side, they: Program) {
     they.must("region 7 100000", "region").await;
     let peer = us.number(&they);
     for (data, len) in [(5u64, 8), (u64::MAX, 70_000), (9, 0)] {
-        us.ep.write(peer, RemoteAddr { key: 7, offset: 1 }, pattern(len, 4)).data(data).await.unwrap();
+        us.ep
+            .write(peer, RemoteAddr { key: 7, offset: 1 }, pattern(len, 4))
+            .data(data)
+            .await
+            .unwrap();
         let entry = they.tell("entry").await;
         // How many bytes it was libfabric says from 1.18 on.
-        assert!(entry.starts_with("done -1 ") && entry.ends_with(&format!(" {data}")), "{entry}");
+        assert!(
+            entry.starts_with("done -1 ") && entry.ends_with(&format!(" {data}")),
+            "{entry}"
+        );
     }
     they.must("look 1 8 4", "same").await;
 }
@@ -78,12 +104,16 @@ fn libfabric_reaches_our_memory() {
 
 pub(crate) async fn our_memory_is_reached(mut us: Side, they: Program) {
     let region = us.domain.alloc_with_key(5 << 20, BOTH, 11).unwrap();
-    let mut own = us.domain.register_buffer(vec![0u8; 5 << 20], BOTH, Some(12)).unwrap();
+    let mut own = us
+        .domain
+        .register_buffer(vec![0u8; 5 << 20], BOTH, Some(12))
+        .unwrap();
     they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
     for (number, len) in LENGTHS.into_iter().enumerate() {
         let (seed, at) = (number as u8 + 1, 3 * number);
         for key in [11, 12] {
-            they.must(format!("write 1 {seed} a 0 {key}:{at}:{len}"), "posted").await;
+            they.must(format!("write 1 {seed} a 0 {key}:{at}:{len}"), "posted")
+                .await;
             they.done(1).await;
             let mut there = vec![0; len];
             if key == 11 {
@@ -98,17 +128,23 @@ pub(crate) async fn our_memory_is_reached(mut us: Side, they: Program) {
             } else {
                 own.look()[at..at + len].copy_from_slice(&bytes)
             };
-            they.must(format!("read 2 {key}:{at}:{len}"), "posted").await;
+            they.must(format!("read 2 {key}:{at}:{len}"), "posted")
+                .await;
             they.done(2).await;
             they.must(format!("seen {len} {}", seed + 50), "same").await;
         }
     }
     // Places of both, and data behind them.
-    they.must("write 3 8 da 77 11:0:100000 12:50:7 11:200000:3", "posted").await;
+    they.must("write 3 8 da 77 11:0:100000 12:50:7 11:200000:3", "posted")
+        .await;
     they.done(3).await;
     let told = entry(&mut us).await;
-    assert_eq!((told.kind, told.transfer.data, told.transfer.len), (OpKind::RemoteWrite, Some(77), 100_010));
-    they.must("read 4 11:0:100000 12:50:7 11:200000:3", "posted").await;
+    assert_eq!(
+        (told.kind, told.transfer.data, told.transfer.len),
+        (OpKind::RemoteWrite, Some(77), 100_010)
+    );
+    they.must("read 4 11:0:100000 12:50:7 11:200000:3", "posted")
+        .await;
     they.done(4).await;
     they.must("seen 100010 8", "same").await;
     they.must("write 5 6 i 0 11:9:30", "posted").await;
@@ -127,15 +163,22 @@ fn what_libfabric_does_is_counted() {
 pub(crate) async fn deeds_are_counted(us: Side, they: Program) {
     let (writes, reads) = (us.domain.counter().unwrap(), us.domain.counter().unwrap());
     let mut region = us.domain.alloc_with_key(1000, BOTH, 11).unwrap();
-    region.bind_counter(&writes, CounterBind::REMOTE_WRITE).unwrap();
-    region.bind_counter(&reads, CounterBind::REMOTE_READ).unwrap();
+    region
+        .bind_counter(&writes, CounterBind::REMOTE_WRITE)
+        .unwrap();
+    region
+        .bind_counter(&reads, CounterBind::REMOTE_READ)
+        .unwrap();
     they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
     for number in 1..=3 {
         they.must("write 1 1 - 0 11:0:10", "posted").await;
         they.done(1).await;
         they.must("read 2 11:0:10", "posted").await;
         they.done(2).await;
-        assert_eq!((writes.wait(number).await, reads.wait(number).await), (Ok(number), Ok(number)));
+        assert_eq!(
+            (writes.wait(number).await, reads.wait(number).await),
+            (Ok(number), Ok(number))
+        );
     }
 }
 
@@ -144,20 +187,31 @@ fn a_wrong_key_ends_the_connection_and_no_more() {
     play(a_wrong_key_ends_it);
 }
 
-/// On this wire nobody says why: who reaches for what it must not is cut off, and whoever was asked says so here.
+/// On this wire nobody says why: who reaches for what it must not is cut off, and whoever was asked
+/// says so here.
 pub(crate) async fn a_wrong_key_ends_it(us: Side, they: Program) {
     they.must("region 7 100", "region").await;
     let peer = us.number(&they);
     for round in 0..2 {
-        let failed = us.ep.write(peer, RemoteAddr { key: 8, offset: 0 }, "x").await.unwrap_err();
+        let failed = us
+            .ep
+            .write(peer, RemoteAddr { key: 8, offset: 0 }, "x")
+            .await
+            .unwrap_err();
         assert!(failed.error.is_peer_gone(), "{}", failed.error);
         let failed = us.ep.read(peer, slice(7, 99, 2)).await.unwrap_err();
         assert!(failed.error.is_peer_gone(), "{}", failed.error);
         // It is still there.
-        us.ep.write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, round)).await.unwrap();
+        us.ep
+            .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, round))
+            .await
+            .unwrap();
         they.must(format!("look 0 100 {round}"), "same").await;
     }
-    let _region = us.domain.alloc_with_key(100, Access::REMOTE_READ, 11).unwrap();
+    let _region = us
+        .domain
+        .alloc_with_key(100, Access::REMOTE_READ, 11)
+        .unwrap();
     they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
     for places in ["12:0:1", "11:99:2", "11:0:10 13:0:1"] {
         they.must(format!("read 1 {places}"), "posted").await;
@@ -178,15 +232,23 @@ fn atomics_are_for_our_own_kind() {
         they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
         for asks_first in [false, true] {
             if asks_first {
-                // Whoever has asked for the connection, the other does not take it for one of its own.
+                // Whoever has asked for the connection, the other does not take it for one of its
+                // own.
                 they.must("write 1 3 a 0 12:0:10", "posted").await;
                 they.failed(1).await;
                 they.must("write 2 3 a 0 11:0:10", "posted").await;
                 they.done(2).await;
             }
-            let refused = us.ep.fetch_add(peer, RemoteAddr { key: 7, offset: 0 }, 1u64).await.unwrap_err();
+            let refused = us
+                .ep
+                .fetch_add(peer, RemoteAddr { key: 7, offset: 0 }, 1u64)
+                .await
+                .unwrap_err();
             assert!(matches!(refused, Error::NotSupported(_)), "{refused}");
-            us.ep.write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, 1)).await.unwrap();
+            us.ep
+                .write(peer, RemoteAddr { key: 7, offset: 0 }, pattern(100, 1))
+                .await
+                .unwrap();
             they.must("look 0 100 1", "same").await;
         }
     });

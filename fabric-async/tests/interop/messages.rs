@@ -15,22 +15,44 @@ fn data_goes_both_ways() {
         for (number, len) in LENGTHS.into_iter().enumerate() {
             let (data, tag) = (u64::MAX - number as u64, number as u64 + 5);
             they.must(format!("recv 1 {len} t {tag}"), "posted").await;
-            us.ep.send(peer, pattern(len, 3)).tag(tag).data(data).delivery_complete().await.unwrap();
+            us.ep
+                .send(peer, pattern(len, 3))
+                .tag(tag)
+                .data(data)
+                .delivery_complete()
+                .await
+                .unwrap();
             let (got, its, flags) = they.done(1).await;
-            assert_eq!((got, its, flags & FI_REMOTE_CQ_DATA), (len, data, FI_REMOTE_CQ_DATA));
+            assert_eq!(
+                (got, its, flags & FI_REMOTE_CQ_DATA),
+                (len, data, FI_REMOTE_CQ_DATA)
+            );
             they.must(format!("seen {len} 3"), "same").await;
             they.must(format!("recv 2 {len} -"), "posted").await;
             us.ep.send(peer, pattern(len, 4)).await.unwrap();
             assert_eq!(they.done(2).await.2 & FI_REMOTE_CQ_DATA, 0);
-            for (letters, tag) in [("da", None), ("dt", Some(tag)), ("-", None), ("ta", Some(tag))] {
-                they.must(format!("send 3 {len} 9 {letters} {data} {}", tag.unwrap_or(0)), "posted").await;
+            for (letters, tag) in [
+                ("da", None),
+                ("dt", Some(tag)),
+                ("-", None),
+                ("ta", Some(tag)),
+            ] {
+                they.must(
+                    format!("send 3 {len} 9 {letters} {data} {}", tag.unwrap_or(0)),
+                    "posted",
+                )
+                .await;
                 let received = us.ep.recv_into(Vec::with_capacity(len));
                 let got = match tag {
                     None => received.await,
                     Some(tag) => received.tag(tag).await,
                 };
                 let got = got.unwrap();
-                assert_eq!(got.data(), letters.contains('d').then_some(data), "{letters}");
+                assert_eq!(
+                    got.data(),
+                    letters.contains('d').then_some(data),
+                    "{letters}"
+                );
                 assert!(got[..] == pattern(len, 9)[..]);
                 they.done(3).await;
             }
@@ -45,25 +67,37 @@ fn deliveries_are_confirmed_in_order() {
         let peer = us.number(&they);
         they.must(format!("to 127.0.0.1 {}", us.port()), "to").await;
         for number in 0..50u64 {
-            they.must(format!("recv {number} 100 t {number}"), "posted").await;
+            they.must(format!("recv {number} 100 t {number}"), "posted")
+                .await;
         }
         for number in 0..50u64 {
             let send = us.ep.send(peer, pattern(40, 1)).tag(number).context(number);
-            if number % 3 == 0 { send.post() } else { send.delivery_complete().post() }.unwrap();
+            if number % 3 == 0 {
+                send.post()
+            } else {
+                send.delivery_complete().post()
+            }
+            .unwrap();
         }
         let mut ended = Vec::new();
         while ended.len() < 50 {
             us.cq.next_batch(&mut ended, 50).await;
         }
         assert!(ended.iter().all(|entry| entry.error.is_none()));
-        let confirmed = ended.iter().map(|entry| entry.context).filter(|number| number % 3 != 0);
+        let confirmed = ended
+            .iter()
+            .map(|entry| entry.context)
+            .filter(|number| number % 3 != 0);
         assert!(confirmed.eq((0..50).filter(|number| number % 3 != 0)));
         for number in 0..50 {
             they.done(number).await;
         }
         for number in 0..50 {
             they.must(
-                format!("send {number} 10 1 {} 0 0", if number % 2 == 0 { "a" } else { "-" }),
+                format!(
+                    "send {number} 10 1 {} 0 0",
+                    if number % 2 == 0 { "a" } else { "-" }
+                ),
                 "posted",
             )
             .await;
@@ -95,7 +129,13 @@ fn what_is_too_long_is_cut() {
         they.failed(2).await;
         they.must("recv 3 1000 -", "posted").await;
         // Some ends of the connection are learned of only by sending.
-        while us.ep.send(peer, pattern(1000, 7)).delivery_complete().await.is_err() {}
+        while us
+            .ep
+            .send(peer, pattern(1000, 7))
+            .delivery_complete()
+            .await
+            .is_err()
+        {}
         they.done(3).await;
         they.must("seen 1000 7", "same").await;
     });

@@ -28,7 +28,8 @@ impl Program {
         Self::start_with(0, Some("srx"))
     }
 
-    /// One that speaks RXM, by way of this provider, perhaps with atomic operations; nothing where libfabric has not got that.
+    /// One that speaks RXM, by way of this provider, perhaps with atomic operations; nothing where
+    /// libfabric has not got that.
     pub(crate) fn start_in_rxm(provider: &'static str, is_atomic: bool) -> Option<Self> {
         Self::open(Some(provider), 0, is_atomic.then_some("atomic"))
     }
@@ -57,33 +58,52 @@ impl Program {
             .stdout(Stdio::piped())
             .spawn()
             .expect("a program that was built");
-        let talk = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut program = Self { child, talk: Arc::new(Mutex::new(talk)), port };
+        let talk = (
+            child.stdin.take().unwrap(),
+            BufReader::new(child.stdout.take().unwrap()),
+        );
+        let mut program = Self {
+            child,
+            talk: Arc::new(Mutex::new(talk)),
+            port,
+        };
         let at = program.answer();
         if let Some(provider) = chosen.filter(|_| at.starts_with("error fi_getinfo")) {
             eprintln!("skipped: libfabric has no provider {provider}");
             return None;
         }
-        program.port =
-            at.strip_prefix("at ").and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("{at}"));
+        program.port = at
+            .strip_prefix("at ")
+            .and_then(|port| port.parse().ok())
+            .unwrap_or_else(|| panic!("{at}"));
         Some(program)
     }
 
     fn answer(&self) -> String {
         let mut line = String::new();
-        self.talk.lock().unwrap().1.read_line(&mut line).expect("a line");
+        self.talk
+            .lock()
+            .unwrap()
+            .1
+            .read_line(&mut line)
+            .expect("a line");
         line.trim().into()
     }
 
-    /// Tells it something, and has its answer. The thread of the caller goes on with other tasks meanwhile.
+    /// Tells it something, and has its answer. The thread of the caller goes on with other tasks
+    /// meanwhile.
     pub(crate) async fn tell(&self, line: impl Into<String>) -> String {
         let (talk, line) = (self.talk.clone(), line.into());
         let told = tokio::task::spawn_blocking(move || {
             let mut talk = talk.lock().unwrap();
             let (stdin, stdout) = &mut *talk;
-            writeln!(stdin, "{line}").and_then(|()| stdin.flush()).unwrap_or_else(|e| panic!("{line}: {e}"));
+            writeln!(stdin, "{line}")
+                .and_then(|()| stdin.flush())
+                .unwrap_or_else(|e| panic!("{line}: {e}"));
             let mut answer = String::new();
-            stdout.read_line(&mut answer).unwrap_or_else(|error| panic!("{line}: {error}"));
+            stdout
+                .read_line(&mut answer)
+                .unwrap_or_else(|error| panic!("{line}: {error}"));
             answer.trim().into()
         });
         told.await.expect("it answers")
@@ -104,13 +124,17 @@ impl Program {
         (number(3, 10) as usize, number(4, 10), number(2, 16))
     }
 
-    /// Its next completion of this context. libfabric's RXM reports an atomic operation that was refused, and then its failure
-    /// once more, without a context.
+    /// Its next completion of this context. libfabric's RXM reports an atomic operation that was
+    /// refused, and then its failure once more, without a context.
     pub(crate) async fn entry_of(&self, context: u64) -> String {
         loop {
             let entry = self.tell("entry").await;
             if !entry.starts_with("failed -1 ") {
-                assert_eq!(entry.split(' ').nth(1), Some(context.to_string().as_str()), "{entry}");
+                assert_eq!(
+                    entry.split(' ').nth(1),
+                    Some(context.to_string().as_str()),
+                    "{entry}"
+                );
                 return entry;
             }
         }
@@ -122,22 +146,28 @@ impl Program {
         assert!(entry.starts_with(&format!("failed {context} ")), "{entry}");
     }
 
-    /// Has it do this, with this context, after its connection was ended. libfabric's RXM finishes what is posted before it has
-    /// looked after its connections with ENOTCONN.
+    /// Has it do this, with this context, after its connection was ended. libfabric's RXM finishes
+    /// what is posted before it has looked after its connections with ENOTCONN.
     pub(crate) async fn done_anew(&self, context: u64, line: &str) {
         const ENOTCONN: u64 = 107;
         loop {
             self.must(line, "posted").await;
             let entry = self.tell("entry").await;
             if entry != format!("failed {context} {ENOTCONN}") {
-                return assert!(entry.starts_with(&format!("done {context} ")), "{line}: {entry}");
+                return assert!(
+                    entry.starts_with(&format!("done {context} ")),
+                    "{line}: {entry}"
+                );
             }
         }
     }
 
     /// Ends it as nobody would like to end.
     pub(crate) fn kill(mut self) -> u16 {
-        self.child.kill().and_then(|()| self.child.wait()).expect("a child");
+        self.child
+            .kill()
+            .and_then(|()| self.child.wait())
+            .expect("a child");
         self.port
     }
 }
@@ -152,9 +182,14 @@ impl Drop for Program {
 /// The program, and the provider it is to use; or why there is none.
 fn build() -> Result<(PathBuf, &'static str), String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/peer.c");
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("interop-peer-{}", std::process::id()));
-    let output =
-        Command::new("cc").args(["-O1", "-Wall", "-o"]).arg(&path).arg(source).arg("-lfabric").output();
+    let path =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("interop-peer-{}", std::process::id()));
+    let output = Command::new("cc")
+        .args(["-O1", "-Wall", "-o"])
+        .arg(&path)
+        .arg(source)
+        .arg("-lfabric")
+        .output();
     match output {
         Ok(output) if output.status.success() => {}
         Ok(output) if String::from_utf8_lossy(&output.stderr).contains("rdma/fabric.h") => {

@@ -1,4 +1,5 @@
-//! What a process has: descriptors, shared memory, threads. And a process for itself to count them in.
+//! What a process has: descriptors, shared memory, threads. And a process for itself to count them
+//! in.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -14,8 +15,16 @@ pub(crate) struct Census {
 
 impl Census {
     pub(crate) fn take() -> Self {
-        let count = |what| std::fs::read_dir(format!("/proc/self/{what}")).expect("procfs").count();
-        Self { descriptors: count("fd"), mappings: mappings("memfd:fabric"), threads: count("task") }
+        let count = |what| {
+            std::fs::read_dir(format!("/proc/self/{what}"))
+                .expect("procfs")
+                .count()
+        };
+        Self {
+            descriptors: count("fd"),
+            mappings: mappings("memfd:fabric"),
+            threads: count("task"),
+        }
     }
 
     /// Whether this is no more than another.
@@ -59,8 +68,15 @@ pub(crate) fn mappings(name: &str) -> usize {
 /// Bytes of memory that are this process's alone.
 pub(crate) fn private_bytes() -> usize {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Private_Dirty:")).expect("a line");
-    line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1024
+    let line = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("Private_Dirty:"))
+        .expect("a line");
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse::<usize>()
+        .expect("a number")
+        * 1024
 }
 
 /// Runs the body of the test of this name in a process of its own, which the test starts.
@@ -69,8 +85,17 @@ pub(crate) fn alone(test: &str, body: impl FnOnce()) {
         return body();
     }
     let mut program = Command::new(std::env::current_exe().expect("a path"));
-    program.args(["--exact", test, "--nocapture", "--test-threads", "1"]).env("FABRIC_ALONE", test);
-    let output = program.stderr(Stdio::inherit()).output().expect("the test program starts again");
+    program
+        .args(["--exact", test, "--nocapture", "--test-threads", "1"])
+        .env("FABRIC_ALONE", test);
+    let output = program
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("the test program starts again");
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{test}: {}\n{said}", output.status);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{test}: {}\n{said}",
+        output.status
+    );
 }

@@ -21,12 +21,20 @@ pub(crate) async fn visits(name: &str) {
         }
         let ep = Endpoint::bind("shm://").await.unwrap();
         let host = ep.lookup(name).await.unwrap();
-        ep.send(host, visit.to_le_bytes().to_vec()).tag(1).await.unwrap();
+        ep.send(host, visit.to_le_bytes().to_vec())
+            .tag(1)
+            .await
+            .unwrap();
         assert_eq!(ep.recv().from(host).await.unwrap()[..], visit.to_le_bytes());
     }
     let (census, bytes) = before.expect("taken");
     census.returns().await;
-    assert!(private_bytes() < bytes + GROWTH, "{} bytes became {}", bytes, private_bytes());
+    assert!(
+        private_bytes() < bytes + GROWTH,
+        "{} bytes became {}",
+        bytes,
+        private_bytes()
+    );
 }
 
 #[test]
@@ -42,17 +50,25 @@ fn a_thousand_visits_leave_nothing() {
                 if visit == FIRST {
                     before = Some((Census::take(), private_bytes()));
                 }
-                ep.send(message.source().unwrap(), message.into_bytes()).await.unwrap();
+                ep.send(message.source().unwrap(), message.into_bytes())
+                    .await
+                    .unwrap();
             }
             while visitor.0.try_wait().unwrap().is_none() || ep.stats().peers > 0 {
                 tokio::time::sleep(std::time::Duration::from_millis(1)).await;
             }
             assert!(visitor.0.wait().unwrap().success(), "the visitor grew");
             let (census, bytes) = before.expect("taken");
-            // In the middle of a visit there was one peer more, and perhaps one less that was not closed yet.
+            // In the middle of a visit there was one peer more, and perhaps one less that was not
+            // closed yet.
             let left = Census::settled().await;
             assert!(left.is_within(&census), "{left:?} left of {census:?}");
-            assert!(private_bytes() < bytes + GROWTH, "{} bytes became {}", bytes, private_bytes());
+            assert!(
+                private_bytes() < bytes + GROWTH,
+                "{} bytes became {}",
+                bytes,
+                private_bytes()
+            );
             assert!(ep.address_vector().peers().is_empty());
         });
     });

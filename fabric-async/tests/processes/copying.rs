@@ -1,4 +1,5 @@
-//! Long messages between processes that die or lie: copied once, straight out of their sender's memory, or twice.
+//! Long messages between processes that die or lie: copied once, straight out of their sender's
+//! memory, or twice.
 
 use std::os::fd::OwnedFd;
 
@@ -17,7 +18,11 @@ const LENGTHS: [usize; 3] = [100_000, 3 << 20, 8 << 20];
 
 /// An endpoint that copies once, or twice, as a peer in the same part does.
 async fn bind(once: bool) -> Endpoint {
-    Endpoint::options().single_copy_from(from(once)).bind("shm://").await.unwrap()
+    Endpoint::options()
+        .single_copy_from(from(once))
+        .bind("shm://")
+        .await
+        .unwrap()
 }
 
 fn from(once: bool) -> usize {
@@ -31,7 +36,9 @@ fn part(role: &str, once: bool) -> String {
 
 /// Plays a part of this name, if there is one.
 pub(crate) async fn play(part: &str, name: &str) -> bool {
-    let Some((role, way)) = part.split_once('-') else { return false };
+    let Some((role, way)) = part.split_once('-') else {
+        return false;
+    };
     let ep = bind(way == "once").await;
     let peer = ep.lookup(name).await.expect("the survivor is there");
     match role {
@@ -50,7 +57,11 @@ async fn pour(ep: &Endpoint, peer: FiAddr) -> Error {
     for round in 0.. {
         let message = vec![round as u8; LENGTHS[round % 3]];
         if let Err(failed) = ep.send(peer, message).tag(2).await {
-            assert_eq!(failed.buf.len(), LENGTHS[round % 3], "the buffer comes back");
+            assert_eq!(
+                failed.buf.len(),
+                LENGTHS[round % 3],
+                "the buffer comes back"
+            );
             return failed.error;
         }
     }
@@ -60,14 +71,27 @@ async fn pour(ep: &Endpoint, peer: FiAddr) -> Error {
 /// Receives whole messages until that fails; returns the failure.
 async fn drink(ep: &Endpoint, peer: FiAddr, tag: u64) -> Error {
     for round in 0u64.. {
-        let room = if round.is_multiple_of(2) { 8 << 20 } else { 50_000 };
-        let got = match ep.recv_into(Vec::with_capacity(room)).tag(tag).from(peer).await {
+        let room = if round.is_multiple_of(2) {
+            8 << 20
+        } else {
+            50_000
+        };
+        let got = match ep
+            .recv_into(Vec::with_capacity(room))
+            .tag(tag)
+            .from(peer)
+            .await
+        {
             Err(failed) if matches!(failed.error, Error::Truncated { .. }) => failed.buf,
             Err(failed) => return failed.error,
             Ok(message) => message.into_buf(),
         };
         let whole = LENGTHS.iter().any(|len| got.len() == room.min(*len));
-        assert!(whole && got.iter().all(|byte| *byte == got[0]), "{} bytes", got.len());
+        assert!(
+            whole && got.iter().all(|byte| *byte == got[0]),
+            "{} bytes",
+            got.len()
+        );
     }
     unreachable!("rounds do not end");
 }
@@ -112,7 +136,11 @@ fn a_killed_receiver(once: bool) {
             killer.join().unwrap();
         }
         let stats = ep.stats();
-        assert_eq!((stats.single_copy.count > 0, stats.pieces.count > 0), (once, !once), "{stats:?}");
+        assert_eq!(
+            (stats.single_copy.count > 0, stats.pieces.count > 0),
+            (once, !once),
+            "{stats:?}"
+        );
         still_works(&ep).await;
     });
 }
@@ -128,7 +156,8 @@ fn a_killed_receiver_gives_the_buffer_back_copied_twice() {
     a_killed_receiver(false);
 }
 
-/// A process that shows no number cannot be read, and is talked to by the ring; the other way it may be read.
+/// A process that shows no number cannot be read, and is talked to by the ring; the other way it
+/// may be read.
 #[test]
 fn who_cannot_be_read_is_heard_all_the_same() {
     if !rustix::process::geteuid().is_root() {
@@ -148,13 +177,20 @@ fn who_cannot_be_read_is_heard_all_the_same() {
             assert!(back.len() == len && back.iter().all(|byte| *byte == 5));
         }
         let stats = ep.stats();
-        assert_eq!((stats.single_copy.count, stats.pieces.count), (0, 3), "{stats:?}");
+        assert_eq!(
+            (stats.single_copy.count, stats.pieces.count),
+            (0, 3),
+            "{stats:?}"
+        );
     });
 }
 
 /// The segment of a caller: where its probe lies, and what is there.
 fn segment_with(probe: (u64, u64)) -> OwnedFd {
-    let segment = memory(4096 + 64 * 64, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
+    let segment = memory(
+        4096 + 64 * 64,
+        SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+    );
     rustix::io::pwrite(&segment, &probe.0.to_le_bytes(), 640).unwrap();
     rustix::io::pwrite(&segment, &probe.1.to_le_bytes(), 648).unwrap();
     segment
@@ -181,7 +217,10 @@ fn false_places_end_that_connection_only() {
             let segment = segment_with(probe);
             let socket = knock(&ep);
             say(&socket, &hello("liar", 1, 64), &[&segment]);
-            let record: Vec<u8> = [len, at, slot].into_iter().flat_map(u64::to_le_bytes).collect();
+            let record: Vec<u8> = [len, at, slot]
+                .into_iter()
+                .flat_map(u64::to_le_bytes)
+                .collect();
             rustix::io::pwrite(&segment, &record, 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &(6 | 32 << 16 | 1u64 << 40).to_le_bytes(), 4096).unwrap();
             say(&socket, &word(101, 0), &[]);
@@ -192,8 +231,8 @@ fn false_places_end_that_connection_only() {
     });
 }
 
-/// A receiver that gives back what it never had, and twice what it had, ends each send once; one that never does keeps
-/// what it has until it hangs up.
+/// A receiver that gives back what it never had, and twice what it had, ends each send once; one
+/// that never does keeps what it has until it hangs up.
 #[test]
 fn false_receipts_end_a_send_once() {
     run(async {
@@ -201,8 +240,9 @@ fn false_receipts_end_a_send_once() {
         let name = format!("receiver-{}", std::process::id());
         let impostor = Impostor::listen(&name);
         let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
-        let sends: Vec<_> =
-            (0..2).map(|number| ep.send(peer, vec![number; 100_000]).start().unwrap()).collect();
+        let sends: Vec<_> = (0..2)
+            .map(|number| ep.send(peer, vec![number; 100_000]).start().unwrap())
+            .collect();
         let (caller, segment) = tokio::task::spawn_blocking(move || {
             let caller = rustix::net::accept(&impostor.0).unwrap();
             let segment = hear_with(&caller).1.swap_remove(0);
@@ -243,7 +283,11 @@ fn false_receipts_end_a_send_once() {
         }
         drop(caller);
         let failed = kept.await.unwrap_err();
-        assert!(failed.error.is_peer_gone() && failed.buf == vec![7; 200_000], "{}", failed.error);
+        assert!(
+            failed.error.is_peer_gone() && failed.buf == vec![7; 200_000],
+            "{}",
+            failed.error
+        );
         assert_eq!(ep.stats().single_copy.count, 2);
         let mut withdrawn = [0];
         rustix::io::pread(&segment, &mut withdrawn, 896).unwrap();

@@ -16,7 +16,10 @@ use crate::witness::{next_end, still_works};
 async fn talks(ep: &Endpoint, peer: FiAddr) {
     for word in 0..50u64 {
         ep.send(peer, word.to_le_bytes().to_vec()).await.unwrap();
-        assert_eq!(ep.recv().tag(4).from(peer).await.unwrap()[..], word.to_le_bytes());
+        assert_eq!(
+            ep.recv().tag(4).from(peer).await.unwrap()[..],
+            word.to_le_bytes()
+        );
     }
 }
 
@@ -55,7 +58,11 @@ fn a_program_that_is_started_keeps_nothing() {
             let (_watcher, mut events) = watcher_of(&ep).await;
             let name = ep.name().to_string();
             let mut sleep = Command::new("sleep");
-            sleep.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            sleep
+                .arg("1000")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
             let child = Peer(sleep.spawn().unwrap());
             let mut inherited = descriptors(&child.0.id().to_string());
             // The program opens some files of its own.
@@ -73,9 +80,13 @@ fn a_program_that_is_started_keeps_nothing() {
     });
 }
 
-/// Forks a child that does something with what it has inherited, reports, and stays until the result is dropped.
+/// Forks a child that does something with what it has inherited, reports, and stays until the
+/// result is dropped.
 fn fork(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
-    struct Forked(Option<std::io::PipeWriter>, Option<std::thread::JoinHandle<()>>);
+    struct Forked(
+        Option<std::io::PipeWriter>,
+        Option<std::thread::JoinHandle<()>>,
+    );
     impl Drop for Forked {
         fn drop(&mut self) {
             drop(self.0.take());
@@ -90,15 +101,15 @@ fn fork(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
     program.stdin(Stdio::null()).stdout(Stdio::null());
     let child = move || {
         act();
-        // Of what holds the child back its own copy does not count.
-        // SAFETY: the copy is used nowhere else in this process, which ends without running anything else.
+        // Of what holds the child back its own copy does not count. SAFETY: the copy is used
+        // nowhere else in this process, which ends without running anything else.
         drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(ours) });
         tell.take().expect("once").write_all(b"!")?;
         let _ = hold.read(&mut [0]);
         Ok(())
     };
-    // SAFETY: the process that forks has one other thread, which is not within the allocator or a lock of the fabric's
-    // for long; this is what the test is about.
+    // SAFETY: the process that forks has one other thread, which is not within the allocator or a
+    // lock of the fabric's for long; this is what the test is about.
     unsafe { program.pre_exec(child) };
     let starter = std::thread::spawn(move || {
         assert!(program.status().expect("it forks").success());
@@ -107,30 +118,37 @@ fn fork(mut act: impl FnMut() + Send + Sync + 'static) -> impl Drop {
     Forked(Some(release), Some(starter))
 }
 
-/// A child that has not started another program shares everything, and may even close what it got: the parent goes on.
+/// A child that has not started another program shares everything, and may even close what it got:
+/// the parent goes on.
 #[test]
 fn a_child_that_closes_what_it_inherited_breaks_nothing() {
-    alone("forks::a_child_that_closes_what_it_inherited_breaks_nothing", || {
-        run(async {
-            let (ep, _friend, peer) = with_friend().await;
-            // Too long to be taken in before somebody asks for it.
-            let copies = Endpoint::options().single_copy_from(0);
-            let (early, late) =
-                (copies.clone().bind("shm://").await.unwrap(), copies.bind("shm://").await.unwrap());
-            let to_late = early.lookup(late.name()).await.unwrap();
-            let long = early.send(to_late, vec![5; 17 << 20]).start().unwrap();
-            let mut inherited = Some([ep.clone(), early.clone()]);
-            let child = fork(move || drop(inherited.take().map(|all| all.map(Endpoint::close))));
-            talks(&ep, peer).await;
-            still_works(&ep).await;
-            drop(child);
-            let (sent, got) = tokio::join!(long, late.recv());
-            assert_eq!(sent.unwrap().len(), 17 << 20);
-            assert!(got.unwrap().iter().all(|byte| *byte == 5));
-            talks(&ep, peer).await;
-            still_works(&ep).await;
-        });
-    });
+    alone(
+        "forks::a_child_that_closes_what_it_inherited_breaks_nothing",
+        || {
+            run(async {
+                let (ep, _friend, peer) = with_friend().await;
+                // Too long to be taken in before somebody asks for it.
+                let copies = Endpoint::options().single_copy_from(0);
+                let (early, late) = (
+                    copies.clone().bind("shm://").await.unwrap(),
+                    copies.bind("shm://").await.unwrap(),
+                );
+                let to_late = early.lookup(late.name()).await.unwrap();
+                let long = early.send(to_late, vec![5; 17 << 20]).start().unwrap();
+                let mut inherited = Some([ep.clone(), early.clone()]);
+                let child =
+                    fork(move || drop(inherited.take().map(|all| all.map(Endpoint::close))));
+                talks(&ep, peer).await;
+                still_works(&ep).await;
+                drop(child);
+                let (sent, got) = tokio::join!(long, late.recv());
+                assert_eq!(sent.unwrap().len(), 17 << 20);
+                assert!(got.unwrap().iter().all(|byte| *byte == 5));
+                talks(&ep, peer).await;
+                still_works(&ep).await;
+            });
+        },
+    );
 }
 
 /// The same over TCP, where a connection could be ended by whoever has a copy.
@@ -150,23 +168,30 @@ fn a_child_ends_no_connection_over_tcp() {
             talks(&ep, peer).await;
             watcher.send(watched, "hello").tag(5).await.unwrap();
             assert_eq!(ep.recv().tag(5).await.unwrap()[..], *b"hello");
-            // The child has all descriptors, and keeps neither the connections nor those who would connect.
+            // The child has all descriptors, and keeps neither the connections nor those who would
+            // connect.
             let name = ep.name().to_string();
             ep.close().unwrap();
             assert_eq!(next_end(&mut events).await, DownReason::Closed);
-            assert!(matches!(watcher.lookup(&name[..]).await, Err(Error::NoSuchPeer(_))));
+            assert!(matches!(
+                watcher.lookup(&name[..]).await,
+                Err(Error::NoSuchPeer(_))
+            ));
             drop(child);
         });
     });
 }
 
-/// What comes by datagram is the parent's, also when the child ends the endpoint that it has inherited.
+/// What comes by datagram is the parent's, also when the child ends the endpoint that it has
+/// inherited.
 #[test]
 fn a_child_takes_no_datagram() {
     alone("forks::a_child_takes_no_datagram", || {
         run(async {
-            let (ep, friend) =
-                (Endpoint::bind("udp://").await.unwrap(), Endpoint::bind("udp://").await.unwrap());
+            let (ep, friend) = (
+                Endpoint::bind("udp://").await.unwrap(),
+                Endpoint::bind("udp://").await.unwrap(),
+            );
             let [.., high, low] = std::process::id().to_be_bytes();
             let group = ep.join(format!("udp://239.{high}.{low}.252:7000")).unwrap();
             let to_all = friend.address_vector().insert(group.address()).unwrap();
@@ -187,8 +212,8 @@ fn a_child_takes_no_datagram() {
     });
 }
 
-/// A child that lingers keeps peers from nothing: the parent's endpoint ends when the parent closes it. Only its name is
-/// taken as long as the child has it.
+/// A child that lingers keeps peers from nothing: the parent's endpoint ends when the parent closes
+/// it. Only its name is taken as long as the child has it.
 #[test]
 fn a_child_that_lingers_keeps_no_connection() {
     alone("forks::a_child_that_lingers_keeps_no_connection", || {
@@ -200,8 +225,14 @@ fn a_child_that_lingers_keeps_no_connection() {
             let name = ep.name().to_string();
             drop(ep);
             assert_eq!(next_end(&mut events).await, DownReason::Closed);
-            assert!(matches!(watcher.lookup(&name[..]).await, Err(Error::NoSuchPeer(_))));
-            assert!(matches!(Endpoint::bind(&name[..]).await, Err(Error::AddressInUse(_))));
+            assert!(matches!(
+                watcher.lookup(&name[..]).await,
+                Err(Error::NoSuchPeer(_))
+            ));
+            assert!(matches!(
+                Endpoint::bind(&name[..]).await,
+                Err(Error::AddressInUse(_))
+            ));
             drop(child);
             still_works(&Endpoint::bind(&name[..]).await.unwrap()).await;
         });

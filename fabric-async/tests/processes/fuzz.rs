@@ -1,7 +1,8 @@
-//! The memory of connections as a hostile peer leaves it: written over at random while it is in use.
+//! The memory of connections as a hostile peer leaves it: written over at random while it is in
+//! use.
 //!
-//! The victim receives, sends, lends, reads and writes, with a scribbler and with honest peers at the same time. It neither
-//! panics nor hangs nor grows, and what the honest get is exact.
+//! The victim receives, sends, lends, reads and writes, with a scribbler and with honest peers at
+//! the same time. It neither panics nor hangs nor grows, and what the honest get is exact.
 
 use std::cell::Cell;
 use std::future::IntoFuture;
@@ -26,7 +27,8 @@ const LIVES: usize = 12;
 /// What a victim may keep: pooled buffers, tables.
 const GROWTH: usize = 24 << 20;
 
-/// What this process has for its peers. Loans that were given back are kept, each with a mapping and a descriptor.
+/// What this process has for its peers. Loans that were given back are kept, each with a mapping
+/// and a descriptor.
 #[derive(Debug, PartialEq, Eq)]
 struct Holdings {
     segments: usize,
@@ -39,7 +41,11 @@ impl Holdings {
         let census = Census::settled().await;
         let segments = mappings("memfd:fabric-shm");
         let loans = census.mappings - segments;
-        Self { segments, descriptors: census.descriptors - loans, threads: census.threads }
+        Self {
+            segments,
+            descriptors: census.descriptors - loans,
+            threads: census.threads,
+        }
     }
 }
 
@@ -60,9 +66,19 @@ impl Honest {
         let echo = ep.recv().tag(3).await.unwrap().source().unwrap();
         let _target = Peer::start("target", &name);
         let place = ep.recv().await.unwrap();
-        let (target, remote) = (place.source().unwrap(), RemoteRegion::from_bytes(&place).unwrap());
+        let (target, remote) = (
+            place.source().unwrap(),
+            RemoteRegion::from_bytes(&place).unwrap(),
+        );
         ep.write(target, remote.at(0), vec![0; 16]).await.unwrap();
-        Self { _echo, _target, echo, target, remote, sum: 0 }
+        Self {
+            _echo,
+            _target,
+            echo,
+            target,
+            remote,
+            sum: 0,
+        }
     }
 
     /// A round of everything, each byte of it accounted for.
@@ -71,42 +87,73 @@ impl Honest {
         let mark = random.next();
         let message: Vec<u8> = (0..len).map(|at| (mark >> (at % 57)) as u8).collect();
         ep.send(self.echo, message.clone()).await.unwrap();
-        assert_eq!(ep.recv().tag(4).from(self.echo).await.unwrap()[..], message[..]);
+        assert_eq!(
+            ep.recv().tag(4).from(self.echo).await.unwrap()[..],
+            message[..]
+        );
         let mut loan = ep.loan(len).unwrap();
         loan.copy_from_slice(&message);
         ep.lend(self.echo, loan).await.unwrap();
-        assert_eq!(ep.recv().tag(4).from(self.echo).await.unwrap()[..], message[..]);
-        ep.write(self.target, self.remote.at(64), message.clone()).await.unwrap();
-        let back = ep.read(self.target, self.remote.slice(64..64 + len as u64)).await.unwrap();
+        assert_eq!(
+            ep.recv().tag(4).from(self.echo).await.unwrap()[..],
+            message[..]
+        );
+        ep.write(self.target, self.remote.at(64), message.clone())
+            .await
+            .unwrap();
+        let back = ep
+            .read(self.target, self.remote.slice(64..64 + len as u64))
+            .await
+            .unwrap();
         assert_eq!(back[..], message[..]);
-        let was = ep.fetch_add(self.target, self.remote.at(8), mark >> 32).await.unwrap();
+        let was = ep
+            .fetch_add(self.target, self.remote.at(8), mark >> 32)
+            .await
+            .unwrap();
         assert_eq!(was, self.sum);
         self.sum = self.sum.wrapping_add(mark >> 32);
     }
 }
 
 /// Does with a scribbler whatever it lets itself be done to, each until that fails.
-fn entertain(tasks: &mut JoinSet<()>, ep: &Endpoint, peer: FiAddr, theirs: RemoteRegion, seed: u64) {
+fn entertain(
+    tasks: &mut JoinSet<()>,
+    ep: &Endpoint,
+    peer: FiAddr,
+    theirs: RemoteRegion,
+    seed: u64,
+) {
     let hears = ep.clone();
     tasks.spawn(async move { while hears.recv().from(peer).await.is_ok() {} });
     let hears = ep.clone();
-    tasks.spawn(async move { while hears.recv().tag_mask(0, u64::MAX).from(peer).await.is_ok() {} });
+    tasks
+        .spawn(async move { while hears.recv().tag_mask(0, u64::MAX).from(peer).await.is_ok() {} });
     // Nothing is known of when these end, but that they do.
     let (confirmed, mut lengths) = (ep.clone(), Random::new(!seed));
     tasks.spawn(async move {
         let mut buf = || vec![5; lengths.below(20_000) as usize];
         while confirmed.send(peer, buf()).match_complete().await.is_ok()
-            && confirmed.send(peer, buf()).delivery_complete().await.is_ok()
+            && confirmed
+                .send(peer, buf())
+                .delivery_complete()
+                .await
+                .is_ok()
         {}
     });
     let (ep, mut random) = (ep.clone(), Random::new(seed));
     tasks.spawn(async move {
         // A region may be spoilt while its connection goes on, so failures count only together.
-        while ep.send(peer, vec![1; random.below(9000) as usize]).await.is_ok() {
+        while ep
+            .send(peer, vec![1; random.below(9000) as usize])
+            .await
+            .is_ok()
+        {
             let mut loan = ep.loan(1 + random.below(60_000) as usize).unwrap();
             loan.fill(2);
             let _ = ep.lend(peer, loan).await;
-            let _ = ep.write(peer, theirs.at(random.below(200)), vec![3; 1000]).await;
+            let _ = ep
+                .write(peer, theirs.at(random.below(200)), vec![3; 1000])
+                .await;
             let _ = ep.read(peer, theirs.slice(..AREA as u64)).await;
             let _ = ep.atomic(peer, theirs.at(64), AtomicOp::Sum, 1u64).await;
             if let Ok(window) = ep.window(peer, theirs).await {
@@ -142,7 +189,12 @@ async fn suffer(ep: &Endpoint, honest: &mut Honest, seed: u64) {
                 continue;
             };
             let ours = host.domain().alloc(AREA, BOTH).unwrap();
-            if host.send(peer, ours.remote().to_bytes().to_vec()).tag(2).await.is_ok() {
+            if host
+                .send(peer, ours.remote().to_bytes().to_vec())
+                .tag(2)
+                .await
+                .is_ok()
+            {
                 entertain(&mut tasks, &host, peer, theirs, seed);
                 regions.push(ours);
             }
@@ -172,11 +224,17 @@ async fn suffer(ep: &Endpoint, honest: &mut Honest, seed: u64) {
 fn a_scribbler_spoils_only_what_is_its_own() {
     alone("fuzz::a_scribbler_spoils_only_what_is_its_own", || {
         // Another seed each time, to be given in case of a failure.
-        let given = std::env::var("FABRIC_SEED").ok().and_then(|seed| seed.parse().ok());
+        let given = std::env::var("FABRIC_SEED")
+            .ok()
+            .and_then(|seed| seed.parse().ok());
         let seed: u64 = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
         for progress in [Progress::Manual, Progress::Auto] {
             run(async {
-                let ep = Endpoint::options().progress(progress).bind("shm://").await.unwrap();
+                let ep = Endpoint::options()
+                    .progress(progress)
+                    .bind("shm://")
+                    .await
+                    .unwrap();
                 let mut honest = Honest::start(&ep).await;
                 honest.round(&ep, &mut Random::new(seed)).await;
                 let mut before = None;
@@ -184,14 +242,21 @@ fn a_scribbler_spoils_only_what_is_its_own() {
                     println!("FABRIC_SEED={seed}, {progress:?}");
                     suffer(&ep, &mut honest, seed).await;
                     // What a scribbler said that nobody asked for.
-                    while let Some(Ok(_)) = ep.recv().tag_mask(0, u64::MAX).into_future().now_or_never() {}
+                    while let Some(Ok(_)) =
+                        ep.recv().tag_mask(0, u64::MAX).into_future().now_or_never()
+                    {
+                    }
                     while let Some(Ok(_)) = ep.recv().into_future().now_or_never() {}
                     // The first leaves what is made once.
                     match &before {
                         None => before = Some((Holdings::settled().await, private_bytes())),
                         Some((holdings, bytes)) => {
                             assert_eq!(Holdings::settled().await, *holdings);
-                            assert!(private_bytes() < bytes + GROWTH, "{bytes} became {}", private_bytes());
+                            assert!(
+                                private_bytes() < bytes + GROWTH,
+                                "{bytes} became {}",
+                                private_bytes()
+                            );
                         }
                     }
                     still_works(&ep).await;

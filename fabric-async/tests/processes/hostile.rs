@@ -52,7 +52,13 @@ pub(crate) fn say(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
     if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(&fds));
     }
-    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::empty(),
+    )
+    .unwrap();
 }
 
 #[test]
@@ -61,8 +67,11 @@ fn a_malformed_hello_is_refused_with_the_reason() {
         let ep = Endpoint::bind("shm://").await.unwrap();
         let mut events = ep.events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        let (good, loose, small) =
-            (memory(SEGMENT, all), memory(SEGMENT, SealFlags::empty()), memory(4096, all));
+        let (good, loose, small) = (
+            memory(SEGMENT, all),
+            memory(SEGMENT, SealFlags::empty()),
+            memory(4096, all),
+        );
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         let cases: [(&str, Vec<u8>, Vec<&OwnedFd>); 11] = [
             ("no sealed memory", hello("x", 1, LINES), vec![&file]),
@@ -71,7 +80,11 @@ fn a_malformed_hello_is_refused_with_the_reason() {
             ("something else", vec![7; 40], vec![]),
             ("too long", vec![7; 400], vec![]),
             ("version", hello("x", 999, LINES), vec![&good]),
-            ("not one descriptor", hello("x", 1, LINES), vec![&good, &good]),
+            (
+                "not one descriptor",
+                hello("x", 1, LINES),
+                vec![&good, &good],
+            ),
             ("name", hello("no/slash", 1, LINES), vec![&good]),
             ("not sealed", hello("x", 1, LINES), vec![&loose]),
             ("another size", hello("x", 1, LINES), vec![&small]),
@@ -109,10 +122,16 @@ fn scribbling_over_the_segment_ends_that_connection_only() {
         for round in 0..200u64 {
             let fd = memory(SEGMENT, all);
             let socket = knock(&ep);
-            say(&socket, &hello(&format!("scribbler-{round}"), 1, LINES), &[&fd]);
+            say(
+                &socket,
+                &hello(&format!("scribbler-{round}"), 1, LINES),
+                &[&fd],
+            );
             let mut garbage = vec![0u8; SEGMENT - 4096];
             for byte in &mut garbage {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                seed = seed
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 *byte = (seed >> 56) as u8;
             }
             // A header of the first lap, so that it is looked at: kind, flags, a length, lap 1.
@@ -156,12 +175,27 @@ fn another_user_is_refused_on_both_sides() {
         let mut stranger = match Peer::start_as("stranger", &name, 65_534) {
             Ok(stranger) => stranger,
             Err(error) => {
-                return println!("skipped: the test program cannot be run as another user: {error}");
+                return println!(
+                    "skipped: the test program cannot be run as another user: {error}"
+                );
             }
         };
         let error = next_rejection(&mut events).await;
-        assert!(matches!(error, Error::OtherUser { theirs: 65_534, ours: 0, .. }), "{error}");
-        let code = tokio::task::spawn_blocking(move || stranger.0.wait()).await.unwrap().unwrap();
+        assert!(
+            matches!(
+                error,
+                Error::OtherUser {
+                    theirs: 65_534,
+                    ours: 0,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+        let code = tokio::task::spawn_blocking(move || stranger.0.wait())
+            .await
+            .unwrap()
+            .unwrap();
         assert!(code.success(), "the stranger was not told why: {code}");
         still_works(&ep).await;
     });
@@ -185,12 +219,24 @@ fn a_peer_in_another_process_namespace_is_a_peer() {
         let peer = ready.source().unwrap();
         for number in 0..100u64 {
             ep.send(peer, number.to_le_bytes().to_vec()).await.unwrap();
-            assert_eq!(ep.recv().tag(4).from(peer).await.unwrap()[..], number.to_le_bytes());
+            assert_eq!(
+                ep.recv().tag(4).from(peer).await.unwrap()[..],
+                number.to_le_bytes()
+            );
         }
         let last = ep.recv().from(peer).start().unwrap();
         apart.0.kill().unwrap();
-        assert!(matches!(last.await.unwrap_err().error, Error::PeerGone(_) | Error::StaleAddress(_)));
-        while !matches!(events.next().await.kind, EventKind::PeerDown { reason: DownReason::Died, .. }) {}
+        assert!(matches!(
+            last.await.unwrap_err().error,
+            Error::PeerGone(_) | Error::StaleAddress(_)
+        ));
+        while !matches!(
+            events.next().await.kind,
+            EventKind::PeerDown {
+                reason: DownReason::Died,
+                ..
+            }
+        ) {}
         still_works(&ep).await;
     });
 }

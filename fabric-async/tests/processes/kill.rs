@@ -41,7 +41,9 @@ fn a_hundred_kills_each_noticed_and_none_contagious() {
             let addr = first.source().unwrap();
             let name = ep.address_vector().lookup(addr).unwrap();
             names.push(name.name().to_owned());
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let moment = Duration::from_micros(seed >> 33 & 0xfff);
             let killer = std::thread::spawn(move || {
                 std::thread::sleep(moment);
@@ -77,8 +79,12 @@ fn a_hundred_kills_each_noticed_and_none_contagious() {
     // Connections are closed in the background.
     let left = || {
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-        let ours = sockets.lines().filter_map(|line| line.split_once("@fabric-async/shm/"));
-        ours.map(|(_, name)| name.to_owned()).filter(|name| names.contains(name)).collect::<Vec<_>>()
+        let ours = sockets
+            .lines()
+            .filter_map(|line| line.split_once("@fabric-async/shm/"));
+        ours.map(|(_, name)| name.to_owned())
+            .filter(|name| names.contains(name))
+            .collect::<Vec<_>>()
     };
     for attempt in 0.. {
         let left = left();
@@ -88,8 +94,13 @@ fn a_hundred_kills_each_noticed_and_none_contagious() {
         assert!(attempt < 1000, "sockets left behind: {left:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
-    let files = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    let left: Vec<_> = files.filter(|file| file.file_name().to_string_lossy().contains("fabric")).collect();
+    let files = std::fs::read_dir("/dev/shm")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let left: Vec<_> = files
+        .filter(|file| file.file_name().to_string_lossy().contains("fabric"))
+        .collect();
     assert!(left.is_empty(), "files left behind: {left:?}");
 }
 
@@ -113,7 +124,16 @@ fn a_receive_directed_at_a_silent_peer_fails_with_it() {
         let failed = answer.await.unwrap_err();
         assert!(matches!(failed.error, Error::PeerGone(_)), "{failed}");
         let event = events.next().await.kind;
-        assert!(matches!(event, EventKind::PeerDown { reason: DownReason::Died, .. }), "{event:?}");
+        assert!(
+            matches!(
+                event,
+                EventKind::PeerDown {
+                    reason: DownReason::Died,
+                    ..
+                }
+            ),
+            "{event:?}"
+        );
     });
 }
 
@@ -121,15 +141,26 @@ fn a_receive_directed_at_a_silent_peer_fails_with_it() {
 fn a_peer_that_leaves_in_good_order_has_not_died() {
     run(async {
         for _ in 0..50 {
-            let (watcher, leaver) =
-                (Endpoint::bind("shm://").await.unwrap(), Endpoint::bind("shm://").await.unwrap());
+            let (watcher, leaver) = (
+                Endpoint::bind("shm://").await.unwrap(),
+                Endpoint::bind("shm://").await.unwrap(),
+            );
             let mut events = watcher.events().unwrap();
             let peer = watcher.lookup(leaver.name()).await.unwrap();
             watcher.send(peer, "a word").await.unwrap();
             leaver.recv().await.unwrap();
             drop(leaver);
             let event = events.next().await.kind;
-            assert!(matches!(event, EventKind::PeerDown { reason: DownReason::Closed, .. }), "{event:?}");
+            assert!(
+                matches!(
+                    event,
+                    EventKind::PeerDown {
+                        reason: DownReason::Closed,
+                        ..
+                    }
+                ),
+                "{event:?}"
+            );
             assert!(watcher.send(peer, "too late").await.is_err());
         }
     });

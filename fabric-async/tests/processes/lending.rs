@@ -15,8 +15,8 @@ pub(crate) const FRAME: usize = 300_000;
 pub(crate) const SHORT_FRAME: usize = 256 << 10;
 const ROUNDS: u64 = 30;
 
-/// A process that is killed with loans takes them with it, and nothing else: the lender goes on, and does not use their
-/// memory again.
+/// A process that is killed with loans takes them with it, and nothing else: the lender goes on,
+/// and does not use their memory again.
 #[test]
 fn a_killed_reader_takes_what_it_had() {
     run(async {
@@ -72,14 +72,17 @@ fn a_killed_lender_leaves_what_it_lent() {
         }
         for frame in &held {
             assert!(
-                frame.buf.is_shared() && frame.len() == FRAME && frame.iter().all(|byte| *byte == frame[0])
+                frame.buf.is_shared()
+                    && frame.len() == FRAME
+                    && frame.iter().all(|byte| *byte == frame[0])
             );
         }
         still_works(&ep).await;
     });
 }
 
-/// Loans of memory that was not given, of more than there is, and without a number to give them back under.
+/// Loans of memory that was not given, of more than there is, and without a number to give them
+/// back under.
 #[test]
 fn false_loans_end_that_connection_only() {
     run(async {
@@ -88,7 +91,10 @@ fn false_loans_end_that_connection_only() {
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let loan = |total: u64, key: u64, slot: u64, len: u64| {
             let header = 5 | len << 16 | 1 << 40;
-            [header, total, key, slot].into_iter().flat_map(u64::to_le_bytes).collect::<Vec<_>>()
+            [header, total, key, slot]
+                .into_iter()
+                .flat_map(u64::to_le_bytes)
+                .collect::<Vec<_>>()
         };
         let cases = [
             ("unknown memory", true, loan(100, 8, 0, 32)),
@@ -113,15 +119,23 @@ fn false_loans_end_that_connection_only() {
             next_to_break(&mut events, reason).await;
         }
         // Memory twice under one name, and no memory at all.
-        for (what, saying) in [("twice", grant(7, 4096, 1)), ("another size", grant(8, 1 << 20, 1))] {
+        for (what, saying) in [
+            ("twice", grant(7, 4096, 1)),
+            ("another size", grant(8, 1 << 20, 1)),
+        ] {
             let (segment, lent) = (memory(4096 + 64 * 64, all), memory(4096 + 4096, all));
             let socket = knock(&ep);
             say(&socket, &hello("liar", 1, 64), &[&segment]);
             say(&socket, &grant(7, 4096, 1), &[&lent]);
             say(&socket, &saying, &[&lent]);
             let down = next_end(&mut events).await;
-            let DownReason::Protocol(reason) = down else { panic!("{what}: {down:?}") };
-            assert!(reason.contains(what) || reason.contains("the same memory"), "{what}: {reason}");
+            let DownReason::Protocol(reason) = down else {
+                panic!("{what}: {down:?}")
+            };
+            assert!(
+                reason.contains(what) || reason.contains("the same memory"),
+                "{what}: {reason}"
+            );
         }
         // An honest loan still works.
         let me = ep.lookup(ep.name()).await.unwrap();

@@ -22,7 +22,10 @@ pub(crate) async fn patient(name: &str) {
     wait_for_parent();
     for number in (0..COUNT).rev() {
         let got = ep.recv().tag(number).from(peer).await.expect("it was sent");
-        assert_eq!((got.len(), &got[..8]), (length(number), &number.to_le_bytes()[..]));
+        assert_eq!(
+            (got.len(), &got[..8]),
+            (length(number), &number.to_le_bytes()[..])
+        );
     }
     let _ = ep.recv().from(peer).await;
 }
@@ -41,8 +44,11 @@ fn they_end_when_another_process_has_received_them() {
                     let mut message = number.to_le_bytes().to_vec();
                     message.resize(length(number), 7);
                     let request = ep.send(to, message).tag(number).context(number);
-                    let request =
-                        if number % 2 == 0 { request.delivery_complete() } else { request.match_complete() };
+                    let request = if number % 2 == 0 {
+                        request.delivery_complete()
+                    } else {
+                        request.match_complete()
+                    };
                     request.post().unwrap();
                 }
                 let mut ended = Vec::new();
@@ -51,8 +57,12 @@ fn they_end_when_another_process_has_received_them() {
                 while ended.len() < COUNT as usize {
                     completions.next_batch(&mut ended, COUNT as usize).await;
                 }
-                assert!(ended.iter().all(|completion| completion.error.is_none()), "{ended:?}");
-                let mut numbers: Vec<_> = ended.iter().map(|completion| completion.context).collect();
+                assert!(
+                    ended.iter().all(|completion| completion.error.is_none()),
+                    "{ended:?}"
+                );
+                let mut numbers: Vec<_> =
+                    ended.iter().map(|completion| completion.context).collect();
                 numbers.sort_unstable();
                 assert!(numbers.into_iter().eq(0..COUNT), "each once");
             });
@@ -70,7 +80,10 @@ fn false_receipts_end_that_connection_only() {
         // A beginning that asks for a receipt by what is above its length.
         let record = |total: u64, payload: u64| {
             let header = 2 | (16 + payload) << 16 | 1 << 40;
-            [header, total].into_iter().flat_map(u64::to_le_bytes).collect::<Vec<_>>()
+            [header, total]
+                .into_iter()
+                .flat_map(u64::to_le_bytes)
+                .collect::<Vec<_>>()
         };
         let asks = |number: u64| 1 << 61 | number << 48;
         let cases = [
@@ -103,7 +116,11 @@ fn false_receipts_end_that_connection_only() {
         let (said, receipts) = words.split_at(128);
         assert_eq!(said[..4], 1u32.to_ne_bytes());
         assert_eq!(receipts[504..512], (1u64 << 63).to_ne_bytes());
-        assert_eq!(receipts.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1, "that and no other");
+        assert_eq!(
+            receipts.iter().map(|byte| byte.count_ones()).sum::<u32>(),
+            1,
+            "that and no other"
+        );
         still_works(&ep).await;
     });
 }

@@ -1,5 +1,5 @@
-//! Descriptors and memory run out, here or there: who asks for more is told so, the others go on, and when there is
-//! something again it is used.
+//! Descriptors and memory run out, here or there: who asks for more is told so, the others go on,
+//! and when there is something again it is used.
 
 use std::fs::File;
 use std::time::Duration;
@@ -35,7 +35,10 @@ pub(crate) async fn caller(name: &str) -> i32 {
 
 fn outcome(error: &Error) -> i32 {
     match error {
-        Error::Refused { reason: Refusal::Resources, .. } => REFUSED,
+        Error::Refused {
+            reason: Refusal::Resources,
+            ..
+        } => REFUSED,
         other => {
             eprintln!("the caller got {other:?}");
             1
@@ -57,7 +60,12 @@ impl Host {
         let events = ep.events().unwrap();
         let _friend = Peer::start("echo", &ep.name().to_string());
         let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
-        let host = Self { ep, events, friend, _friend };
+        let host = Self {
+            ep,
+            events,
+            friend,
+            _friend,
+        };
         host.talks().await;
         host
     }
@@ -65,8 +73,14 @@ impl Host {
     /// The friend notices nothing.
     async fn talks(&self) {
         for word in 0..100u64 {
-            self.ep.send(self.friend, word.to_le_bytes().to_vec()).await.unwrap();
-            assert_eq!(self.ep.recv().tag(4).from(self.friend).await.unwrap()[..], word.to_le_bytes());
+            self.ep
+                .send(self.friend, word.to_le_bytes().to_vec())
+                .await
+                .unwrap();
+            assert_eq!(
+                self.ep.recv().tag(4).from(self.friend).await.unwrap()[..],
+                word.to_le_bytes()
+            );
         }
     }
 
@@ -112,158 +126,255 @@ struct Limited(Resource, Option<u64>);
 
 fn limit(resource: Resource, to: u64) -> Limited {
     let was = getrlimit(resource);
-    setrlimit(resource, Rlimit { current: Some(to), maximum: was.maximum }).unwrap();
+    setrlimit(
+        resource,
+        Rlimit {
+            current: Some(to),
+            maximum: was.maximum,
+        },
+    )
+    .unwrap();
     Limited(resource, was.current)
 }
 
 impl Drop for Limited {
     fn drop(&mut self) {
         let maximum = getrlimit(self.0).maximum;
-        setrlimit(self.0, Rlimit { current: self.1, maximum }).unwrap();
+        setrlimit(
+            self.0,
+            Rlimit {
+                current: self.1,
+                maximum,
+            },
+        )
+        .unwrap();
     }
 }
 
 #[test]
 fn without_descriptors_callers_are_refused_and_friends_served() {
-    alone("limits::without_descriptors_callers_are_refused_and_friends_served", || {
-        let _limited = limit(Resource::Nofile, 64);
-        run(async {
-            let mut host = Host::open().await;
-            // The first that leaves makes what is made once.
-            let caller = host.caller();
-            assert_eq!(host.is_called(caller).await, SERVED);
-            let before = Census::settled().await;
-            let mut refused = 0;
-            // A connection takes several descriptors; it may fail at each of them.
-            for left in 0..8 {
+    alone(
+        "limits::without_descriptors_callers_are_refused_and_friends_served",
+        || {
+            let _limited = limit(Resource::Nofile, 64);
+            run(async {
+                let mut host = Host::open().await;
+                // The first that leaves makes what is made once.
                 let caller = host.caller();
-                let hogged = hog(left);
-                match host.is_called(caller).await {
-                    SERVED => assert!(left > 0),
-                    REFUSED => {
-                        refused += 1;
-                        let errors = host.rejections();
-                        assert!(!errors.is_empty(), "{left} left");
-                        let told = |error: &Error| matches!(error, Error::Os { errno: EMFILE, .. });
-                        assert!(errors.iter().all(told), "{left} left: {errors:?}");
+                assert_eq!(host.is_called(caller).await, SERVED);
+                let before = Census::settled().await;
+                let mut refused = 0;
+                // A connection takes several descriptors; it may fail at each of them.
+                for left in 0..8 {
+                    let caller = host.caller();
+                    let hogged = hog(left);
+                    match host.is_called(caller).await {
+                        SERVED => assert!(left > 0),
+                        REFUSED => {
+                            refused += 1;
+                            let errors = host.rejections();
+                            assert!(!errors.is_empty(), "{left} left");
+                            let told =
+                                |error: &Error| matches!(error, Error::Os { errno: EMFILE, .. });
+                            assert!(errors.iter().all(told), "{left} left: {errors:?}");
+                        }
+                        code => panic!("{left} left: {code}"),
                     }
-                    code => panic!("{left} left: {code}"),
+                    host.talks().await;
+                    drop(hogged);
+                    before.returns().await;
+                    let caller = host.caller();
+                    assert_eq!(
+                        host.is_called(caller).await,
+                        SERVED,
+                        "{left} were left, now there are more"
+                    );
+                    assert_eq!(host.rejections(), []);
+                    before.returns().await;
                 }
-                host.talks().await;
-                drop(hogged);
-                before.returns().await;
-                let caller = host.caller();
-                assert_eq!(host.is_called(caller).await, SERVED, "{left} were left, now there are more");
-                assert_eq!(host.rejections(), []);
-                before.returns().await;
-            }
-            assert!(refused > 0);
-        });
-    });
+                assert!(refused > 0);
+            });
+        },
+    );
 }
 
 #[test]
 fn without_descriptors_operations_fail_and_go_on_later() {
-    alone("limits::without_descriptors_operations_fail_and_go_on_later", || {
-        let _limited = limit(Resource::Nofile, 64);
-        run(async {
-            let host = Host::open().await;
-            let target = Peer::start("target", &host.ep.name().to_string());
-            let place = host.ep.recv().await.unwrap();
-            let (owner, remote) = (place.source().unwrap(), RemoteRegion::from_bytes(&place).unwrap());
-            let other = Endpoint::bind("shm://").await.unwrap();
-            let stranger = host.ep.address_vector().insert(other.name()).unwrap();
-            // The connection that a write goes over, so that only the memory is missing.
-            host.ep.send(owner, "hello").await.unwrap();
-            let before = Census::settled().await;
+    alone(
+        "limits::without_descriptors_operations_fail_and_go_on_later",
+        || {
+            let _limited = limit(Resource::Nofile, 64);
+            run(async {
+                let host = Host::open().await;
+                let target = Peer::start("target", &host.ep.name().to_string());
+                let place = host.ep.recv().await.unwrap();
+                let (owner, remote) = (
+                    place.source().unwrap(),
+                    RemoteRegion::from_bytes(&place).unwrap(),
+                );
+                let other = Endpoint::bind("shm://").await.unwrap();
+                let stranger = host.ep.address_vector().insert(other.name()).unwrap();
+                // The connection that a write goes over, so that only the memory is missing.
+                host.ep.send(owner, "hello").await.unwrap();
+                let before = Census::settled().await;
 
-            let hogged = hog(0);
-            let refused = host.ep.send(stranger, "hello").await.unwrap_err().error;
-            assert!(matches!(refused, Error::Os { errno: EMFILE, .. }), "{refused}");
-            let refused = host.ep.write(owner, remote.at(0), "hello").await.unwrap_err().error;
-            assert!(refused.to_string().contains("out of descriptors"), "{refused}");
-            let refused = host.ep.loan(100).map(drop).unwrap_err();
-            assert!(matches!(refused, Error::Os { errno: EMFILE, .. }), "{refused}");
-            let refused = host.ep.domain().alloc(100, Access::REMOTE_READ).map(drop).unwrap_err();
-            assert!(matches!(refused, Error::Os { errno: EMFILE, .. }), "{refused}");
-            let refused = Endpoint::bind("shm://").await.map(drop).unwrap_err();
-            assert!(matches!(refused, Error::Os { errno: EMFILE, .. }), "{refused}");
-            host.talks().await;
-            drop(hogged);
-            before.returns().await;
+                let hogged = hog(0);
+                let refused = host.ep.send(stranger, "hello").await.unwrap_err().error;
+                assert!(
+                    matches!(refused, Error::Os { errno: EMFILE, .. }),
+                    "{refused}"
+                );
+                let refused = host
+                    .ep
+                    .write(owner, remote.at(0), "hello")
+                    .await
+                    .unwrap_err()
+                    .error;
+                assert!(
+                    refused.to_string().contains("out of descriptors"),
+                    "{refused}"
+                );
+                let refused = host.ep.loan(100).map(drop).unwrap_err();
+                assert!(
+                    matches!(refused, Error::Os { errno: EMFILE, .. }),
+                    "{refused}"
+                );
+                let refused = host
+                    .ep
+                    .domain()
+                    .alloc(100, Access::REMOTE_READ)
+                    .map(drop)
+                    .unwrap_err();
+                assert!(
+                    matches!(refused, Error::Os { errno: EMFILE, .. }),
+                    "{refused}"
+                );
+                let refused = Endpoint::bind("shm://").await.map(drop).unwrap_err();
+                assert!(
+                    matches!(refused, Error::Os { errno: EMFILE, .. }),
+                    "{refused}"
+                );
+                host.talks().await;
+                drop(hogged);
+                before.returns().await;
 
-            host.ep.write(owner, remote.at(0), "hello").await.unwrap();
-            assert_eq!(&host.ep.read(owner, remote.slice(..5)).await.unwrap()[..], b"hello");
-            host.ep.send(stranger, "hello").await.unwrap();
-            assert_eq!(&other.recv().await.unwrap()[..], b"hello");
-            drop(target);
-            still_works(&host.ep).await;
-        });
-    });
+                host.ep.write(owner, remote.at(0), "hello").await.unwrap();
+                assert_eq!(
+                    &host.ep.read(owner, remote.slice(..5)).await.unwrap()[..],
+                    b"hello"
+                );
+                host.ep.send(stranger, "hello").await.unwrap();
+                assert_eq!(&other.recv().await.unwrap()[..], b"hello");
+                drop(target);
+                still_works(&host.ep).await;
+            });
+        },
+    );
 }
 
-/// The first who connects finds no descriptor: the listener has its clock all the same, and goes on when there are some.
+/// The first who connects finds no descriptor: the listener has its clock all the same, and goes on
+/// when there are some.
 #[test]
 fn without_descriptors_a_listener_over_tcp_waits() {
-    alone("limits::without_descriptors_a_listener_over_tcp_waits", || {
-        let _limited = limit(Resource::Nofile, 64);
-        run(async {
-            let ep = Endpoint::bind("tcp://").await.unwrap();
-            let mut events = ep.events().unwrap();
-            let friend = Endpoint::bind("tcp://").await.unwrap();
-            let caller = TcpSocket::new_v4().unwrap();
-            let hogged = hog(0);
-            let _caller = caller.connect(ep.name().socket().unwrap()).await.unwrap();
-            let error = loop {
-                if let EventKind::Rejected { error } = events.next().await.kind {
-                    break error;
-                }
-            };
-            assert!(matches!(error, Error::Os { call: "accept4", errno: EMFILE }), "{error}");
-            drop(hogged);
-            let to_ep = friend.lookup(ep.name()).await.unwrap();
-            friend.send(to_ep, WORD).await.unwrap();
-            assert_eq!(&ep.recv().await.unwrap()[..], WORD.as_bytes());
-        });
-    });
+    alone(
+        "limits::without_descriptors_a_listener_over_tcp_waits",
+        || {
+            let _limited = limit(Resource::Nofile, 64);
+            run(async {
+                let ep = Endpoint::bind("tcp://").await.unwrap();
+                let mut events = ep.events().unwrap();
+                let friend = Endpoint::bind("tcp://").await.unwrap();
+                let caller = TcpSocket::new_v4().unwrap();
+                let hogged = hog(0);
+                let _caller = caller.connect(ep.name().socket().unwrap()).await.unwrap();
+                let error = loop {
+                    if let EventKind::Rejected { error } = events.next().await.kind {
+                        break error;
+                    }
+                };
+                assert!(
+                    matches!(
+                        error,
+                        Error::Os {
+                            call: "accept4",
+                            errno: EMFILE
+                        }
+                    ),
+                    "{error}"
+                );
+                drop(hogged);
+                let to_ep = friend.lookup(ep.name()).await.unwrap();
+                friend.send(to_ep, WORD).await.unwrap();
+                assert_eq!(&ep.recv().await.unwrap()[..], WORD.as_bytes());
+            });
+        },
+    );
 }
 
 #[test]
 fn without_memory_operations_fail_and_leave_nothing() {
-    alone("limits::without_memory_operations_fail_and_leave_nothing", || {
-        run(async {
-            let mut host = Host::open().await;
-            let other = Endpoint::bind("shm://").await.unwrap();
-            let stranger = host.ep.address_vector().insert(other.name()).unwrap();
-            let caller = host.caller();
-            assert_eq!(host.is_called(caller).await, SERVED);
-            let before = Census::settled().await;
-            let status = std::fs::read_to_string("/proc/self/status").unwrap();
-            let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
-            let space: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
-
-            // Address space for small things, and none for a connection; files shorter than one.
-            for (resource, most) in [(Resource::As, space * 1024 + 64 * 1024), (Resource::Fsize, 4096)] {
-                let caller = host.caller();
-                let limited = limit(resource, most);
-                let refused = host.ep.send(stranger, "hello").await.unwrap_err().error;
-                assert!(matches!(refused, Error::Os { .. }), "{resource:?}: {refused}");
-                let refused = host.ep.loan(1 << 20).map(drop).unwrap_err();
-                assert!(matches!(refused, Error::Os { .. }), "{resource:?}: {refused}");
-                let refused = host.ep.domain().alloc(1 << 20, Access::REMOTE_READ).map(drop).unwrap_err();
-                assert!(matches!(refused, Error::Os { .. }), "{resource:?}: {refused}");
-                host.talks().await;
-                // Memory of the caller's that cannot be mapped here.
-                let expected = if resource == Resource::As { REFUSED } else { SERVED };
-                assert_eq!(host.is_called(caller).await, expected, "{resource:?}");
-                assert_eq!(host.rejections().is_empty(), expected == SERVED);
-                drop(limited);
-                before.returns().await;
+    alone(
+        "limits::without_memory_operations_fail_and_leave_nothing",
+        || {
+            run(async {
+                let mut host = Host::open().await;
+                let other = Endpoint::bind("shm://").await.unwrap();
+                let stranger = host.ep.address_vector().insert(other.name()).unwrap();
                 let caller = host.caller();
                 assert_eq!(host.is_called(caller).await, SERVED);
-            }
-            host.ep.send(stranger, "hello").await.unwrap();
-            assert_eq!(&other.recv().await.unwrap()[..], b"hello");
-        });
-    });
+                let before = Census::settled().await;
+                let status = std::fs::read_to_string("/proc/self/status").unwrap();
+                let line = status
+                    .lines()
+                    .find_map(|line| line.strip_prefix("VmSize:"))
+                    .unwrap();
+                let space: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+
+                // Address space for small things, and none for a connection; files shorter than
+                // one.
+                for (resource, most) in [
+                    (Resource::As, space * 1024 + 64 * 1024),
+                    (Resource::Fsize, 4096),
+                ] {
+                    let caller = host.caller();
+                    let limited = limit(resource, most);
+                    let refused = host.ep.send(stranger, "hello").await.unwrap_err().error;
+                    assert!(
+                        matches!(refused, Error::Os { .. }),
+                        "{resource:?}: {refused}"
+                    );
+                    let refused = host.ep.loan(1 << 20).map(drop).unwrap_err();
+                    assert!(
+                        matches!(refused, Error::Os { .. }),
+                        "{resource:?}: {refused}"
+                    );
+                    let refused = host
+                        .ep
+                        .domain()
+                        .alloc(1 << 20, Access::REMOTE_READ)
+                        .map(drop)
+                        .unwrap_err();
+                    assert!(
+                        matches!(refused, Error::Os { .. }),
+                        "{resource:?}: {refused}"
+                    );
+                    host.talks().await;
+                    // Memory of the caller's that cannot be mapped here.
+                    let expected = if resource == Resource::As {
+                        REFUSED
+                    } else {
+                        SERVED
+                    };
+                    assert_eq!(host.is_called(caller).await, expected, "{resource:?}");
+                    assert_eq!(host.rejections().is_empty(), expected == SERVED);
+                    drop(limited);
+                    before.returns().await;
+                    let caller = host.caller();
+                    assert_eq!(host.is_called(caller).await, SERVED);
+                }
+                host.ep.send(stranger, "hello").await.unwrap();
+                assert_eq!(&other.recv().await.unwrap()[..], b"hello");
+            });
+        },
+    );
 }

@@ -1,6 +1,8 @@
-//! What only shows between processes: sudden death, strangers, and messages that must survive a careless receiver.
+//! What only shows between processes: sudden death, strangers, and messages that must survive a
+//! careless receiver.
 //!
-//! A test starts this program again as its peer: the variable `FABRIC_ROLE` says which part it plays.
+//! A test starts this program again as its peer: the variable `FABRIC_ROLE` says which part it
+//! plays.
 
 mod census;
 mod churn;
@@ -35,9 +37,14 @@ use std::time::Duration;
 
 /// Runs a test on a current-thread runtime. The limit is there to find hangs, not to measure.
 fn run<T>(test: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     runtime.block_on(async {
-        tokio::time::timeout(Duration::from_secs(100), test).await.expect("the test hangs")
+        tokio::time::timeout(Duration::from_secs(100), test)
+            .await
+            .expect("the test hangs")
     })
 }
 

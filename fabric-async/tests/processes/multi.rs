@@ -8,7 +8,8 @@ use crate::role::Peer;
 use crate::run;
 use crate::select::{MESSAGES, check};
 
-/// Streams that are dropped at random moments lose nothing, nor do their buffers when they are used up.
+/// Streams that are dropped at random moments lose nothing, nor do their buffers when they are used
+/// up.
 #[test]
 fn streams_that_are_dropped_get_each_message_once_and_in_order() {
     run(async {
@@ -17,8 +18,13 @@ fn streams_that_are_dropped_get_each_message_once_and_in_order() {
         let (mut seed, mut dropped, mut ended, mut next) = (7u64, 0u64, 0u64, 0u64);
         let mut peer = None;
         while next < MESSAGES {
-            let mut messages = ep.recv_multi(BytesMut::with_capacity(101_000)).start().unwrap();
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let mut messages = ep
+                .recv_multi(BytesMut::with_capacity(101_000))
+                .start()
+                .unwrap();
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             for _ in 0..seed >> 53 {
                 let Some(message) = messages.next().await else {
                     ended += 1;
@@ -34,7 +40,10 @@ fn streams_that_are_dropped_get_each_message_once_and_in_order() {
             }
             dropped += 1;
         }
-        assert!(ended > 10 && dropped > ended, "{ended} buffers were used up, of {dropped}");
+        assert!(
+            ended > 10 && dropped > ended,
+            "{ended} buffers were used up, of {dropped}"
+        );
         ep.send(peer.unwrap(), "enough").await.unwrap();
     });
 }
@@ -61,7 +70,10 @@ fn a_peer_that_dies_in_the_middle_of_a_message_ends_only_that() {
                 None => {
                     let mut entry = queue.next().await.unwrap();
                     assert_eq!((entry.context, entry.kind), (3, OpKind::Recv));
-                    (entry.error.take().map(|error| *error), entry.take_buf().unwrap())
+                    (
+                        entry.error.take().map(|error| *error),
+                        entry.take_buf().unwrap(),
+                    )
                 }
             };
             let mut victim = Peer::start("halfway", &ep.name().to_string());

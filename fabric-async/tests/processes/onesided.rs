@@ -23,8 +23,8 @@ const ROUNDS: u64 = 40;
 pub(crate) const AREA: usize = 1 << 20;
 pub(crate) const WIDE: usize = 3 << 20;
 
-/// Regions of this size that this process has mapped. The tests run side by side in one process: one that counts at
-/// once needs a size of its own.
+/// Regions of this size that this process has mapped. The tests run side by side in one process:
+/// one that counts at once needs a size of its own.
 pub(crate) fn mapped(len: usize) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let hex = |at: &str| usize::from_str_radix(at, 16).unwrap();
@@ -32,19 +32,26 @@ pub(crate) fn mapped(len: usize) -> usize {
         let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
         hex(to) - hex(from)
     };
-    let regions = maps.lines().filter(|line| line.contains("memfd:fabric-region"));
+    let regions = maps
+        .lines()
+        .filter(|line| line.contains("memfd:fabric-region"));
     // A region is a little longer than what was asked for: its first page says whether it is lent.
-    regions.filter(|line| (len..len + 64 * 1024).contains(&size(line))).count()
+    regions
+        .filter(|line| (len..len + 64 * 1024).contains(&size(line)))
+        .count()
 }
 
 /// Who is there now, and the memory that it tells of.
 pub(crate) async fn told(ep: &Endpoint) -> (FiAddr, RemoteRegion) {
     let told = ep.recv().await.unwrap();
-    (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap())
+    (
+        told.source().unwrap(),
+        RemoteRegion::from_bytes(&told).unwrap(),
+    )
 }
 
-/// Several places in the memory of a process that is killed: what was refused has changed nothing, and what it dies under
-/// fails, with its buffer.
+/// Several places in the memory of a process that is killed: what was refused has changed nothing,
+/// and what it dies under fails, with its buffer.
 #[test]
 fn several_places_of_a_target_that_is_killed() {
     run(async {
@@ -53,12 +60,29 @@ fn several_places_of_a_target_that_is_killed() {
             let victim = Peer::start("target", &ep.name().to_string());
             let (peer, remote) = told(&ep).await;
             let end = AREA as u64;
-            let places = [remote.slice(end - 8..), remote.slice(..400_000), remote.slice(500_000..500_100)];
+            let places = [
+                remote.slice(end - 8..),
+                remote.slice(..400_000),
+                remote.slice(500_000..500_100),
+            ];
             let bytes: Vec<u8> = (0..400_108).map(|at| (at % 251) as u8).collect();
             ep.write_to(peer, &places, bytes.clone()).await.unwrap();
-            let beyond = [places[1], fabric_async::RemoteSlice { len: 9, ..places[0] }];
-            let refused = ep.write_to(peer, &beyond, vec![255; 400_009]).await.unwrap_err();
-            assert!(matches!(refused.error, Error::TooLong { .. }), "{}", refused.error);
+            let beyond = [
+                places[1],
+                fabric_async::RemoteSlice {
+                    len: 9,
+                    ..places[0]
+                },
+            ];
+            let refused = ep
+                .write_to(peer, &beyond, vec![255; 400_009])
+                .await
+                .unwrap_err();
+            assert!(
+                matches!(refused.error, Error::TooLong { .. }),
+                "{}",
+                refused.error
+            );
             assert_eq!(ep.read_from(peer, &places).await.unwrap()[..], bytes[..]);
             let killer = killed_later(victim, round);
             let mut buf = bytes;
@@ -68,7 +92,11 @@ fn several_places_of_a_target_that_is_killed() {
                     Err(failed) => break failed,
                 }
             };
-            assert!(failed.error.is_peer_gone(), "round {round}: {}", failed.error);
+            assert!(
+                failed.error.is_peer_gone(),
+                "round {round}: {}",
+                failed.error
+            );
             assert_eq!(failed.buf.len(), 400_108);
             killer.join().unwrap();
         }
@@ -76,7 +104,8 @@ fn several_places_of_a_target_that_is_killed() {
     });
 }
 
-/// Whoever writes to, reads from or adds in the memory of a process that is killed hears of its end, and keeps nothing.
+/// Whoever writes to, reads from or adds in the memory of a process that is killed hears of its
+/// end, and keeps nothing.
 #[test]
 fn a_killed_target_is_noticed_by_who_uses_it() {
     run(async {
@@ -108,7 +137,8 @@ fn a_killed_target_is_noticed_by_who_uses_it() {
     });
 }
 
-/// A window on the memory of a process that is killed closes when its end is noticed, and keeps nothing afterwards.
+/// A window on the memory of a process that is killed closes when its end is noticed, and keeps
+/// nothing afterwards.
 #[test]
 fn a_window_closes_when_its_owner_is_killed() {
     run(async {
@@ -123,14 +153,17 @@ fn a_window_closes_when_its_owner_is_killed() {
         victim.0.wait().unwrap();
         while !matches!(events.next().await.kind, EventKind::PeerDown { .. }) {}
         assert!(!window.is_open());
-        assert!(matches!(window.write(0, b"x"), Err(Error::Key { why, .. }) if why.contains("gone")));
+        assert!(
+            matches!(window.write(0, b"x"), Err(Error::Key { why, .. }) if why.contains("gone"))
+        );
         drop((window, peer));
         assert_eq!(mapped(WIDE), 0);
         still_works(&ep).await;
     });
 }
 
-/// A process that is killed in the middle of its writes and additions leaves the region, its owner and others in order.
+/// A process that is killed in the middle of its writes and additions leaves the region, its owner
+/// and others in order.
 #[test]
 fn a_killed_writer_leaves_the_rest_in_order() {
     run(async {
@@ -142,16 +175,30 @@ fn a_killed_writer_leaves_the_rest_in_order() {
             let victim = Peer::start("writer", &ep.name().to_string());
             let hello = ep.recv().tag(1).await.unwrap();
             let peer = hello.source().unwrap();
-            ep.send(peer, region.remote().to_bytes().to_vec()).await.unwrap();
+            ep.send(peer, region.remote().to_bytes().to_vec())
+                .await
+                .unwrap();
             let end = ep.recv().tag(2).from(peer).start().unwrap();
             let killer = killed_later(victim, round);
             for _ in 0..100 {
-                friend.atomic(to_ep, region.remote().at(AREA as u64 + 8), AtomicOp::Sum, 1u64).await.unwrap();
+                friend
+                    .atomic(
+                        to_ep,
+                        region.remote().at(AREA as u64 + 8),
+                        AtomicOp::Sum,
+                        1u64,
+                    )
+                    .await
+                    .unwrap();
                 added += 1;
             }
             assert!(end.await.unwrap_err().error.is_peer_gone());
             killer.join().unwrap();
-            assert_eq!(region.load(AREA + 8), Ok(added), "what others add is not lost");
+            assert_eq!(
+                region.load(AREA + 8),
+                Ok(added),
+                "what others add is not lost"
+            );
         }
         drop(friend);
         still_works(&ep).await;
@@ -180,7 +227,10 @@ fn questions_without_end_are_not_answered_without_end() {
                     _ => tokio::task::yield_now().await,
                 }
             };
-            assert_eq!(reason, DownReason::Protocol("questions without reading the answers"));
+            assert_eq!(
+                reason,
+                DownReason::Protocol("questions without reading the answers")
+            );
         }
         still_works(&ep).await;
     });
@@ -241,7 +291,9 @@ pub(crate) fn hear_with(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
-    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::empty()).unwrap().bytes;
+    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::empty())
+        .unwrap()
+        .bytes;
     bytes.truncate(got);
     let fds = control.drain().flat_map(|message| match message {
         RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
@@ -250,7 +302,8 @@ pub(crate) fn hear_with(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
     (bytes, fds.collect())
 }
 
-/// Whatever a target answers to the question for a key: the operation fails, and the next peer is none the worse.
+/// Whatever a target answers to the question for a key: the operation fails, and the next peer is
+/// none the worse.
 #[test]
 fn false_answers_fail_the_operation() {
     run(async {
@@ -266,7 +319,8 @@ fn false_answers_fail_the_operation() {
             (grant(5, u64::MAX, 3), vec![&good], "too large"),
             (grant(5, 64, 3), vec![&loose], "not sealed"),
             (grant(5, 64, 3), vec![&null], "sealed"),
-            // Sealed and large enough, but its owner says that it is not lent: asked for again, until it hangs up.
+            // Sealed and large enough, but its owner says that it is not lent: asked for again,
+            // until it hangs up.
             (grant(6, 64, 3), vec![&good], "nobody has asked for"),
             (word(104, 6), vec![], "nobody has asked"),
             (grant(5, 64, 0xff), vec![&good], "no grant"),
@@ -278,24 +332,42 @@ fn false_answers_fail_the_operation() {
             let name = format!("impostor-{}-{number}", std::process::id());
             let impostor = Impostor::listen(&name);
             let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
-            let write = ep.write(peer, RemoteAddr { key: 5, offset: 0 }, "x").start().unwrap();
+            let write = ep
+                .write(peer, RemoteAddr { key: 5, offset: 0 }, "x")
+                .start()
+                .unwrap();
             let fds: Vec<OwnedFd> = fds.into_iter().map(|fd| fd.try_clone().unwrap()).collect();
-            let lie = std::thread::spawn(move || impostor.answer(&saying, &fds.iter().collect::<Vec<_>>()));
+            let lie = std::thread::spawn(move || {
+                impostor.answer(&saying, &fds.iter().collect::<Vec<_>>())
+            });
             let failed = write.await.unwrap_err();
-            assert!(failed.error.to_string().contains(reason), "case {number}: {}", failed.error);
+            assert!(
+                failed.error.to_string().contains(reason),
+                "case {number}: {}",
+                failed.error
+            );
             drop(lie.join().unwrap());
         }
         // A right that was not granted, and memory that its owner does not lend.
         let name = format!("impostor-{}", std::process::id());
         let impostor = Impostor::listen(&name);
         let peer = ep.address_vector().insert(format!("shm://{name}")).unwrap();
-        let write = ep.write(peer, RemoteAddr { key: 5, offset: 0 }, "x").start().unwrap();
+        let write = ep
+            .write(peer, RemoteAddr { key: 5, offset: 0 }, "x")
+            .start()
+            .unwrap();
         let lie = std::thread::spawn(move || {
             // Asking again would have the same answer.
             impostor.answer(&grant(5, 64, 3), &[&page(64)])
         });
         let failed = write.await.unwrap_err();
-        assert_eq!(failed.error, Error::Key { key: 5, why: "was withdrawn" });
+        assert_eq!(
+            failed.error,
+            Error::Key {
+                key: 5,
+                why: "was withdrawn"
+            }
+        );
         drop(lie.join().unwrap());
         still_works(&ep).await;
     });

@@ -14,9 +14,15 @@ fn claims_of_all_fates_lose_nothing() {
         let _sender = Peer::start("numbers", &ep.name().to_string());
         let (mut seed, mut peer) = (7u64, None);
         for next in 0..MESSAGES {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let fate = seed >> 62;
-            let len = if next.is_multiple_of(1000) { 100_000 } else { 8 };
+            let len = if next.is_multiple_of(1000) {
+                100_000
+            } else {
+                8
+            };
             if fate == 0 {
                 assert_eq!(ep.probe().await.unwrap().len, len);
                 check(&ep.recv().await.unwrap(), next);
@@ -26,7 +32,10 @@ fn claims_of_all_fates_lose_nothing() {
             assert_eq!(claimed.len(), len);
             peer = claimed.source().ok();
             match fate {
-                1 => check(&claimed.recv_into(Vec::with_capacity(len)).await.unwrap(), next),
+                1 => check(
+                    &claimed.recv_into(Vec::with_capacity(len)).await.unwrap(),
+                    next,
+                ),
                 2 => {
                     drop(claimed);
                     check(&ep.recv().await.unwrap(), next);
@@ -56,13 +65,19 @@ fn a_peer_that_dies_in_the_middle_of_a_claimed_message() {
             victim.0.kill().unwrap();
             // Both of its endpoints go.
             for _ in 0..2 {
-                while !matches!(events.next().await.kind, fabric_async::EventKind::PeerDown { .. }) {}
+                while !matches!(
+                    events.next().await.kind,
+                    fabric_async::EventKind::PeerDown { .. }
+                ) {}
             }
             match end {
                 0 => {
                     let cut = half.recv().await.unwrap_err();
                     assert!(matches!(cut.error, Error::PeerGone(_)), "{cut}");
-                    assert!((1..1 << 20).contains(&cut.buf.len()) && cut.buf.iter().all(|byte| *byte == 7));
+                    assert!(
+                        (1..1 << 20).contains(&cut.buf.len())
+                            && cut.buf.iter().all(|byte| *byte == 7)
+                    );
                 }
                 1 => half.discard(),
                 _ => drop(half),

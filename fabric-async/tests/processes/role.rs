@@ -21,7 +21,11 @@ pub(crate) struct Peer(pub(crate) Child);
 impl Peer {
     /// Starts a peer that is to talk to the endpoint of this name.
     pub(crate) fn start(role: &str, name: &str) -> Self {
-        Self(command(role, name).spawn().expect("the test program starts again"))
+        Self(
+            command(role, name)
+                .spawn()
+                .expect("the test program starts again"),
+        )
     }
 
     /// The same in a process namespace of its own, where neither sees the other.
@@ -32,8 +36,13 @@ impl Peer {
         told(&mut apart, role, name).spawn().map(Self)
     }
 
-    /// The same where these are the hosts that are known. It ends with [`NO_MOUNT`] where that cannot be arranged.
-    pub(crate) fn start_among(hosts: &std::path::Path, role: &str, name: &str) -> std::io::Result<Self> {
+    /// The same where these are the hosts that are known. It ends with [`NO_MOUNT`] where that
+    /// cannot be arranged.
+    pub(crate) fn start_among(
+        hosts: &std::path::Path,
+        role: &str,
+        name: &str,
+    ) -> std::io::Result<Self> {
         let arrange = format!("mount --bind \"$0\" /etc/hosts || exit {NO_MOUNT}; exec \"$@\"");
         let mut among = Command::new("unshare");
         among.args(["--mount", "sh", "-c", &arrange]).arg(hosts);
@@ -44,9 +53,15 @@ impl Peer {
     /// The same in this network namespace; what it says can be read.
     pub(crate) fn start_in(namespace: &str, role: &str, name: &str) -> Self {
         let mut inside = Command::new("ip");
-        inside.args(["netns", "exec", namespace]).arg(std::env::current_exe().expect("a path"));
+        inside
+            .args(["netns", "exec", namespace])
+            .arg(std::env::current_exe().expect("a path"));
         let inside = told(&mut inside, role, name).stdout(Stdio::piped());
-        Self(inside.spawn().expect("there is an ip, which has made the namespace"))
+        Self(
+            inside
+                .spawn()
+                .expect("there is an ip, which has made the namespace"),
+        )
     }
 
     /// The same as another user.
@@ -64,7 +79,9 @@ impl Peer {
 
 /// Waits until the parent lets this process go on.
 pub(crate) fn wait_for_parent() {
-    std::io::stdin().read_to_end(&mut Vec::new()).expect("a pipe");
+    std::io::stdin()
+        .read_to_end(&mut Vec::new())
+        .expect("a pipe");
 }
 
 impl Drop for Peer {
@@ -82,13 +99,18 @@ fn command(role: &str, name: &str) -> Command {
 
 /// Tells this program which part to play.
 fn told<'a>(command: &'a mut Command, role: &str, name: &str) -> &'a mut Command {
-    command.args(["--exact", "peer", "--nocapture"]).env("FABRIC_ROLE", role).env("FABRIC_NAME", name);
+    command
+        .args(["--exact", "peer", "--nocapture"])
+        .env("FABRIC_ROLE", role)
+        .env("FABRIC_NAME", name);
     command.stdout(Stdio::null()).stdin(Stdio::piped())
 }
 
 /// Plays the part this process was started for, if any.
 pub(crate) fn play() {
-    let (Ok(role), Ok(name)) = (std::env::var("FABRIC_ROLE"), std::env::var("FABRIC_NAME")) else { return };
+    let (Ok(role), Ok(name)) = (std::env::var("FABRIC_ROLE"), std::env::var("FABRIC_NAME")) else {
+        return;
+    };
     match &role[..] {
         "dies-parked" | "dies-parked_thread" => stages::sleep(&role["dies-".len()..], &name),
         stage if stage.starts_with("dies-") => run(stages::play(&stage["dies-".len()..], &name)),
@@ -128,7 +150,10 @@ pub(crate) fn play() {
         "udp flood" => crate::udp::flood(&name),
         "udp crowd" => crate::udp::crowd(&name),
         "stranger" => std::process::exit(run(stranger(&name))),
-        other => assert!(run(crate::copying::play(other, &name)), "unknown role {other}"),
+        other => assert!(
+            run(crate::copying::play(other, &name)),
+            "unknown role {other}"
+        ),
     }
 }
 
@@ -164,7 +189,9 @@ async fn target(name: &str, len: usize) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let region = ep.domain().alloc(len, BOTH).expect("memory");
     let peer = ep.lookup(name).await.expect("the survivor is there");
-    ep.send(peer, region.remote().to_bytes().to_vec()).await.expect("a peer");
+    ep.send(peer, region.remote().to_bytes().to_vec())
+        .await
+        .expect("a peer");
     while ep.recv().from(peer).await.is_ok() {}
 }
 
@@ -173,7 +200,8 @@ async fn writer(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.lookup(name).await.expect("the survivor is there");
     ep.send(peer, "where?").tag(1).await.expect("a peer");
-    let remote = RemoteRegion::from_bytes(&ep.recv().from(peer).await.expect("an answer")).expect("a region");
+    let remote = RemoteRegion::from_bytes(&ep.recv().from(peer).await.expect("an answer"))
+        .expect("a region");
     let mut buf = vec![7; AREA];
     loop {
         let done = ep.write(peer, remote.at(0), buf).await;
@@ -210,7 +238,9 @@ async fn lender(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.lookup(name).await.expect("the survivor is there");
     for number in 0u64.. {
-        let Ok(mut frame) = ep.loan(FRAME) else { return };
+        let Ok(mut frame) = ep.loan(FRAME) else {
+            return;
+        };
         frame.fill(number as u8);
         if ep.lend(peer, frame).tag(1).await.is_err() {
             return;
@@ -242,12 +272,17 @@ async fn numbers(name: &str) {
 /// Sends a short message and half of a long one, says so, and is silent.
 async fn halfway(name: &str) {
     // In pieces, not from here at once.
-    let ep = Endpoint::options().single_copy_from(usize::MAX).bind("shm://").await.expect("bind");
+    let ep = Endpoint::options()
+        .single_copy_from(usize::MAX)
+        .bind("shm://")
+        .await
+        .expect("bind");
     let other = Endpoint::bind("shm://").await.expect("bind");
     let peer = ep.lookup(name).await.expect("the survivor is there");
     let too = other.lookup(name).await.expect("the survivor is there");
     ep.send(peer, "whole").await.expect("a peer");
-    // More than a ring holds: what is in it now is all there will ever be, because nothing is waited for after this.
+    // More than a ring holds: what is in it now is all there will ever be, because nothing is
+    // waited for after this.
     let _half = ep.send(peer, vec![7u8; 1 << 20]).start().expect("a credit");
     other.inject_tagged(too, 1, b"half").expect("room for it");
     loop {
@@ -259,7 +294,9 @@ async fn halfway(name: &str) {
 async fn stranger(name: &str) -> i32 {
     let ep = Endpoint::bind("shm://").await.expect("bind");
     match ep.lookup(name).await {
-        Err(Error::OtherUser { theirs: 0, ours, .. }) if ours != 0 => 0,
+        Err(Error::OtherUser {
+            theirs: 0, ours, ..
+        }) if ours != 0 => 0,
         other => {
             eprintln!("the stranger got {other:?}");
             1

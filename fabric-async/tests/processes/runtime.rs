@@ -10,11 +10,19 @@ use crate::run;
 
 #[test]
 fn a_runtime_without_io_is_refused_by_name() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
     let error = runtime.block_on(Endpoint::bind("shm://")).unwrap_err();
-    assert!(matches!(error, Error::Runtime(what) if what.contains("enable_io")), "{error}");
+    assert!(
+        matches!(error, Error::Runtime(what) if what.contains("enable_io")),
+        "{error}"
+    );
     // Automatic progress needs nothing of the runtime.
-    let ep = runtime.block_on(Endpoint::options().progress(Progress::Auto).bind("shm://")).unwrap();
+    let ep = runtime
+        .block_on(Endpoint::options().progress(Progress::Auto).bind("shm://"))
+        .unwrap();
     drop(ep);
 }
 
@@ -22,15 +30,25 @@ fn a_runtime_without_io_is_refused_by_name() {
 fn no_runtime_is_refused_by_name() {
     let mut bind = std::pin::pin!(Endpoint::bind("shm://"));
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    let std::task::Poll::Ready(Err(error)) = bind.as_mut().poll(&mut cx) else { panic!("refused at once") };
-    assert!(matches!(error, Error::Runtime(what) if what.contains("no Tokio runtime")), "{error}");
+    let std::task::Poll::Ready(Err(error)) = bind.as_mut().poll(&mut cx) else {
+        panic!("refused at once")
+    };
+    assert!(
+        matches!(error, Error::Runtime(what) if what.contains("no Tokio runtime")),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_domain_outlives_the_runtime_that_drove_it() {
     for policy in [WaitPolicy::Adaptive, WaitPolicy::Park, WaitPolicy::Spin] {
-        let first = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let ep = first.block_on(Endpoint::options().wait_policy(policy).bind("shm://")).unwrap();
+        let first = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let ep = first
+            .block_on(Endpoint::options().wait_policy(policy).bind("shm://"))
+            .unwrap();
         drop(first);
         run(async {
             let other = Endpoint::bind("shm://").await.unwrap();
@@ -68,7 +86,11 @@ fn a_parked_domain_uses_no_cpu_of_the_runtime() {
 #[test]
 fn a_parked_domain_uses_no_cpu_of_its_thread() {
     run(async move {
-        let ep = Endpoint::options().progress(Progress::Auto).bind("shm://").await.unwrap();
+        let ep = Endpoint::options()
+            .progress(Progress::Auto)
+            .bind("shm://")
+            .await
+            .unwrap();
         let waiting = tokio::spawn(async move { ep.recv().await.map(drop) });
         for attempt in 0.. {
             let before = wake_ups();
@@ -91,12 +113,17 @@ fn cpu_of_this_thread() -> Duration {
 /// How often each progress thread of this process has gone to sleep.
 fn wake_ups() -> Vec<(OsString, u64)> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    let read = |task: &DirEntry, file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+    let read =
+        |task: &DirEntry, file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
     let threads = tasks.filter(|task| read(task, "comm").starts_with("fab-shm"));
-    threads.filter_map(|task| Some((task.file_name(), voluntary(&read(&task, "status"))?))).collect()
+    threads
+        .filter_map(|task| Some((task.file_name(), voluntary(&read(&task, "status"))?)))
+        .collect()
 }
 
 fn voluntary(status: &str) -> Option<u64> {
-    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+    let count = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
     count.trim().parse().ok()
 }

@@ -1,4 +1,5 @@
-//! Many peers of one endpoint, and many endpoints of one process: who says nothing costs next to nothing, and is heard.
+//! Many peers of one endpoint, and many endpoints of one process: who says nothing costs next to
+//! nothing, and is heard.
 
 use std::sync::Arc;
 
@@ -28,7 +29,12 @@ pub(crate) async fn crowd(name: &str) {
             ep.send(host, "here").tag(1).await.expect("the host hears");
             while let Ok(message) = ep.recv().from(host).await {
                 let number = u64::from_le_bytes(message[..].try_into().expect("eight bytes"));
-                if ep.send(host, (number + 1).to_le_bytes().to_vec()).tag(2).await.is_err() {
+                if ep
+                    .send(host, (number + 1).to_le_bytes().to_vec())
+                    .tag(2)
+                    .await
+                    .is_err()
+                {
                     return;
                 }
             }
@@ -42,7 +48,14 @@ fn descriptors(count: u64) -> bool {
     let limit = getrlimit(Resource::Nofile);
     let enough = limit.maximum.is_none_or(|most| most >= count);
     if enough {
-        setrlimit(Resource::Nofile, Rlimit { current: Some(count), maximum: limit.maximum }).unwrap();
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(count),
+                maximum: limit.maximum,
+            },
+        )
+        .unwrap();
     } else {
         println!("skipped: needs {count} descriptors");
     }
@@ -58,7 +71,10 @@ async fn ask(ep: &Endpoint, peers: &[FiAddr], number: &mut u64) {
     let mut answered = vec![false; peers.len()];
     for _ in peers {
         let answer = ep.recv().tag(2).await.unwrap();
-        let at = peers.iter().position(|peer| answer.source() == Ok(*peer)).expect("one that was asked");
+        let at = peers
+            .iter()
+            .position(|peer| answer.source() == Ok(*peer))
+            .expect("one that was asked");
         assert_eq!(answer[..], (first + at as u64 + 1).to_le_bytes());
         assert!(!std::mem::replace(&mut answered[at], true), "twice");
     }
@@ -73,7 +89,11 @@ fn a_crowd_of_peers_is_heard_to_the_last() {
         }
         for progress in [Progress::Manual, Progress::Auto] {
             run(async {
-                let ep = Endpoint::options().progress(progress).bind("shm://").await.unwrap();
+                let ep = Endpoint::options()
+                    .progress(progress)
+                    .bind("shm://")
+                    .await
+                    .unwrap();
                 let name = ep.name().to_string();
                 let crowds: Vec<_> = (0..CROWDS).map(|_| Peer::start("crowd", &name)).collect();
                 let mut peers = Vec::new();
@@ -88,7 +108,10 @@ fn a_crowd_of_peers_is_heard_to_the_last() {
                         ep.domain().progress();
                     }
                     let (all, domain) = (CROWDS * EACH, format!("{:?}", ep.domain()));
-                    assert!(domain.contains(&format!("{all} callers, {FEW} attended")), "{domain}");
+                    assert!(
+                        domain.contains(&format!("{all} callers, {FEW} attended")),
+                        "{domain}"
+                    );
                     for _ in 0..200 {
                         ask(&ep, &peers[round * 50..round * 50 + 3], &mut number).await;
                     }
@@ -107,12 +130,27 @@ fn a_crowd_of_peers_is_heard_to_the_last() {
 
 /// Endpoints of one domain, each with a message for the next.
 async fn domain(count: usize) -> (Domain, Vec<Endpoint>) {
-    let info = fabric_async::discover(&Hints::new().provider("shm")).await.unwrap().remove(0);
-    let domain = fabric_async::Fabric::open(&info).unwrap().domain(&info).unwrap();
+    let info = fabric_async::discover(&Hints::new().provider("shm"))
+        .await
+        .unwrap()
+        .remove(0);
+    let domain = fabric_async::Fabric::open(&info)
+        .unwrap()
+        .domain(&info)
+        .unwrap();
     let av = domain.welcoming_address_vector().unwrap();
     let mut endpoints = Vec::new();
     for _ in 0..count {
-        endpoints.push(domain.endpoint(&info).unwrap().bind_av(&av).unwrap().enable().await.unwrap());
+        endpoints.push(
+            domain
+                .endpoint(&info)
+                .unwrap()
+                .bind_av(&av)
+                .unwrap()
+                .enable()
+                .await
+                .unwrap(),
+        );
     }
     (domain, endpoints)
 }
@@ -120,8 +158,15 @@ async fn domain(count: usize) -> (Domain, Vec<Endpoint>) {
 /// Memory of this process, what it shares with nobody else counted as a whole.
 fn memory() -> usize {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").expect("procfs");
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).expect("a line");
-    line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1024
+    let line = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("Pss:"))
+        .expect("a line");
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse::<usize>()
+        .expect("a number")
+        * 1024
 }
 
 #[test]
@@ -139,12 +184,20 @@ fn thousands_of_endpoints_live_in_one_process() {
             let before = memory();
             let mut next = Vec::new();
             for at in 0..endpoints.len() {
-                next.push(endpoints[at].lookup(endpoints[(at + 1) % endpoints.len()].name()).await.unwrap());
+                next.push(
+                    endpoints[at]
+                        .lookup(endpoints[(at + 1) % endpoints.len()].name())
+                        .await
+                        .unwrap(),
+                );
             }
             for round in 0..3u64 {
                 for (at, ep) in endpoints.iter().enumerate() {
                     let message = (at as u64 + (round << 32)).to_le_bytes();
-                    ep.send(next[at], message.to_vec()).tag(round).await.unwrap();
+                    ep.send(next[at], message.to_vec())
+                        .tag(round)
+                        .await
+                        .unwrap();
                 }
                 for _ in 0..PASSES {
                     first.progress();
@@ -152,7 +205,10 @@ fn thousands_of_endpoints_live_in_one_process() {
                 }
                 for domain in [&first, &second] {
                     let domain = format!("{domain:?}");
-                    assert!(domain.contains(&format!("], {FEW} endpoints attended")), "{domain}");
+                    assert!(
+                        domain.contains(&format!("], {FEW} endpoints attended")),
+                        "{domain}"
+                    );
                 }
                 // In the opposite order, the first of them being asked last.
                 for (at, ep) in endpoints.iter().enumerate().rev() {

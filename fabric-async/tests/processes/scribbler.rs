@@ -1,9 +1,10 @@
 //! A peer that writes over all memory it shares with others, while it talks to them.
 //!
-//! It meets its victim as anybody does, and does with it what endpoints do. Meanwhile a thread of its own writes through
-//! `/proc/self/mem` over every mapping of the fabric's that can be written: rings in both directions, control words, regions of
-//! both sides, what it lends. Its own library has to bear that as well as the victim's. Only when it hits something else that has
-//! taken a mapping's place meanwhile, it ends, and is started anew.
+//! It meets its victim as anybody does, and does with it what endpoints do. Meanwhile a thread of
+//! its own writes through `/proc/self/mem` over every mapping of the fabric's that can be written:
+//! rings in both directions, control words, regions of both sides, what it lends. Its own library
+//! has to bear that as well as the victim's. Only when it hits something else that has taken a
+//! mapping's place meanwhile, it ends, and is started anew.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -68,10 +69,20 @@ async fn live(name: &str, random: &mut Random) -> Result<(), Error> {
     let ep = Endpoint::bind("shm://").await?;
     let region = ep.domain().alloc(AREA, BOTH)?;
     let peer = ep.lookup(name).await?;
-    ep.send(peer, region.remote().to_bytes().to_vec()).tag(1).await.map_err(|failed| failed.error)?;
-    let place = ep.recv().tag(2).from(peer).await.map_err(|failed| failed.error)?;
+    ep.send(peer, region.remote().to_bytes().to_vec())
+        .tag(1)
+        .await
+        .map_err(|failed| failed.error)?;
+    let place = ep
+        .recv()
+        .tag(2)
+        .from(peer)
+        .await
+        .map_err(|failed| failed.error)?;
     let theirs = RemoteRegion::from_bytes(&place)?;
-    ep.write(peer, theirs.at(0), "mapped").await.map_err(|failed| failed.error)?;
+    ep.write(peer, theirs.at(0), "mapped")
+        .await
+        .map_err(|failed| failed.error)?;
     LIVES.fetch_or(1, Ordering::Relaxed);
     loop {
         act(&ep, peer, theirs, random).await;
@@ -91,7 +102,10 @@ async fn act(ep: &Endpoint, peer: FiAddr, theirs: RemoteRegion, random: &mut Ran
                 drop(ep.lend(peer, loan).await);
             }
         }
-        3 => drop(ep.write(peer, theirs.at(0), random.bytes(len.min(AREA))).await),
+        3 => drop(
+            ep.write(peer, theirs.at(0), random.bytes(len.min(AREA)))
+                .await,
+        ),
         4 => drop(ep.send(peer, random.bytes(len)).delivery_complete().await),
         5 => drop(ep.atomic(peer, theirs.at(8), AtomicOp::Sum, 1u64).await),
         _ => drop(ep.recv().from(peer).await),
@@ -101,7 +115,10 @@ async fn act(ep: &Endpoint, peer: FiAddr, theirs: RemoteRegion, random: &mut Ran
 /// Writes over everything, for ever.
 fn scribble(seed: u64) {
     let mut random = Random::new(!seed);
-    let memory = File::options().write(true).open("/proc/self/mem").expect("procfs");
+    let memory = File::options()
+        .write(true)
+        .open("/proc/self/mem")
+        .expect("procfs");
     loop {
         let life = LIVES.load(Ordering::Relaxed);
         if life & 1 == 0 {
@@ -131,17 +148,30 @@ fn strike(random: &mut Random, style: u64, len: u64) -> (u64, Vec<u8>) {
         0 => (random.below(len), random.bytes(1)),
         // A word among those that control.
         1 => {
-            let word = [random.next(), random.below(4), u64::MAX, 1 << 32][random.below(4) as usize];
+            let word =
+                [random.next(), random.below(4), u64::MAX, 1 << 32][random.below(4) as usize];
             (random.below(CONTROL / 8) * 8, word.to_le_bytes().to_vec())
         }
         // A header that could be one, at the beginning of a line.
         2 => {
-            let kind = if random.below(8) == 0 { 0xff } else { random.below(7) };
+            let kind = if random.below(8) == 0 {
+                0xff
+            } else {
+                random.below(7)
+            };
             let long = [0, 7, 8, 24, 64, 600, 16_384, 16_385, 0xff_ffff][random.below(9) as usize];
             let header = kind | random.below(16) << 8 | long << 16 | (1 + random.below(3)) << 40;
             let line = random.below((len.saturating_sub(CONTROL) / 64).clamp(1, 64));
-            let words = [header, random.below(1 << 20), random.below(70), random.below(300)];
-            (CONTROL + line * 64, words.into_iter().flat_map(u64::to_le_bytes).collect())
+            let words = [
+                header,
+                random.below(1 << 20),
+                random.below(70),
+                random.below(300),
+            ];
+            (
+                CONTROL + line * 64,
+                words.into_iter().flat_map(u64::to_le_bytes).collect(),
+            )
         }
         // A stretch of it.
         3 => {
@@ -156,10 +186,15 @@ fn strike(random: &mut Random, style: u64, len: u64) -> (u64, Vec<u8>) {
 /// The mappings of the fabric's that can be written: where they begin, and how long they are.
 fn shared() -> Vec<(u64, u64)> {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
-    let ours = maps.lines().filter(|line| line.contains(" rw-s ") && line.contains("memfd:fabric"));
+    let ours = maps
+        .lines()
+        .filter(|line| line.contains(" rw-s ") && line.contains("memfd:fabric"));
     let ends = ours.filter_map(|line| {
         let (start, end) = line.split_once(' ')?.0.split_once('-')?;
-        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        let (start, end) = (
+            u64::from_str_radix(start, 16).ok()?,
+            u64::from_str_radix(end, 16).ok()?,
+        );
         Some((start, end - start))
     });
     ends.collect()

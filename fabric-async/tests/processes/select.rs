@@ -12,7 +12,14 @@ pub(crate) const MESSAGES: u64 = 100_000;
 pub(crate) fn check(message: &[u8], expected: u64) {
     let (number, rest) = message.split_first_chunk().unwrap();
     assert_eq!(u64::from_le_bytes(*number), expected);
-    assert_eq!(rest.len(), if expected.is_multiple_of(1000) { 99_992 } else { 0 });
+    assert_eq!(
+        rest.len(),
+        if expected.is_multiple_of(1000) {
+            99_992
+        } else {
+            0
+        }
+    );
     assert!(rest.iter().all(|byte| *byte == expected as u8));
 }
 
@@ -24,7 +31,9 @@ fn a_select_loop_that_drops_receives_gets_each_message_once_and_in_order() {
         let (mut seed, mut dropped, mut next) = (7u64, 0u64, 0u64);
         let mut peer = None;
         while next < MESSAGES {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let patience = seed >> 60;
             let give_up = async {
                 for _ in 0..patience {

@@ -17,9 +17,14 @@ const DESK: usize = 64 + (64 << 10);
 /// Registers a buffer for the other, and waits for its own end.
 pub(crate) async fn serve(name: &str) {
     let ep = Endpoint::bind("shm://").await.expect("bind");
-    let region = ep.domain().register_buffer(vec![0u8; AREA], BOTH, None).expect("a key");
+    let region = ep
+        .domain()
+        .register_buffer(vec![0u8; AREA], BOTH, None)
+        .expect("a key");
     let peer = ep.lookup(name).await.expect("the survivor is there");
-    ep.send(peer, region.remote().to_bytes().to_vec()).await.expect("a peer");
+    ep.send(peer, region.remote().to_bytes().to_vec())
+        .await
+        .expect("a peer");
     while ep.recv().from(peer).await.is_ok() {}
 }
 
@@ -54,12 +59,16 @@ fn a_killed_owner_is_noticed_by_who_asks_it() {
     });
 }
 
-/// A process that is killed in the middle of its writes and additions leaves the buffer, its owner and others in order.
+/// A process that is killed in the middle of its writes and additions leaves the buffer, its owner
+/// and others in order.
 #[test]
 fn a_killed_writer_leaves_the_buffer_in_order() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut region = ep.domain().register_buffer(vec![0u8; AREA + 64], BOTH, None).unwrap();
+        let mut region = ep
+            .domain()
+            .register_buffer(vec![0u8; AREA + 64], BOTH, None)
+            .unwrap();
         let friend = Endpoint::bind("shm://").await.unwrap();
         let served = ep.clone();
         let progress = tokio::spawn(async move { served.recv().tag(77).await.map(drop) });
@@ -68,7 +77,9 @@ fn a_killed_writer_leaves_the_buffer_in_order() {
             let victim = Peer::start("writer", &ep.name().to_string());
             let hello = ep.recv().tag(1).await.unwrap();
             let peer = hello.source().unwrap();
-            ep.send(peer, region.remote().to_bytes().to_vec()).await.unwrap();
+            ep.send(peer, region.remote().to_bytes().to_vec())
+                .await
+                .unwrap();
             let end = ep.recv().tag(2).from(peer).start().unwrap();
             let killer = killed_later(victim, round);
             for _ in 0..10 {
@@ -79,7 +90,11 @@ fn a_killed_writer_leaves_the_buffer_in_order() {
             assert!(end.await.unwrap_err().error.is_peer_gone());
             killer.join().unwrap();
             let look = region.look();
-            assert_eq!(look[AREA + 8..AREA + 16], added.to_le_bytes(), "what others add is not lost");
+            assert_eq!(
+                look[AREA + 8..AREA + 16],
+                added.to_le_bytes(),
+                "what others add is not lost"
+            );
         }
         progress.abort();
         still_works(&ep).await;
@@ -91,18 +106,34 @@ fn a_killed_writer_leaves_the_buffer_in_order() {
 fn false_requests_end_that_connection_only() {
     run(async {
         let ep = Endpoint::bind("shm://").await.unwrap();
-        let mut region = ep.domain().register_buffer(vec![7u8; 100], BOTH, Some(5)).unwrap();
+        let mut region = ep
+            .domain()
+            .register_buffer(vec![7u8; 100], BOTH, Some(5))
+            .unwrap();
         let mut events = ep.events().unwrap();
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        let request = |words: [u64; 6]| words.into_iter().flat_map(u64::to_le_bytes).collect::<Vec<_>>();
+        let request = |words: [u64; 6]| {
+            words
+                .into_iter()
+                .flat_map(u64::to_le_bytes)
+                .collect::<Vec<_>>()
+        };
         let good = request([5, 0, 8, 8, 1, 1]);
         let cases = [
             ("without a desk", vec![], good.clone()),
             ("another length", vec![DESK], good[..40].to_vec()),
             ("cannot be done", vec![DESK], request([5, 0, 8, 8, 9, 1])),
             ("cannot be done", vec![DESK], request([5, 0, 9, 8, 1, 1])),
-            ("cannot be done", vec![DESK], request([5, 0, DESK as u64, DESK as u64, 0, 1])),
-            ("cannot be done", vec![DESK], request([5, 0, 8, 8, 2 | 99 << 8, 1])),
+            (
+                "cannot be done",
+                vec![DESK],
+                request([5, 0, DESK as u64, DESK as u64, 0, 1]),
+            ),
+            (
+                "cannot be done",
+                vec![DESK],
+                request([5, 0, 8, 8, 2 | 99 << 8, 1]),
+            ),
             ("another size", vec![4096], good.clone()),
             ("a second one", vec![DESK, DESK], good.clone()),
         ];
@@ -111,7 +142,11 @@ fn false_requests_end_that_connection_only() {
             let socket = knock(&ep);
             say(&socket, &hello("liar", 1, 64), &[&segment]);
             for len in desks {
-                say(&socket, &grant(0, len as u64, 3), &[&memory(4096 + len, all)]);
+                say(
+                    &socket,
+                    &grant(0, len as u64, 3),
+                    &[&memory(4096 + len, all)],
+                );
             }
             let header = 7 | (8 + record.len() as u64) << 16 | 1 << 40;
             rustix::io::pwrite(&segment, &record, 4096 + 8).unwrap();
@@ -138,7 +173,11 @@ fn false_answers_end_the_operation() {
             let caller = rustix::net::accept(&impostor.0).unwrap();
             hear_with(&caller);
             say(&caller, &word(0, 1), &[]);
-            assert_eq!(hear_with(&caller).0[10..12], 103u16.to_le_bytes(), "a question");
+            assert_eq!(
+                hear_with(&caller).0[10..12],
+                103u16.to_le_bytes(),
+                "a question"
+            );
             say(&caller, &word(107, 5), &[]);
             let desk = hear_with(&caller).1.swap_remove(0);
             (caller, desk)
@@ -154,7 +193,13 @@ fn false_answers_end_the_operation() {
         answer(99, 0);
         answer(1, u64::MAX);
         let error = first.await.unwrap_err().error;
-        assert_eq!(error, Error::Key { key: 5, why: "is unknown" });
+        assert_eq!(
+            error,
+            Error::Key {
+                key: 5,
+                why: "is unknown"
+            }
+        );
         let second = ep.read(peer, remote.slice(..100)).start().unwrap();
         // It is asked for anew.
         say(&caller, &word(107, 5), &[]);

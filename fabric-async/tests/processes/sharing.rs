@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fabric_async::{
-    CqBind, DownReason, Endpoint, Error, EventKind, Fabric, FiAddr, Hints, SHARED_CONTEXT, SharedReceive,
-    discover,
+    CqBind, DownReason, Endpoint, Error, EventKind, Fabric, FiAddr, Hints, SHARED_CONTEXT,
+    SharedReceive, discover,
 };
 use futures_util::StreamExt;
 
@@ -19,14 +19,23 @@ const LONG: usize = 100_000;
 
 /// Sends numbered messages of all sizes to all doors, for ever.
 pub(crate) async fn knock(hall: &str, single_copy_from: usize) {
-    let ep = Endpoint::options().single_copy_from(single_copy_from).bind("shm://").await.expect("bind");
+    let ep = Endpoint::options()
+        .single_copy_from(single_copy_from)
+        .bind("shm://")
+        .await
+        .expect("bind");
     let mut doors = Vec::new();
     for door in 0..DOORS {
-        doors.push(ep.lookup(format!("{hall}-{door}")).await.expect("the hall is open"));
+        doors.push(
+            ep.lookup(format!("{hall}-{door}"))
+                .await
+                .expect("the hall is open"),
+        );
     }
     for number in 0u64.. {
         for door in &doors {
-            let mut message = vec![number as u8; [16, 100, 5000, 60_000, 300_000][number as usize % 5]];
+            let mut message =
+                vec![number as u8; [16, 100, 5000, 60_000, 300_000][number as usize % 5]];
             message[..8].copy_from_slice(&number.to_le_bytes());
             if ep.send(*door, message).await.is_err() {
                 return;
@@ -47,10 +56,21 @@ impl Book {
     /// A message is whole, and the next of its sender at its door.
     fn enter(&mut self, shared: &SharedReceive, message: &fabric_async::Message) {
         let number = u64::from_le_bytes(message[..8].try_into().expect("eight bytes"));
-        assert_eq!(message.len(), [16, 100, 5000, 60_000, 300_000][number as usize % 5]);
-        assert!(message[8..].iter().all(|byte| *byte == number as u8), "message {number} is damaged");
-        let door = shared.received_by(&message.transfer).expect("no door has closed");
-        let next = self.next.entry((message.source().expect("a guest"), door)).or_default();
+        assert_eq!(
+            message.len(),
+            [16, 100, 5000, 60_000, 300_000][number as usize % 5]
+        );
+        assert!(
+            message[8..].iter().all(|byte| *byte == number as u8),
+            "message {number} is damaged"
+        );
+        let door = shared
+            .received_by(&message.transfer)
+            .expect("no door has closed");
+        let next = self
+            .next
+            .entry((message.source().expect("a guest"), door))
+            .or_default();
         assert_eq!(number, *next, "lost, or out of order");
         *next += 1;
         self.messages += 1;
@@ -58,7 +78,11 @@ impl Book {
 }
 
 /// Receives, with a receive that is dropped at each event, until the victim has left all doors.
-async fn until_down(shared: &SharedReceive, events: &mut fabric_async::EventQueue, book: &mut Book) {
+async fn until_down(
+    shared: &SharedReceive,
+    events: &mut fabric_async::EventQueue,
+    book: &mut Book,
+) {
     let mut down = 0;
     while down < DOORS {
         tokio::select! {
@@ -85,7 +109,11 @@ fn who_dies_takes_nothing_from_the_others() {
         let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
         let info = discover(&hints).await.unwrap().swap_remove(0);
         let fabric = Fabric::open(&info).unwrap();
-        let domain = fabric.domain_builder(&info).single_copy_from(LONG).open().unwrap();
+        let domain = fabric
+            .domain_builder(&info)
+            .single_copy_from(LONG)
+            .open()
+            .unwrap();
         let mut events = fabric.event_queue(1024).unwrap();
         domain.bind_eq(&events).unwrap();
         let av = domain.welcoming_address_vector().unwrap();
@@ -95,15 +123,31 @@ fn who_dies_takes_nothing_from_the_others() {
         let hall = format!("shm://hall-{}", std::process::id());
         let mut doors = Vec::new();
         for door in 0..DOORS {
-            let ep = domain.endpoint(&info).unwrap().bind_av(&av).unwrap().bind_shared(&shared).unwrap();
-            doors.push(ep.name(format!("{hall}-{door}")).unwrap().enable().await.unwrap());
+            let ep = domain
+                .endpoint(&info)
+                .unwrap()
+                .bind_av(&av)
+                .unwrap()
+                .bind_shared(&shared)
+                .unwrap();
+            doors.push(
+                ep.name(format!("{hall}-{door}"))
+                    .unwrap()
+                    .enable()
+                    .await
+                    .unwrap(),
+            );
         }
         let friend = Peer::start("echo", &format!("{hall}-0"));
         let to_friend = shared.recv().tag(3).await.unwrap().source().unwrap();
         let (mut book, mut seed) = (Book::default(), 0x9e37_79b9_7f4a_7c15_u64);
         let mut dead = Vec::new();
         for kill in 0..KILLS {
-            let role = if kill % 2 == 0 { "knocker" } else { "knocker once" };
+            let role = if kill % 2 == 0 {
+                "knocker"
+            } else {
+                "knocker once"
+            };
             let mut victim = Peer::start(role, &hall);
             let from_victim = loop {
                 // What the last one left may come before.
@@ -117,7 +161,9 @@ fn who_dies_takes_nothing_from_the_others() {
             };
             dead.push(from_victim);
             let directed = shared.recv().tag(5).from(from_victim).start().unwrap();
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let moment = Duration::from_micros(seed >> 33 & 0x3fff);
             let killer = std::thread::spawn(move || {
                 std::thread::sleep(moment);
@@ -132,10 +178,21 @@ fn who_dies_takes_nothing_from_the_others() {
                 "kill {kill}: {failed}"
             );
             // The other one hears nothing of it.
-            shared.recv_into(vec![0; 8]).tag(4).context(kill).post().unwrap();
-            doors[0].send(to_friend, kill.to_le_bytes().to_vec()).await.unwrap();
+            shared
+                .recv_into(vec![0; 8])
+                .tag(4)
+                .context(kill)
+                .post()
+                .unwrap();
+            doors[0]
+                .send(to_friend, kill.to_le_bytes().to_vec())
+                .await
+                .unwrap();
             let answer = cq.next().await.unwrap();
-            assert_eq!((answer.context, answer.bytes()), (kill, &kill.to_le_bytes()[..]));
+            assert_eq!(
+                (answer.context, answer.bytes()),
+                (kill, &kill.to_le_bytes()[..])
+            );
         }
         assert!(book.messages > KILLS, "{} messages", book.messages);
         drop(friend);

@@ -30,11 +30,22 @@ fn a_peer_that_does_not_run_holds_up_nobody_else() {
         }
         for word in 0..WORDS {
             ep.send(friend, word.to_le_bytes().to_vec()).await.unwrap();
-            assert_eq!(ep.recv().tag(4).from(friend).await.unwrap()[..], word.to_le_bytes());
+            assert_eq!(
+                ep.recv().tag(4).from(friend).await.unwrap()[..],
+                word.to_le_bytes()
+            );
         }
-        // Credits are the endpoint's, and a peer has a part of them: what is too much is refused, not lost.
-        let refused = ep.send(asleep, vec![0; LEN]).context(1).post().map_err(|failed| failed.error);
-        assert!(matches!(refused, Ok(()) | Err(Error::Again(_))), "{refused:?}");
+        // Credits are the endpoint's, and a peer has a part of them: what is too much is refused,
+        // not lost.
+        let refused = ep
+            .send(asleep, vec![0; LEN])
+            .context(1)
+            .post()
+            .map_err(|failed| failed.error);
+        assert!(
+            matches!(refused, Ok(()) | Err(Error::Again(_))),
+            "{refused:?}"
+        );
 
         kill_process(process, Signal::CONT).unwrap();
         for (number, send) in sent.into_iter().enumerate() {

@@ -39,7 +39,9 @@ pub(crate) async fn next_end(events: &mut EventQueue) -> DownReason {
 /// The next peer to end has broken the rules in this way.
 pub(crate) async fn next_to_break(events: &mut EventQueue, rule: &str) {
     let down = next_end(events).await;
-    let DownReason::Protocol(what) = down else { panic!("{rule}: {down:?}") };
+    let DownReason::Protocol(what) = down else {
+        panic!("{rule}: {down:?}")
+    };
     assert!(what.contains(rule), "{rule}: {what}");
 }
 

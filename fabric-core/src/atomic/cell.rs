@@ -18,7 +18,8 @@ pub enum Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// Executes an operation here; returns the value that was there before. Sequentially consistent.
+    /// Executes an operation here; returns the value that was there before. Sequentially
+    /// consistent.
     ///
     /// # Panics
     /// In debug builds, when the type has another size.
@@ -27,7 +28,8 @@ impl Cell<'_> {
         debug_assert_eq!(self.size(), datatype.size());
         macro_rules! on {
             ($cell:ident, $int:ty) => {{
-                // What the processor can do in one instruction; the type's sign does not matter for these.
+                // What the processor can do in one instruction; the type's sign does not matter for
+                // these.
                 let bits = operand as $int;
                 match op {
                     AtomicOp::Read => return u64::from($cell.load(Ordering::SeqCst)),
@@ -43,7 +45,12 @@ impl Cell<'_> {
                 let mut value = $cell.load(Ordering::SeqCst);
                 loop {
                     let new = op.compute(datatype, u64::from(value), operand, comparand) as $int;
-                    match $cell.compare_exchange_weak(value, new, Ordering::SeqCst, Ordering::SeqCst) {
+                    match $cell.compare_exchange_weak(
+                        value,
+                        new,
+                        Ordering::SeqCst,
+                        Ordering::SeqCst,
+                    ) {
                         Ok(old) => return u64::from(old),
                         Err(changed) => value = changed,
                     }
@@ -73,10 +80,23 @@ mod tests {
     use super::*;
     use crate::atomic::AtomicCall;
 
-    /// Every operation in a cell leaves what `compute` says and returns what was there: the short cuts as well.
+    /// Every operation in a cell leaves what `compute` says and returns what was there: the short
+    /// cuts as well.
     #[test]
     fn cells_do_what_is_computed() {
-        let values = [0u64, 1, 2, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, u64::MAX, 1 << 63, 0x3ff0_0000_0000_0000];
+        let values = [
+            0u64,
+            1,
+            2,
+            0x7f,
+            0x80,
+            0xff,
+            0x7fff,
+            0x8000,
+            u64::MAX,
+            1 << 63,
+            0x3ff0_0000_0000_0000,
+        ];
         for &datatype in Datatype::ALL {
             let mask = u64::MAX >> (64 - 8 * datatype.size());
             for &op in AtomicOp::ALL {
@@ -84,7 +104,10 @@ mod tests {
                     if !op.is_valid(datatype, call) {
                         continue;
                     }
-                    for (value, operand) in values.iter().flat_map(|v| values.iter().map(move |o| (*v, *o))) {
+                    for (value, operand) in values
+                        .iter()
+                        .flat_map(|v| values.iter().map(move |o| (*v, *o)))
+                    {
                         let (value, operand) = (value & mask, operand & mask);
                         let (one, two) = (AtomicU8::new(value as u8), AtomicU16::new(value as u16));
                         let (four, eight) = (AtomicU32::new(value as u32), AtomicU64::new(value));
@@ -94,7 +117,11 @@ mod tests {
                             4 => Cell::Four(&four),
                             _ => Cell::Eight(&eight),
                         };
-                        assert_eq!(cell.execute(op, datatype, operand, 1), value, "{op:?} {datatype:?}");
+                        assert_eq!(
+                            cell.execute(op, datatype, operand, 1),
+                            value,
+                            "{op:?} {datatype:?}"
+                        );
                         let left = cell.execute(AtomicOp::Read, datatype, 0, 0);
                         assert_eq!(
                             left,

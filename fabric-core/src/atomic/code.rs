@@ -1,5 +1,5 @@
-//! Atomic operations as numbers, for what peers of this library say to each other: of each part of it, its place among all
-//! of that kind.
+//! Atomic operations as numbers, for what peers of this library say to each other: of each part of
+//! it, its place among all of that kind.
 
 use super::{AtomicCall, AtomicOp, AtomicSpec, Datatype};
 
@@ -9,7 +9,10 @@ impl AtomicSpec {
     pub fn to_code(self) -> u32 {
         let of = |found: Option<usize>| found.map_or(0xff, |at| at as u32);
         of(AtomicOp::ALL.iter().position(|op| *op == self.op))
-            | of(Datatype::ALL.iter().position(|datatype| *datatype == self.datatype)) << 8
+            | of(Datatype::ALL
+                .iter()
+                .position(|datatype| *datatype == self.datatype))
+                << 8
             | of(AtomicCall::ALL.iter().position(|call| *call == self.call)) << 16
     }
 
@@ -17,8 +20,11 @@ impl AtomicSpec {
     #[must_use]
     pub fn from_code(code: u32) -> Option<Self> {
         let index = |at: u32| (code >> (8 * at)) as usize & 0xff;
-        let (op, datatype, call) =
-            (*AtomicOp::ALL.get(index(0))?, *Datatype::ALL.get(index(1))?, *AtomicCall::ALL.get(index(2))?);
+        let (op, datatype, call) = (
+            *AtomicOp::ALL.get(index(0))?,
+            *Datatype::ALL.get(index(1))?,
+            *AtomicCall::ALL.get(index(2))?,
+        );
         let spec = Self { op, datatype, call };
         (code >> 24 == 0 && spec.check().is_ok()).then_some(spec)
     }

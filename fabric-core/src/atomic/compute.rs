@@ -1,6 +1,7 @@
 //! What operations compute, on each type.
 //!
-//! Values travel as bit patterns in a `u64`, narrow ones in its low bits, so that one function serves all types.
+//! Values travel as bit patterns in a `u64`, narrow ones in its low bits, so that one function
+//! serves all types.
 
 use super::{AtomicOp, Datatype};
 
@@ -72,7 +73,9 @@ trait Value: AtomicType + PartialOrd {
             AtomicOp::CswapLt => swap(comparand < value),
             AtomicOp::CswapGe => swap(comparand >= value),
             AtomicOp::CswapGt => swap(comparand > value),
-            AtomicOp::Mswap => bits(operand.bits() & comparand.bits() | value.bits() & !comparand.bits()),
+            AtomicOp::Mswap => {
+                bits(operand.bits() & comparand.bits() | value.bits() & !comparand.bits())
+            }
         }
     }
 }
@@ -138,7 +141,11 @@ mod tests {
         assert_eq!(run(AtomicOp::Sum, 0.5f32, 0.25, 0.0), 0.75);
         assert_eq!(run(AtomicOp::Max, -0.5f64, -1.5, 0.0), -0.5);
         assert_eq!(run(AtomicOp::Prod, 3.0f64, -2.0, 0.0), -6.0);
-        assert_eq!(run(AtomicOp::Lor, 0.0f32, -0.0, 0.0), 0.0, "a negative zero is false");
+        assert_eq!(
+            run(AtomicOp::Lor, 0.0f32, -0.0, 0.0),
+            0.0,
+            "a negative zero is false"
+        );
         assert_eq!(run(AtomicOp::Land, 7i16, -3, 0), 1);
         assert_eq!(run(AtomicOp::Lxor, 7u32, 9, 0), 0);
         assert_eq!(run(AtomicOp::Bxor, 0b1100u8, 0b1010, 0), 0b0110);
@@ -156,7 +163,11 @@ mod tests {
             (AtomicOp::CswapGe, false, true, true),
         ] {
             for (comparand, swapped) in [(-2, below), (-1, equal), (0, above)] {
-                assert_eq!(run(op, -1i64, 9, comparand) == 9, swapped, "{op:?} with {comparand}");
+                assert_eq!(
+                    run(op, -1i64, 9, comparand) == 9,
+                    swapped,
+                    "{op:?} with {comparand}"
+                );
             }
         }
         assert_eq!(run(AtomicOp::Mswap, 0xf0u8, 0x0f, 0x3c), 0xcc);

@@ -2,8 +2,8 @@
 
 use super::AtomicType;
 
-/// The operands of one atomic operation: a value, an array of values, or a vector of them. An operation on several is
-/// atomic for each value, not for the row.
+/// The operands of one atomic operation: a value, an array of values, or a vector of them. An
+/// operation on several is atomic for each value, not for the row.
 pub trait Row: Clone + Send + Unpin + 'static {
     /// The type of the values.
     type Element: AtomicType;
@@ -72,7 +72,9 @@ mod tests {
     #[test]
     fn rows_of_values_are_little_endian() {
         let mut row = Vec::new();
-        [1i16, -2, 3].into_iter().for_each(|value| put(value, &mut row));
+        [1i16, -2, 3]
+            .into_iter()
+            .for_each(|value| put(value, &mut row));
         assert_eq!(row, [1, 0, 0xfe, 0xff, 3, 0]);
         assert_eq!(i16::from_bits(bits_at(&row, 1, 2)), -2);
         assert_eq!(bits_at(&row, 3, 2), 0);

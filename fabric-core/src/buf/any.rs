@@ -12,10 +12,11 @@ use super::{Gather, Lent, Loan, Payload, PooledBuf, Scatter, Source};
 /// A buffer of your own kind: pinned, from an arena, on a device.
 ///
 /// # Safety
-/// The addresses behind `bytes` and `window` must stay the same while the value is moved, until it is dropped or a
-/// method with `&mut self` is called.
+/// The addresses behind `bytes` and `window` must stay the same while the value is moved, until it
+/// is dropped or a method with `&mut self` is called.
 ///
-/// The methods run while a domain is locked: they must not call into the fabric, and should not block.
+/// The methods run while a domain is locked: they must not call into the fabric, and should not
+/// block.
 pub unsafe trait CustomBuf: Send + Sync + Any {
     /// The bytes to send, or the bytes received so far.
     fn bytes(&self) -> &[u8];
@@ -61,7 +62,8 @@ pub enum AnyBuf {
 }
 
 impl AnyBuf {
-    /// The bytes to send, or those received; nothing of a vector of buffers, which does not have them in one place.
+    /// The bytes to send, or those received; nothing of a vector of buffers, which does not have
+    /// them in one place.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
@@ -101,13 +103,16 @@ impl AnyBuf {
             Self::Pooled(buf) => buf.vec_mut(),
             Self::Custom(buf) => {
                 let len = buf.bytes().len();
-                buf.window().and_then(|window| window.get_mut(..len)).unwrap_or_default()
+                buf.window()
+                    .and_then(|window| window.get_mut(..len))
+                    .unwrap_or_default()
             }
             _ => &mut [],
         }
     }
 
-    /// How many bytes can be received; `usize::MAX` when the buffer grows to the message, 0 when it cannot receive.
+    /// How many bytes can be received; `usize::MAX` when the buffer grows to the message, 0 when it
+    /// cannot receive.
     #[doc(hidden)]
     pub fn room(&mut self) -> usize {
         match self {
@@ -132,8 +137,8 @@ impl AnyBuf {
         }
     }
 
-    /// Copies `count` bytes of `source`, from position `from` on, to position `at` of the room. Bytes are placed in
-    /// order: `at` is the sum of what was placed before.
+    /// Copies `count` bytes of `source`, from position `from` on, to position `at` of the room.
+    /// Bytes are placed in order: `at` is the sum of what was placed before.
     ///
     /// # Panics
     /// When the bytes do not fit into the room or lie outside of the source.
@@ -172,7 +177,9 @@ impl AnyBuf {
     #[doc(hidden)]
     #[inline]
     pub fn receive(&mut self, source: &dyn Source) -> usize {
-        let Self::Vec(buf) = self else { return self.receive_otherwise(source) };
+        let Self::Vec(buf) = self else {
+            return self.receive_otherwise(source);
+        };
         let count = source.len().min(buf.capacity());
         append(buf, 0, source, 0, count);
         count
@@ -244,5 +251,8 @@ pub(crate) fn append(buf: &mut Vec<u8>, at: usize, source: &dyn Source, from: us
 fn fill(source: &dyn Source, from: usize, spare: &mut [MaybeUninit<u8>]) {
     let (start, count) = (spare.as_ptr().cast::<u8>(), spare.len());
     let filled = source.copy_to(from, spare);
-    assert!(std::ptr::eq(filled.as_ptr(), start) && filled.len() == count, "the source filled another slice");
+    assert!(
+        std::ptr::eq(filled.as_ptr(), start) && filled.len() == count,
+        "the source filled another slice"
+    );
 }

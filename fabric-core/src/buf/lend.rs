@@ -1,4 +1,5 @@
-//! Memory that changes hands instead of being copied: [`Loan`], as its writer has it, and [`Lent`], as its reader has it.
+//! Memory that changes hands instead of being copied: [`Loan`], as its writer has it, and [`Lent`],
+//! as its reader has it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -46,13 +47,20 @@ impl Loan {
     #[doc(hidden)]
     pub fn copied(len: usize) -> Result<Self> {
         if len > Self::LIMIT {
-            return Err(Error::TooLong { what: "loan", len, limit: Self::LIMIT });
+            return Err(Error::TooLong {
+                what: "loan",
+                len,
+                limit: Self::LIMIT,
+            });
         }
-        // Asked for before it is taken, because taking it ends the process where there is none. It is zeroed when it is
-        // touched, not now.
+        // Asked for before it is taken, because taking it ends the process where there is none. It
+        // is zeroed when it is touched, not now.
         let has_memory = Vec::<u8>::new().try_reserve_exact(len).is_ok();
         if !has_memory {
-            return Err(Error::Os { call: "allocating memory to lend", errno: OUT_OF_MEMORY });
+            return Err(Error::Os {
+                call: "allocating memory to lend",
+                errno: OUT_OF_MEMORY,
+            });
         }
         Ok(Self::new(Box::new(vec![0; len])))
     }
@@ -98,11 +106,12 @@ impl fmt::Debug for Loan {
     }
 }
 
-/// A received message that was lent: it lies in the sender's memory, and goes back there when this is dropped. A message
-/// that was sent otherwise lies in memory of the domain's pool.
+/// A received message that was lent: it lies in the sender's memory, and goes back there when this
+/// is dropped. A message that was sent otherwise lies in memory of the domain's pool.
 pub struct Lent(Place);
 
-/// Where the message is. No larger than any other buffer: an operation's is moved about with every message.
+/// Where the message is. No larger than any other buffer: an operation's is moved about with every
+/// message.
 enum Place {
     Own {
         buf: PooledBuf,
@@ -119,17 +128,18 @@ enum Place {
 
 /// Memory of a peer, held until the last owner drops it.
 pub trait LentMemory: Source + Send + Sync + 'static {
-    /// The bytes, if they are mapped here. Whoever receives into a [`Lent`] has promised that they do not change.
+    /// The bytes, if they are mapped here. Whoever receives into a [`Lent`] has promised that they
+    /// do not change.
     fn bytes(&self) -> &[u8];
 
-    /// Whether the memory is mapped here: then it stays, and can be read where it lies. Otherwise it can only be copied,
-    /// and goes with its owner.
+    /// Whether the memory is mapped here: then it stays, and can be read where it lies. Otherwise
+    /// it can only be copied, and goes with its owner.
     fn is_mapped(&self) -> bool {
         true
     }
 
-    /// Whether everything that was copied out so far is the message. To be asked after each copy of memory that is not
-    /// mapped, before the bytes are used.
+    /// Whether everything that was copied out so far is the message. To be asked after each copy of
+    /// memory that is not mapped, before the bytes are used.
     ///
     /// # Errors
     /// Why the message is lost.
@@ -147,7 +157,10 @@ impl Lent {
     #[must_use]
     #[allow(unsafe_code)] // only declares the duty
     pub unsafe fn empty(pool: &Arc<Pool>) -> Self {
-        Self(Place::Own { buf: PooledBuf::empty(pool), promised: true })
+        Self(Place::Own {
+            buf: PooledBuf::empty(pool),
+            promised: true,
+        })
     }
 
     /// Whether a message may be taken where it lies.
@@ -165,13 +178,21 @@ impl Lent {
 
     /// Takes a whole message where it lies, if its memory is lent. True once only.
     pub(super) fn take(&mut self, source: &dyn Source) -> bool {
-        let Place::Own { buf, promised } = &mut self.0 else { return false };
+        let Place::Own { buf, promised } = &mut self.0 else {
+            return false;
+        };
         if !std::mem::take(promised) {
             return false;
         }
-        let Some(memory) = source.lent().filter(|memory| memory.is_mapped()) else { return false };
+        let Some(memory) = source.lent().filter(|memory| memory.is_mapped()) else {
+            return false;
+        };
         let pool = buf.pool().cloned();
-        self.0 = Place::Shared { memory, len: source.len(), pool };
+        self.0 = Place::Shared {
+            memory,
+            len: source.len(),
+            pool,
+        };
         true
     }
 
@@ -179,7 +200,10 @@ impl Lent {
     #[doc(hidden)]
     pub fn own(&mut self) -> &mut PooledBuf {
         if let Place::Shared { pool, .. } = &self.0 {
-            self.0 = Place::Own { buf: PooledBuf::of(pool.clone()), promised: false };
+            self.0 = Place::Own {
+                buf: PooledBuf::of(pool.clone()),
+                promised: false,
+            };
         }
         match &mut self.0 {
             Place::Own { buf, .. } => buf,
@@ -208,7 +232,11 @@ impl Deref for Lent {
 
 impl fmt::Debug for Lent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whose = if self.is_shared() { "the sender's" } else { "own" };
+        let whose = if self.is_shared() {
+            "the sender's"
+        } else {
+            "own"
+        };
         write!(f, "Lent({} bytes, {whose})", self.len())
     }
 }

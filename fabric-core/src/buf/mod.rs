@@ -1,8 +1,8 @@
 //! Owned buffers that are lent to an operation and come back with its completion.
 //!
-//! While an operation is posted its buffer lives in the operation's slot as an [`AnyBuf`], never in the future: a
-//! dropped or forgotten future cannot free memory that a provider still uses. The usual buffer types are variants of
-//! an enum, so that lending one allocates nothing.
+//! While an operation is posted its buffer lives in the operation's slot as an [`AnyBuf`], never in
+//! the future: a dropped or forgotten future cannot free memory that a provider still uses. The
+//! usual buffer types are variants of an enum, so that lending one allocates nothing.
 
 mod any;
 mod lend;
@@ -25,8 +25,9 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Bytes`, `BytesMut`, `&'static [u8]`, `&'static str`,
-/// `String`, [`PooledBuf`], [`Loan`], [`Lent`], or your own by way of [`CustomBuf`]; or a vector of them: [`Gather`].
+/// A buffer whose bytes can be sent: `Vec<u8>`, `Box<[u8]>`, `Bytes`, `BytesMut`, `&'static [u8]`,
+/// `&'static str`, `String`, [`PooledBuf`], [`Loan`], [`Lent`], or your own by way of
+/// [`CustomBuf`]; or a vector of them: [`Gather`].
 ///
 /// Sealed, because its methods run while a domain is locked.
 #[diagnostic::on_unimplemented(
@@ -58,8 +59,9 @@ pub trait FlatBuf: IoBuf {
 
 /// A buffer that can be received into.
 ///
-/// The room of a `Vec<u8>` or `BytesMut` is its capacity, and its length becomes that of the message. The room of a
-/// `Box<[u8]>` is its length, which stays. A [`PooledBuf`] grows to the message. A [`Scatter`] is several of them.
+/// The room of a `Vec<u8>` or `BytesMut` is its capacity, and its length becomes that of the
+/// message. The room of a `Box<[u8]>` is its length, which stays. A [`PooledBuf`] grows to the
+/// message. A [`Scatter`] is several of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received into",
     note = "an operation owns its buffer until it ends: pass a `Vec<u8>`, `Box<[u8]>` or `BytesMut`, or use `recv()`"
@@ -180,10 +182,14 @@ mod tests {
     #[test]
     fn bytes_are_never_placed_behind_a_gap() {
         let source: &[u8] = b"abcd";
-        for any in [Vec::with_capacity(64).into_any(), BytesMut::with_capacity(64).into_any()] {
+        for any in [
+            Vec::with_capacity(64).into_any(),
+            BytesMut::with_capacity(64).into_any(),
+        ] {
             let mut any = any;
-            let placed =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| any.place(32, &source, 0, 4)));
+            let placed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                any.place(32, &source, 0, 4)
+            }));
             assert!(placed.is_err());
         }
     }
@@ -202,7 +208,11 @@ mod tests {
         assert_eq!(buf.len(), 3000);
         drop(buf);
         let again = pool.take(3000);
-        assert_eq!((again.len(), again.as_ptr()), (0, at), "the memory is used again");
+        assert_eq!(
+            (again.len(), again.as_ptr()),
+            (0, at),
+            "the memory is used again"
+        );
         let bytes = again.into_bytes();
         assert!(bytes.is_empty());
     }

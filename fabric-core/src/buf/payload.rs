@@ -22,7 +22,11 @@ pub struct Pieces<'a> {
 impl<'a> Payload<'a> {
     /// All bytes of a row of buffers.
     pub(super) fn of(parts: &'a [AnyBuf]) -> Self {
-        Self::Pieces(Pieces { parts, from: 0, len: parts.iter().map(|part| part.bytes().len()).sum() })
+        Self::Pieces(Pieces {
+            parts,
+            from: 0,
+            len: parts.iter().map(|part| part.bytes().len()).sum(),
+        })
     }
 
     /// How many bytes there are.
@@ -59,8 +63,15 @@ impl<'a> Payload<'a> {
         match self {
             Self::Whole(bytes) => Self::Whole(&bytes[from..from + count]),
             Self::Pieces(pieces) => {
-                assert!(from <= pieces.len && count <= pieces.len - from, "a part outside of the payload");
-                Self::Pieces(Pieces { from: pieces.from + from, len: count, ..pieces })
+                assert!(
+                    from <= pieces.len && count <= pieces.len - from,
+                    "a part outside of the payload"
+                );
+                Self::Pieces(Pieces {
+                    from: pieces.from + from,
+                    len: count,
+                    ..pieces
+                })
             }
         }
     }

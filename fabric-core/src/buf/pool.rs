@@ -14,7 +14,8 @@ const KEPT_BYTES: usize = 1 << 22;
 /// Memory taken at once on a peer's word; beyond it a buffer grows as bytes arrive.
 const TRUSTED: usize = 1 << LARGEST;
 
-/// Free buffers by size, powers of two from 256 B to 1 MiB. Larger ones come from the allocator and go back to it.
+/// Free buffers by size, powers of two from 256 B to 1 MiB. Larger ones come from the allocator and
+/// go back to it.
 pub struct Pool {
     free: [Mutex<Vec<Vec<u8>>>; (LARGEST - SMALLEST + 1) as usize],
 }
@@ -23,21 +24,32 @@ impl Pool {
     /// An empty pool.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { free: Default::default() })
+        Arc::new(Self {
+            free: Default::default(),
+        })
     }
 
     /// An empty buffer with room for `len` bytes.
     #[must_use]
     pub fn take(self: &Arc<Self>, len: usize) -> PooledBuf {
-        PooledBuf { data: self.take_vec(len), pool: Some(self.clone()) }
+        PooledBuf {
+            data: self.take_vec(len),
+            pool: Some(self.clone()),
+        }
     }
 
     fn take_vec(&self, len: usize) -> Vec<u8> {
         if len > 1 << LARGEST {
             return Vec::with_capacity(len);
         }
-        let class = len.next_power_of_two().trailing_zeros().saturating_sub(SMALLEST);
-        let kept = self.free[class as usize].lock().unwrap_or_else(|e| e.into_inner()).pop();
+        let class = len
+            .next_power_of_two()
+            .trailing_zeros()
+            .saturating_sub(SMALLEST);
+        let kept = self.free[class as usize]
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .pop();
         kept.unwrap_or_else(|| Vec::with_capacity(1 << (class + SMALLEST)))
     }
 
@@ -48,7 +60,9 @@ impl Pool {
         }
         let class = capacity.trailing_zeros() - SMALLEST;
         data.clear();
-        let mut free = self.free[class as usize].lock().unwrap_or_else(|e| e.into_inner());
+        let mut free = self.free[class as usize]
+            .lock()
+            .unwrap_or_else(|e| e.into_inner());
         if (free.len() + 1) * capacity <= KEPT_BYTES {
             free.push(data);
         }
@@ -79,7 +93,10 @@ impl PooledBuf {
 
     /// Likewise, of the pool of another, if that has one.
     pub(super) fn of(pool: Option<Arc<Pool>>) -> Self {
-        Self { data: Vec::new(), pool }
+        Self {
+            data: Vec::new(),
+            pool,
+        }
     }
 
     pub(super) fn pool(&self) -> Option<&Arc<Pool>> {
@@ -110,7 +127,8 @@ impl PooledBuf {
         self.data.extend_from_slice(bytes);
     }
 
-    /// Takes memory for a message of `len` bytes, if the buffer is empty; no more than 1 MiB on a peer's word.
+    /// Takes memory for a message of `len` bytes, if the buffer is empty; no more than 1 MiB on a
+    /// peer's word.
     pub(crate) fn expect(&mut self, len: usize) {
         if self.data.capacity() == 0
             && let Some(pool) = &self.pool
@@ -124,7 +142,10 @@ impl PooledBuf {
         if at + count > self.data.capacity() {
             self.data.truncate(at);
             let needed = (at + count).max(2 * self.data.capacity());
-            let mut larger = self.pool.as_ref().map_or_else(Vec::new, |pool| pool.take_vec(needed));
+            let mut larger = self
+                .pool
+                .as_ref()
+                .map_or_else(Vec::new, |pool| pool.take_vec(needed));
             larger.reserve(needed);
             larger.extend_from_slice(&self.data);
             let old = mem::replace(&mut self.data, larger);

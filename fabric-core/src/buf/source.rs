@@ -15,8 +15,9 @@ pub trait Source {
         self.len() == 0
     }
 
-    /// Copies `dst.len()` bytes from position `from` on, and returns `dst`, now initialised. The returned slice is
-    /// the proof: whoever relies on it compares its address and length with those of `dst`.
+    /// Copies `dst.len()` bytes from position `from` on, and returns `dst`, now initialised. The
+    /// returned slice is the proof: whoever relies on it compares its address and length with those
+    /// of `dst`.
     ///
     /// # Panics
     /// When the range lies outside of the source.

@@ -3,10 +3,12 @@
 use super::sealed::Sealed;
 use super::{AnyBuf, FlatBuf, IoBuf, IoBufMut, Payload, Source};
 
-/// Buffers whose bytes go out one behind the other, as one message or one write (`fi_sendv`, `fi_writev`).
+/// Buffers whose bytes go out one behind the other, as one message or one write (`fi_sendv`,
+/// `fi_writev`).
 ///
 /// Made from an array, a vector or a tuple of buffers, or built up with [`Gather::with`]; at most
-/// `Info::tx.iov_limit` of them. Empty ones count, and add nothing. It comes back from the operation as it was.
+/// `Info::tx.iov_limit` of them. Empty ones count, and add nothing. It comes back from the
+/// operation as it was.
 ///
 /// ```
 /// # use fabric_core::buf::Gather;
@@ -25,11 +27,12 @@ pub struct Gather {
     parts: Vec<AnyBuf>,
 }
 
-/// Buffers that a message, or what is read, is laid into one behind the other (`fi_recvv`, `fi_readv`).
+/// Buffers that a message, or what is read, is laid into one behind the other (`fi_recvv`,
+/// `fi_readv`).
 ///
-/// Each is filled to its room before the next one gets anything, so a [`PooledBuf`](super::PooledBuf), which grows,
-/// takes all the rest. Those that get nothing come back empty. At most `Info::rx.iov_limit` of them for a message,
-/// `Info::tx.iov_limit` for a read.
+/// Each is filled to its room before the next one gets anything, so a
+/// [`PooledBuf`](super::PooledBuf), which grows, takes all the rest. Those that get nothing come
+/// back empty. At most `Info::rx.iov_limit` of them for a message, `Info::tx.iov_limit` for a read.
 ///
 /// ```
 /// # use fabric_core::buf::{AnyBuf, Scatter};
@@ -73,7 +76,8 @@ macro_rules! vector {
                 self.parts.len()
             }
 
-            /// Takes the buffer at this position out, if it is there and of type `B`, and leaves none in its place.
+            /// Takes the buffer at this position out, if it is there and of type `B`, and leaves
+            /// none in its place.
             pub fn take<B: FlatBuf>(&mut self, at: usize) -> Option<B> {
                 let part = self.parts.get_mut(at)?;
                 B::from_any(std::mem::take(part)).map_err(|other| *part = other).ok()
@@ -221,7 +225,9 @@ impl Scatter {
 
     /// The room of all buffers together.
     pub(super) fn room(&mut self) -> usize {
-        self.parts.iter_mut().fold(0, |room, part| room.saturating_add(part.room()))
+        self.parts
+            .iter_mut()
+            .fold(0, |room, part| room.saturating_add(part.room()))
     }
 
     /// A message of this length is about to come.
@@ -298,20 +304,27 @@ mod tests {
                 .with(bytes::BytesMut::with_capacity(8));
             let (room, placed) = filled(room, &message[..len]);
             assert_eq!((placed, room.len()), (len.min(16), len.min(16)));
-            assert_eq!(room.pieces().flatten().copied().collect::<Vec<_>>(), &message[..placed]);
+            assert_eq!(
+                room.pieces().flatten().copied().collect::<Vec<_>>(),
+                &message[..placed]
+            );
             assert_eq!(room.payload().to_vec(), &message[..placed]);
         }
     }
 
     #[test]
     fn pieces_that_arrive_are_laid_behind_each_other() {
-        let mut any = Scatter::from([Vec::with_capacity(4), vec![7; 6], Vec::with_capacity(2)]).into_any();
+        let mut any =
+            Scatter::from([Vec::with_capacity(4), vec![7; 6], Vec::with_capacity(2)]).into_any();
         assert_eq!(any.room(), 12);
         for (at, piece) in [(0, &b"abc"[..]), (3, b"defgh"), (8, b""), (8, b"ij")] {
             any.place(at, &piece, 0, piece.len());
         }
         any.finish(10);
-        let parts = Scatter::from_any(any).unwrap().into_parts::<Vec<u8>>().unwrap();
+        let parts = Scatter::from_any(any)
+            .unwrap()
+            .into_parts::<Vec<u8>>()
+            .unwrap();
         assert_eq!(parts, [&b"abcd"[..], b"efghij", b""]);
     }
 

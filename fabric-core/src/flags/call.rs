@@ -1,13 +1,14 @@
-//! Flags of single calls: default operation flags, binding of queues and counters, rights of memory.
+//! Flags of single calls: default operation flags, binding of queues and counters, rights of
+//! memory.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// What every operation of a context does unless its post says otherwise (`op_flags` of `fi_tx_attr` and
-    /// `fi_rx_attr`).
+    /// What every operation of a context does unless its post says otherwise (`op_flags` of
+    /// `fi_tx_attr` and `fi_rx_attr`).
     ///
-    /// What concerns one operation only (fence, batching, completion-queue data, peek) is a method of that
-    /// operation's request instead of a flag.
+    /// What concerns one operation only (fence, batching, completion-queue data, peek) is a method
+    /// of that operation's request instead of a flag.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct OpFlags: u32 {
         /// The source buffer is free again as soon as the call returns; limited by the inject size.
@@ -51,7 +52,8 @@ bitflags! {
         /// Received messages, and writes of peers that carry completion-queue data.
         #[doc(alias = "FI_RECV")]
         const RECV = 1 << 1;
-        /// Success is reported only for operations that ask for it; failure always. Goes with one of the others.
+        /// Success is reported only for operations that ask for it; failure always. Goes with one
+        /// of the others.
         #[doc(alias = "FI_SELECTIVE_COMPLETION")]
         const SELECTIVE_COMPLETION = 1 << 2;
     }

@@ -6,8 +6,9 @@ bitflags! {
     /// What an endpoint, one of its contexts or a domain can do (`fi_getinfo(3)`, capabilities).
     ///
     /// Three kinds, which together are all bits: [`Caps::PRIMARY`] features must be asked for,
-    /// [`Caps::SECONDARY`] ones may be granted unasked, and [`Caps::DIRECTIONS`] narrow the primary ones. A set
-    /// without any direction of a class of operations means all directions of that class.
+    /// [`Caps::SECONDARY`] ones may be granted unasked, and [`Caps::DIRECTIONS`] narrow the primary
+    /// ones. A set without any direction of a class of operations means all directions of that
+    /// class.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Caps: u64 {
         /// Untagged messages.
@@ -31,14 +32,15 @@ bitflags! {
         /// A sender may choose among the receive contexts of a scalable endpoint.
         #[doc(alias = "FI_NAMED_RX_CTX")]
         const NAMED_RX_CTX = 1 << 6;
-        /// A receive may be limited to one sender; without it the address given to a receive is ignored.
+        /// A receive may be limited to one sender; without it the address given to a receive is
+        /// ignored.
         #[doc(alias = "FI_DIRECTED_RECV")]
         const DIRECTED_RECV = 1 << 7;
         /// Buffers in the memory of a device.
         #[doc(alias = "FI_HMEM")]
         const HMEM = 1 << 8;
-        /// The receiver learns the size of a message before it says where the bytes go. Gone from 2.x, kept as a name
-        /// of 1.17.
+        /// The receiver learns the size of a message before it says where the bytes go. Gone from
+        /// 2.x, kept as a name of 1.17.
         #[doc(alias = "FI_VARIABLE_MSG")]
         const VARIABLE_MSG = 1 << 9;
         /// As [`Caps::DIRECTED_RECV`], for tagged receives only. Since 2.x.
@@ -47,7 +49,8 @@ bitflags! {
         /// Every receive names its sender: no receives from anybody. Since 2.x.
         #[doc(alias = "FI_EXACT_DIRECTED_RECV")]
         const EXACT_DIRECTED_RECV = 1 << 11;
-        /// Completions name the sender by a number of the application's choice. Since 2.0; a capability of domains.
+        /// Completions name the sender by a number of the application's choice. Since 2.0; a
+        /// capability of domains.
         #[doc(alias = "FI_AV_USER_ID")]
         const AV_USER_ID = 1 << 12;
         /// Queues and counters may belong to another provider. Since 2.0; a capability of domains.
@@ -82,8 +85,8 @@ bitflags! {
         /// A receive completion names the sender (connectionless endpoints).
         #[doc(alias = "FI_SOURCE")]
         const SOURCE = 1 << 22;
-        /// A message of a sender outside the address vector is reported as an error that carries its address; needs
-        /// [`Caps::SOURCE`].
+        /// A message of a sender outside the address vector is reported as an error that carries
+        /// its address; needs [`Caps::SOURCE`].
         #[doc(alias = "FI_SOURCE_ERR")]
         const SOURCE_ERR = 1 << 23;
         /// The target of one-sided operations hears of them; needs a remote direction.
@@ -115,10 +118,13 @@ impl Caps {
     pub const MSG_DIRECTIONS: Self = Self::SEND.union(Self::RECV);
 
     /// Directions of one-sided operations.
-    pub const RMA_DIRECTIONS: Self =
-        Self::READ.union(Self::WRITE).union(Self::REMOTE_READ).union(Self::REMOTE_WRITE);
+    pub const RMA_DIRECTIONS: Self = Self::READ
+        .union(Self::WRITE)
+        .union(Self::REMOTE_READ)
+        .union(Self::REMOTE_WRITE);
 
-    /// All directions. libfabric counts them among the primary capabilities; here they are a kind of their own.
+    /// All directions. libfabric counts them among the primary capabilities; here they are a kind
+    /// of their own.
     pub const DIRECTIONS: Self = Self::MSG_DIRECTIONS.union(Self::RMA_DIRECTIONS);
 
     /// Features that are granted only when asked for, because having them costs something.
@@ -140,10 +146,12 @@ impl Caps {
 
     /// Features that may be granted unasked where they are harmless.
     #[doc(alias = "FI_SECONDARY_CAPS")]
-    pub const SECONDARY: Self = Self::all().difference(Self::PRIMARY).difference(Self::DIRECTIONS);
+    pub const SECONDARY: Self = Self::all()
+        .difference(Self::PRIMARY)
+        .difference(Self::DIRECTIONS);
 
-    /// This set with the directions spelled out: all directions of a class of operations that is present without
-    /// any.
+    /// This set with the directions spelled out: all directions of a class of operations that is
+    /// present without any.
     ///
     /// ```
     /// # use fabric_core::flags as fabric_async;
@@ -154,10 +162,12 @@ impl Caps {
     #[must_use]
     pub const fn with_directions(self) -> Self {
         let mut caps = self;
-        if caps.intersects(Self::MSG.union(Self::TAGGED)) && !caps.intersects(Self::MSG_DIRECTIONS) {
+        if caps.intersects(Self::MSG.union(Self::TAGGED)) && !caps.intersects(Self::MSG_DIRECTIONS)
+        {
             caps = caps.union(Self::MSG_DIRECTIONS);
         }
-        if caps.intersects(Self::RMA.union(Self::ATOMIC)) && !caps.intersects(Self::RMA_DIRECTIONS) {
+        if caps.intersects(Self::RMA.union(Self::ATOMIC)) && !caps.intersects(Self::RMA_DIRECTIONS)
+        {
             caps = caps.union(Self::RMA_DIRECTIONS);
         }
         caps
@@ -167,7 +177,9 @@ impl Caps {
     #[must_use]
     pub const fn is_rma_target(self) -> bool {
         self.intersects(Self::RMA.union(Self::ATOMIC))
-            && self.with_directions().intersects(Self::REMOTE_READ.union(Self::REMOTE_WRITE))
+            && self
+                .with_directions()
+                .intersects(Self::REMOTE_READ.union(Self::REMOTE_WRITE))
     }
 }
 
@@ -179,7 +191,10 @@ mod tests {
     fn three_kinds_share_no_bit_and_leave_none_out() {
         assert!(!Caps::PRIMARY.intersects(Caps::SECONDARY | Caps::DIRECTIONS));
         assert!(!Caps::SECONDARY.intersects(Caps::DIRECTIONS));
-        assert_eq!(Caps::PRIMARY | Caps::SECONDARY | Caps::DIRECTIONS, Caps::all());
+        assert_eq!(
+            Caps::PRIMARY | Caps::SECONDARY | Caps::DIRECTIONS,
+            Caps::all()
+        );
         assert_eq!(Caps::SECONDARY.bits().count_ones(), 11);
     }
 

@@ -5,9 +5,10 @@ use bitflags::bitflags;
 bitflags! {
     /// What a provider requires of the application (`fi_getinfo(3)`, mode).
     ///
-    /// In hints: the duties the application can fulfil; an empty set agrees to none, it is no wildcard. In an
-    /// offer: those that are required. Buffers and contexts are owned by the operation in this fabric, so its own
-    /// providers require none of them; the names exist so that 1.17 hints can be written down.
+    /// In hints: the duties the application can fulfil; an empty set agrees to none, it is no
+    /// wildcard. In an offer: those that are required. Buffers and contexts are owned by the
+    /// operation in this fabric, so its own providers require none of them; the names exist so that
+    /// 1.17 hints can be written down.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Mode: u64 {
         /// Every operation context is scratch space of four words for the provider.
@@ -31,7 +32,8 @@ bitflags! {
         /// Completions of selective endpoints carry flags only. Gone from 2.x.
         #[doc(alias = "FI_NOTIFY_FLAGS_ONLY")]
         const NOTIFY_FLAGS_ONLY = 1 << 6;
-        /// A queue or counter serves endpoints of equal capabilities only. A mode of domains, gone from 2.x.
+        /// A queue or counter serves endpoints of equal capabilities only. A mode of domains, gone
+        /// from 2.x.
         #[doc(alias = "FI_RESTRICTED_COMP")]
         const RESTRICTED_COMP = 1 << 7;
         /// Received messages may stay in the provider's buffers until claimed. Gone from 2.x.
@@ -46,12 +48,14 @@ bitflags! {
 bitflags! {
     /// What a provider requires of memory registration (`fi_mr(3)`, `mr_mode`).
     ///
-    /// In hints: what the application agrees to; empty agrees to nothing. In an offer: what is required. In the
-    /// negotiated result: what is left to be done. Without any duty a region is addressed by offsets from its start,
-    /// under a key of the application's choice, and only memory that peers access is registered.
+    /// In hints: what the application agrees to; empty agrees to nothing. In an offer: what is
+    /// required. In the negotiated result: what is left to be done. Without any duty a region is
+    /// addressed by offsets from its start, under a key of the application's choice, and only
+    /// memory that peers access is registered.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct MrMode: u32 {
-        /// The name before 1.5 of virtual addresses, allocated memory and provider keys together; stands alone.
+        /// The name before 1.5 of virtual addresses, allocated memory and provider keys together;
+        /// stands alone.
         #[doc(alias = "FI_MR_BASIC")]
         const BASIC = 1;
         /// The name before 1.5 of "no duties"; stands alone.
@@ -98,6 +102,8 @@ impl MrMode {
     pub const LEGACY: Self = Self::BASIC.union(Self::SCALABLE);
 
     /// Duties that only concern memory which peers access.
-    pub const TARGET_ONLY: Self =
-        Self::RAW.union(Self::VIRT_ADDR).union(Self::PROV_KEY).union(Self::RMA_EVENT);
+    pub const TARGET_ONLY: Self = Self::RAW
+        .union(Self::VIRT_ADDR)
+        .union(Self::PROV_KEY)
+        .union(Self::RMA_EVENT);
 }

@@ -9,10 +9,11 @@
 //! | [`CqBind`], [`CounterBind`] | what a queue or a counter hears of an endpoint |
 //! | [`Access`] | what a memory region may be used for |
 //!
-//! libfabric keeps most of these in one 64-bit space, where one bit has several meanings. The values here are this
-//! crate's own and dense: they are no ABI, appear in no wire format, and may change between versions. Compare names,
-//! never numbers. A set built from numbers goes through `from_bits`, which refuses bits that the type does not know
-//! (libfabric answers those with `FI_EBADFLAGS`).
+//! libfabric keeps most of these in one 64-bit space, where one bit has several meanings. The
+//! values here are this crate's own and dense: they are no ABI, appear in no wire format, and may
+//! change between versions. Compare names, never numbers. A set built from numbers goes through
+//! `from_bits`, which refuses bits that the type does not know (libfabric answers those with
+//! `FI_EBADFLAGS`).
 
 mod call;
 mod caps;

@@ -3,11 +3,13 @@
 use bitflags::bitflags;
 
 bitflags! {
-    /// Pairs of operations whose order is kept between two endpoints (`fi_endpoint(3)`, message ordering).
+    /// Pairs of operations whose order is kept between two endpoints (`fi_endpoint(3)`, message
+    /// ordering).
     ///
-    /// A name reads "LATER after EARLIER": [`MsgOrder::SAW`] keeps a send behind a write that was posted before it.
-    /// In hints the pairs that are needed, in an offer those that are kept; keeping more than asked is fine. The
-    /// order is that in which the target looks at operations, from one transmit context to one receive context.
+    /// A name reads "LATER after EARLIER": [`MsgOrder::SAW`] keeps a send behind a write that was
+    /// posted before it. In hints the pairs that are needed, in an offer those that are kept;
+    /// keeping more than asked is fine. The order is that in which the target looks at operations,
+    /// from one transmit context to one receive context.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct MsgOrder: u64 {
         /// Read after read, one-sided and atomic together.
@@ -77,8 +79,8 @@ impl MsgOrder {
         .union(Self::SAW)
         .union(Self::SAS);
 
-    /// This set with the narrower pairs that follow from it: who keeps all reads and writes in order keeps those
-    /// without atomics, and those of atomics alone.
+    /// This set with the narrower pairs that follow from it: who keeps all reads and writes in
+    /// order keeps those without atomics, and those of atomics alone.
     #[must_use]
     pub fn with_implied(self) -> Self {
         [

@@ -1,4 +1,5 @@
-//! The attributes of a fabric, a domain, an endpoint and its two contexts, as a provider offers them.
+//! The attributes of a fabric, a domain, an endpoint and its two contexts, as a provider offers
+//! them.
 
 use std::fmt;
 
@@ -50,13 +51,15 @@ pub struct FabricAttr {
     /// The version of the provider.
     #[doc(alias = "prov_version")]
     pub provider_version: Version,
-    /// The API version: in an offer the newest the provider knows, in a result the one that was asked for.
+    /// The API version: in an offer the newest the provider knows, in a result the one that was
+    /// asked for.
     pub api_version: Version,
 }
 
 /// The domain: what its objects share, and how many of them are worth having.
 ///
-/// Counts describe the provider, not the machine: memory, descriptors and limits of the system may end earlier.
+/// Counts describe the provider, not the machine: memory, descriptors and limits of the system may
+/// end earlier.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_domain_attr")]
@@ -75,12 +78,14 @@ pub struct DomainAttr {
     pub resource_mgmt: ResourceMgmt,
     /// The kind of address vectors; `None` when either will do.
     pub av_type: Option<AvType>,
-    /// Duties of memory registration. An offer may also name [`MrMode::BASIC`] or [`MrMode::SCALABLE`] to say
-    /// which of the two old modes it supports; without either, what its duties allow is supported.
+    /// Duties of memory registration. An offer may also name [`MrMode::BASIC`] or
+    /// [`MrMode::SCALABLE`] to say which of the two old modes it supports; without either, what its
+    /// duties allow is supported.
     pub mr_mode: MrMode,
     /// Size of a remote memory key, in bytes.
     pub mr_key_size: usize,
-    /// Size of the data a transfer can put into the target's completion queue, in bytes; 0 for none, else 4 or more.
+    /// Size of the data a transfer can put into the target's completion queue, in bytes; 0 for
+    /// none, else 4 or more.
     pub cq_data_size: usize,
     /// Completion queues the domain serves well.
     pub cq_cnt: usize,
@@ -106,10 +111,11 @@ pub struct DomainAttr {
     pub caps: Caps,
     /// Duties of the application in this domain.
     pub mode: Mode,
-    /// The key that endpoints and regions of this domain carry by default. Only owners of equal keys can talk.
+    /// The key that endpoints and regions of this domain carry by default. Only owners of equal
+    /// keys can talk.
     pub auth_key: Option<Vec<u8>>,
-    /// The size of such a key in bytes: the only size the provider takes, 0 when it takes none. In a result the
-    /// length of `auth_key`, where one was asked for.
+    /// The size of such a key in bytes: the only size the provider takes, 0 when it takes none. In
+    /// a result the length of `auth_key`, where one was asked for.
     pub auth_key_size: usize,
     /// Bytes of provider data that can come with an error.
     pub max_err_data: usize,
@@ -126,7 +132,8 @@ pub struct DomainAttr {
 }
 
 impl Default for DomainAttr {
-    /// One context each way, 64-bit keys, safe threading, manual progress, overruns prevented; nothing else.
+    /// One context each way, 64-bit keys, safe threading, manual progress, overruns prevented;
+    /// nothing else.
     fn default() -> Self {
         Self {
             domain: None,
@@ -175,13 +182,14 @@ pub struct EpAttr {
     pub protocol: Option<Protocol>,
     /// The newest version of the protocol it speaks.
     pub protocol_version: u32,
-    /// The largest single transfer, in bytes: a longer message is not sent, and of a longer one that arrives the rest
-    /// is lost.
+    /// The largest single transfer, in bytes: a longer message is not sent, and of a longer one
+    /// that arrives the rest is lost.
     pub max_msg_size: usize,
-    /// Bytes in front of every message buffer that belong to the provider; 0 without [`Mode::MSG_PREFIX`].
+    /// Bytes in front of every message buffer that belong to the provider; 0 without
+    /// [`Mode::MSG_PREFIX`].
     pub msg_prefix_size: usize,
-    /// Up to this many bytes, data read lies in order behind data written; 0 for no such promise, `usize::MAX` for
-    /// any size.
+    /// Up to this many bytes, data read lies in order behind data written; 0 for no such promise,
+    /// `usize::MAX` for any size.
     pub max_order_raw_size: usize,
     /// As `max_order_raw_size`, for writes behind reads.
     pub max_order_war_size: usize,
@@ -222,7 +230,8 @@ impl Default for EpAttr {
 
 /// The transmit context.
 ///
-/// The `comp_order` of 1.17 is left out: completions come in the order the operations finish, and 2.x demands 0.
+/// The `comp_order` of 1.17 is left out: completions come in the order the operations finish, and
+/// 2.x demands 0.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_tx_attr")]
@@ -277,7 +286,8 @@ pub struct RxAttr {
     pub mode: Mode,
     /// In an offer, flags that can be made the default; in a result, those that are.
     pub op_flags: OpFlags,
-    /// In which order arriving operations are looked at; a pair is kept when the sender keeps it too.
+    /// In which order arriving operations are looked at; a pair is kept when the sender keeps it
+    /// too.
     pub msg_order: MsgOrder,
     /// Receives that can be posted.
     pub size: usize,

@@ -1,9 +1,10 @@
 //! What an accepted offer is turned into.
 //!
-//! A result says what the application gets, so it differs from the offer in what was a matter of choice: the levels
-//! of threading and progress, the kind of address vector and the keys are those of the hints, where set. Sizes and
-//! counts of a context, an endpoint's contexts and the inject size become what was asked, where that is not 0; all
-//! other limits stay those of the offer, which is at least what was asked. Duties are those that are left.
+//! A result says what the application gets, so it differs from the offer in what was a matter of
+//! choice: the levels of threading and progress, the kind of address vector and the keys are those
+//! of the hints, where set. Sizes and counts of a context, an endpoint's contexts and the inject
+//! size become what was asked, where that is not 0; all other limits stay those of the offer, which
+//! is at least what was asked. Duties are those that are left.
 
 use crate::flags::{Caps, Mode, MrMode};
 
@@ -18,7 +19,12 @@ pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
     }
     set(&mut info.addr_format, hints.addr_format);
     // An address without a name asks for any; the offer may know where.
-    if offer.src_addr.is_none() || hints.src_addr.as_ref().is_some_and(|asked| !asked.name().is_empty()) {
+    if offer.src_addr.is_none()
+        || hints
+            .src_addr
+            .as_ref()
+            .is_some_and(|asked| !asked.name().is_empty())
+    {
         replace(&mut info.src_addr, &hints.src_addr);
     }
     replace(&mut info.dest_addr, &hints.dest_addr);
@@ -28,7 +34,11 @@ pub(super) fn grant(hints: &Hints, offer: &Info) -> Info {
 
     set_count(&mut info.ep.tx_ctx_cnt, hints.ep_tx_ctx_cnt);
     set_count(&mut info.ep.rx_ctx_cnt, hints.ep_rx_ctx_cnt);
-    set_key(&mut info.ep.auth_key, &mut info.ep.auth_key_size, hints.ep_auth_key.as_deref());
+    set_key(
+        &mut info.ep.auth_key,
+        &mut info.ep.auth_key_size,
+        hints.ep_auth_key.as_deref(),
+    );
 
     info.tx.caps = context_caps(hints.tx_caps, offer.tx.caps, info.caps);
     info.tx.op_flags = hints.tx_op_flags.unwrap_or_default();
@@ -54,7 +64,11 @@ fn domain(info: &mut Info, hints: &Hints, offer: &Info) {
     domain.av_type = hints.av_type.or(domain.av_type);
     domain.mr_mode = mr_mode::granted(hints, offer, caps);
     domain.tclass = hints.tclass.or(domain.tclass);
-    set_key(&mut domain.auth_key, &mut domain.auth_key_size, hints.auth_key.as_deref());
+    set_key(
+        &mut domain.auth_key,
+        &mut domain.auth_key_size,
+        hints.auth_key.as_deref(),
+    );
     set_count(&mut domain.max_ep_auth_key, hints.max_ep_auth_key);
     domain.caps = match hints.domain_caps.filter(|asked| !asked.is_empty()) {
         Some(asked) => asked | (domain.caps & Caps::SECONDARY),
@@ -67,8 +81,8 @@ fn domain(info: &mut Info, hints: &Hints, offer: &Info) {
     }
 }
 
-/// The capabilities of the endpoint, directions spelled out: what was asked and the harmless secondary ones; or, when
-/// nothing was asked, all that the agreed duties allow.
+/// The capabilities of the endpoint, directions spelled out: what was asked and the harmless
+/// secondary ones; or, when nothing was asked, all that the agreed duties allow.
 pub(super) fn endpoint_caps(hints: &Hints, offer: &Info) -> Caps {
     let all = offer.caps.with_directions();
     if let Some(asked) = hints.asked_caps() {
@@ -101,7 +115,10 @@ fn harmless(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
     for (bit, has_its_base) in [
         (Caps::MULTI_RECV, receives(Caps::MSG)),
         (Caps::TAGGED_MULTI_RECV, receives(Caps::TAGGED)),
-        (Caps::SOURCE, connectionless && receives(Caps::MSG | Caps::TAGGED)),
+        (
+            Caps::SOURCE,
+            connectionless && receives(Caps::MSG | Caps::TAGGED),
+        ),
         (Caps::RMA_EVENT, asked.is_rma_target()),
         (Caps::RMA_PMEM, asked.contains(Caps::RMA)),
     ] {
@@ -114,7 +131,11 @@ fn harmless(secondary: Caps, asked: Caps, offer: &Info) -> Caps {
 
 /// The capabilities of one context: those asked of it, else its share of the endpoint's.
 fn context_caps(asked: Option<Caps>, offered: Caps, endpoint: Caps) -> Caps {
-    let offered = if offered.is_empty() { endpoint } else { offered.with_directions() };
+    let offered = if offered.is_empty() {
+        endpoint
+    } else {
+        offered.with_directions()
+    };
     match asked.filter(|asked| !asked.is_empty()) {
         Some(asked) => {
             let both = offered & endpoint;
@@ -124,7 +145,8 @@ fn context_caps(asked: Option<Caps>, offered: Caps, endpoint: Caps) -> Caps {
     }
 }
 
-/// Takes out operations that have no direction left: an empty set of directions would mean all of them.
+/// Takes out operations that have no direction left: an empty set of directions would mean all of
+/// them.
 fn without_idle(mut caps: Caps) -> Caps {
     if !caps.intersects(Caps::MSG_DIRECTIONS) {
         caps.remove(Caps::MSG | Caps::TAGGED);

@@ -3,22 +3,27 @@
 use crate::address::Address;
 use crate::flags::{Caps, Mode, MrMode, MsgOrder, OpFlags};
 
-use super::level::{AddrFormat, AvType, EpType, Progress, Protocol, ResourceMgmt, Threading, TrafficClass};
+use super::level::{
+    AddrFormat, AvType, EpType, Progress, Protocol, ResourceMgmt, Threading, TrafficClass,
+};
 use super::{Info, Version};
 
-/// Declares [`Hints`]: each attribute is a field (`None` is the wildcard) and a method of the same name and text.
+/// Declares [`Hints`]: each attribute is a field (`None` is the wildcard) and a method of the same
+/// name and text.
 macro_rules! hints {
     ($($(#[$text:meta])* $name:ident: $kind:ty,)*) => {
         /// What an application needs of a fabric: the least that will do, attribute by attribute.
         ///
-        /// What is not set is a wildcard. The duties are the exception, as in libfabric: `mode`, `domain_mode` and
-        /// `mr_mode` start empty, and empty means that the application agrees to no duty.
+        /// What is not set is a wildcard. The duties are the exception, as in libfabric: `mode`,
+        /// `domain_mode` and `mr_mode` start empty, and empty means that the application agrees to
+        /// no duty.
         ///
-        /// A number is what a provider must at least be able to do: an offer of less is refused, and 0 asks for
-        /// nothing. What the result says is another matter. `tx_size`, `rx_size`, `inject_size`, the `iov` limits and
-        /// the counts of an endpoint's contexts become what was asked, and the endpoint has no more than that: with
-        /// `tx_size(8)` it has eight credits. All other numbers stay those of the offer: `max_msg_size(1000)` accepts
-        /// whoever can send 1000 bytes, and limits nothing. To have less, change the [`Info`].
+        /// A number is what a provider must at least be able to do: an offer of less is refused,
+        /// and 0 asks for nothing. What the result says is another matter. `tx_size`, `rx_size`,
+        /// `inject_size`, the `iov` limits and the counts of an endpoint's contexts become what was
+        /// asked, and the endpoint has no more than that: with `tx_size(8)` it has eight credits.
+        /// All other numbers stay those of the offer: `max_msg_size(1000)` accepts whoever can send
+        /// 1000 bytes, and limits nothing. To have less, change the [`Info`].
         ///
         /// ```
         /// # mod fabric_async { pub use fabric_core::{flags::Caps, info::{EpType, Hints, Progress}}; }
@@ -70,7 +75,8 @@ macro_rules! hints {
 }
 
 hints! {
-    /// What the endpoint must be able to do. Without this hint, whatever is offered and the agreed duties allow.
+    /// What the endpoint must be able to do. Without this hint, whatever is offered and the agreed
+    /// duties allow.
     caps: Caps,
     /// How addresses are to be written.
     addr_format: AddrFormat,
@@ -134,14 +140,16 @@ hints! {
     protocol: Protocol,
     /// The version of the protocol it must speak at least.
     protocol_version: u32,
-    /// The largest single transfer, in bytes, that must be possible. The result has the limit of the offer.
+    /// The largest single transfer, in bytes, that must be possible. The result has the limit of
+    /// the offer.
     max_msg_size: usize,
-    /// Transmit contexts of the endpoint; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
+    /// Transmit contexts of the endpoint; `usize::MAX` for one that is shared
+    /// (`FI_SHARED_CONTEXT`).
     ep_tx_ctx_cnt: usize,
     /// Receive contexts of the endpoint; `usize::MAX` for one that is shared (`FI_SHARED_CONTEXT`).
     ep_rx_ctx_cnt: usize,
-    /// Bytes of data that must be in order, reads behind writes. Looked at only with one-sided or atomic
-    /// capabilities.
+    /// Bytes of data that must be in order, reads behind writes. Looked at only with one-sided or
+    /// atomic capabilities.
     max_order_raw_size: usize,
     /// As `max_order_raw_size`, for writes behind reads.
     max_order_war_size: usize,
@@ -151,13 +159,15 @@ hints! {
     mem_tag_format: u64,
     /// What the transmit context must be able to do; without this hint, its share of `caps`.
     tx_caps: Caps,
-    /// Duties agreed to for the transmit context; without this hint or with an empty set, those of `mode`.
+    /// Duties agreed to for the transmit context; without this hint or with an empty set, those of
+    /// `mode`.
     tx_mode: Mode,
     /// Flags of every transmission.
     tx_op_flags: OpFlags,
     /// Transmissions that must keep their order.
     tx_msg_order: MsgOrder,
-    /// The largest message whose buffer must be free when the call returns, in bytes. The result has this limit.
+    /// The largest message whose buffer must be free when the call returns, in bytes. The result
+    /// has this limit.
     inject_size: usize,
     /// Transmissions that will be outstanding. The result has this many credits.
     tx_size: usize,
@@ -169,7 +179,8 @@ hints! {
     tx_tclass: TrafficClass,
     /// What the receive context must be able to do; without this hint, its share of `caps`.
     rx_caps: Caps,
-    /// Duties agreed to for the receive context; without this hint or with an empty set, those of `mode`.
+    /// Duties agreed to for the receive context; without this hint or with an empty set, those of
+    /// `mode`.
     rx_mode: Mode,
     /// Flags of every receive.
     rx_op_flags: OpFlags,
@@ -187,9 +198,10 @@ impl Hints {
         Self::default()
     }
 
-    /// The provider, by name in any case. As in libfabric the name may be a chain, `"utility;core"`: a provider
-    /// named in it will do. `"tcp;ofi_rxm"` is the chain of which both parts matter: it is the tcp provider with endpoints
-    /// of the protocol [`Protocol::Rxm`](super::Protocol::Rxm).
+    /// The provider, by name in any case. As in libfabric the name may be a chain,
+    /// `"utility;core"`: a provider named in it will do. `"tcp;ofi_rxm"` is the chain of which both
+    /// parts matter: it is the tcp provider with endpoints of the protocol
+    /// [`Protocol::Rxm`](super::Protocol::Rxm).
     #[doc(alias = "prov_name")]
     pub fn provider(mut self, name: impl Into<String>) -> Self {
         self.provider = Some(name.into());
@@ -245,14 +257,15 @@ impl Hints {
         self
     }
 
-    /// The duties of memory registration the application agrees to. [`MrMode::BASIC`] and [`MrMode::SCALABLE`] stand
-    /// alone.
+    /// The duties of memory registration the application agrees to. [`MrMode::BASIC`] and
+    /// [`MrMode::SCALABLE`] stand alone.
     pub fn mr_mode(mut self, duties: MrMode) -> Self {
         self.mr_mode = duties;
         self
     }
 
-    /// Who moves control operations and data transfers forward: both fields of 1.17, the one of 2.x.
+    /// Who moves control operations and data transfers forward: both fields of 1.17, the one of
+    /// 2.x.
     pub fn progress(self, progress: Progress) -> Self {
         self.control_progress(progress).data_progress(progress)
     }
@@ -273,7 +286,8 @@ impl Hints {
         self.caps.filter(|caps| !caps.is_empty())
     }
 
-    /// Whether one of the names in the `provider` hint is this one; any name will do without the hint.
+    /// Whether one of the names in the `provider` hint is this one; any name will do without the
+    /// hint.
     #[must_use]
     pub fn admits_provider(&self, name: &str) -> bool {
         self.provider.is_none() || self.names_provider(name)
@@ -287,10 +301,17 @@ impl Hints {
 }
 
 impl From<&Info> for Hints {
-    /// Asks for exactly what `info` says: its numbers as minimums, its duties as agreed to. A provider uses this to
-    /// check an `Info` that an application hands back.
+    /// Asks for exactly what `info` says: its numbers as minimums, its duties as agreed to. A
+    /// provider uses this to check an `Info` that an application hands back.
     fn from(info: &Info) -> Self {
-        let Info { fabric, domain, ep, tx, rx, .. } = info;
+        let Info {
+            fabric,
+            domain,
+            ep,
+            tx,
+            rx,
+            ..
+        } = info;
         let stated = |caps: Caps| (!caps.is_empty()).then_some(caps);
         Self {
             mode: info.mode,

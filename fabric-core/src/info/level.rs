@@ -1,9 +1,10 @@
 //! Enumerations of the attributes, and the rank of those that are levels of service.
 //!
-//! Rank 1 is the most a provider can do. A hint names the least service the application can live with, so a hint is
-//! satisfied by an offer of its own rank or a lower one: an application that serialises everything itself may use a
-//! provider that locks, never the reverse. The ranks are written out, because they follow neither the order of
-//! libfabric's numbers nor the order of declaration. "Unspecified" is [`None`] and satisfies any rank.
+//! Rank 1 is the most a provider can do. A hint names the least service the application can live
+//! with, so a hint is satisfied by an offer of its own rank or a lower one: an application that
+//! serialises everything itself may use a provider that locks, never the reverse. The ranks are
+//! written out, because they follow neither the order of libfabric's numbers nor the order of
+//! declaration. "Unspecified" is [`None`] and satisfies any rank.
 
 use std::fmt;
 
@@ -27,8 +28,9 @@ pub enum EpType {
 
 /// Which calls the application serialises itself (`enum fi_threading`).
 ///
-/// All five levels of 1.17 are known; 2.x has dropped [`Threading::Fid`] and [`Threading::Endpoint`] and refuses
-/// them. They are accepted here, by their rank of 1.17, whatever API version is asked for.
+/// All five levels of 1.17 are known; 2.x has dropped [`Threading::Fid`] and
+/// [`Threading::Endpoint`] and refuses them. They are accepted here, by their rank of 1.17,
+/// whatever API version is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[doc(alias = "fi_threading")]
 pub enum Threading {
@@ -52,7 +54,13 @@ pub enum Threading {
 
 impl Threading {
     /// Every level, best service first.
-    pub const ALL: [Self; 5] = [Self::Safe, Self::Fid, Self::Endpoint, Self::Completion, Self::Domain];
+    pub const ALL: [Self; 5] = [
+        Self::Safe,
+        Self::Fid,
+        Self::Endpoint,
+        Self::Completion,
+        Self::Domain,
+    ];
 
     /// The rank of this level, 1 for the most service.
     #[must_use]
@@ -74,11 +82,13 @@ pub enum Progress {
     /// The provider, whatever the application does.
     #[doc(alias = "FI_PROGRESS_AUTO")]
     Auto,
-    /// The application, by polling completions and events; also where it is only the target of others.
+    /// The application, by polling completions and events; also where it is only the target of
+    /// others.
     #[default]
     #[doc(alias = "FI_PROGRESS_MANUAL")]
     Manual,
-    /// As [`Progress::Manual`], and the application also serialises control calls with data transfers. Since 1.21.
+    /// As [`Progress::Manual`], and the application also serialises control calls with data
+    /// transfers. Since 1.21.
     #[doc(alias = "FI_PROGRESS_CONTROL_UNIFIED")]
     ControlUnified,
 }
@@ -127,8 +137,9 @@ impl ResourceMgmt {
 
 /// How an address vector numbers its peers (`enum fi_av_type`).
 ///
-/// 2.x has withdrawn the map and gives its callers a table. So does this fabric: [`AvType::Map`] is accepted where a
-/// table is offered, and the numbers it gives out are positions in a table. Nothing that was promised of a map breaks.
+/// 2.x has withdrawn the map and gives its callers a table. So does this fabric: [`AvType::Map`] is
+/// accepted where a table is offered, and the numbers it gives out are positions in a table.
+/// Nothing that was promised of a map breaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[doc(alias = "fi_av_type")]
 pub enum AvType {
@@ -141,7 +152,8 @@ pub enum AvType {
     Table,
 }
 
-/// What kind of traffic a domain or a context carries (`fi_endpoint(3)`, traffic class): advice to the network.
+/// What kind of traffic a domain or a context carries (`fi_endpoint(3)`, traffic class): advice to
+/// the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TrafficClass {
@@ -170,8 +182,9 @@ pub enum TrafficClass {
 }
 
 impl TrafficClass {
-    /// The differentiated-services code point that stands for this in the headers of IP: for labels, what RFC 4594 and
-    /// RFC 8622 recommend. Whether a network heeds it is the network's affair.
+    /// The differentiated-services code point that stands for this in the headers of IP: for
+    /// labels, what RFC 4594 and RFC 8622 recommend. Whether a network heeds it is the network's
+    /// affair.
     ///
     /// ```
     /// # use fabric_core::info as fabric_async;
@@ -198,7 +211,10 @@ impl TrafficClass {
             Self::Dscp(point) if point < 64 => point,
             Self::Dscp(point) => {
                 let why = format!("{point} is no code point: they are 0 to 63");
-                return Err(Error::Invalid { what: "traffic class", why });
+                return Err(Error::Invalid {
+                    what: "traffic class",
+                    why,
+                });
             }
         })
     }
@@ -268,8 +284,8 @@ pub enum AddrFormat {
 }
 
 impl AddrFormat {
-    /// Whether an application that asks for `asked` can use addresses of this format: the same format, or one of two
-    /// of which the other is a special case.
+    /// Whether an application that asks for `asked` can use addresses of this format: the same
+    /// format, or one of two of which the other is a special case.
     #[must_use]
     pub fn serves(self, asked: Self) -> bool {
         self == asked || self.includes(asked) || asked.includes(self)
@@ -277,7 +293,10 @@ impl AddrFormat {
 
     fn includes(self, other: Self) -> bool {
         match self {
-            Self::Sockaddr => matches!(other, Self::SockaddrIp | Self::SockaddrIn | Self::SockaddrIn6),
+            Self::Sockaddr => matches!(
+                other,
+                Self::SockaddrIp | Self::SockaddrIn | Self::SockaddrIn6
+            ),
             Self::SockaddrIp => matches!(other, Self::SockaddrIn | Self::SockaddrIn6),
             Self::Str | Self::SockaddrIn | Self::SockaddrIn6 => false,
         }

@@ -1,8 +1,9 @@
 //! Discovery: what a provider offers, what an application asks for, and how the two meet.
 //!
-//! A provider describes each of its domains by an [`Info`]. An application describes what it needs by [`Hints`].
-//! [`select`] holds the hints against every offer and returns those that satisfy them, adjusted to what was asked,
-//! best first; or [`NoMatch`], which says of every offer what it lacks.
+//! A provider describes each of its domains by an [`Info`]. An application describes what it needs
+//! by [`Hints`]. [`select`] holds the hints against every offer and returns those that satisfy
+//! them, adjusted to what was asked, best first; or [`NoMatch`], which says of every offer what it
+//! lacks.
 //!
 //! ```
 //! use fabric_core::flags::Caps;
@@ -42,18 +43,23 @@ use crate::address::Address;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, Mode};
 
-pub use attr::{API_VERSION, DomainAttr, EpAttr, FabricAttr, RxAttr, SHARED_CONTEXT, TxAttr, Version};
+pub use attr::{
+    API_VERSION, DomainAttr, EpAttr, FabricAttr, RxAttr, SHARED_CONTEXT, TxAttr, Version,
+};
 pub use hints::Hints;
-pub use level::{AddrFormat, AvType, EpType, Progress, Protocol, ResourceMgmt, Threading, TrafficClass};
+pub use level::{
+    AddrFormat, AvType, EpType, Progress, Protocol, ResourceMgmt, Threading, TrafficClass,
+};
 pub use negotiate::{negotiate, select};
 pub use refusal::{Mismatch, NoMatch};
 
 /// One way to communicate: a provider's offer, or what came of it after negotiation.
 ///
-/// A complete snapshot that owns all it says. Objects are opened from the result of a negotiation. An application may
-/// change it before, to anything that the provider offers too: lower a limit, or take a capability out, of `caps` and
-/// of the `caps` of both contexts. More than is offered is refused. There is no `handle` (a connection request carries
-/// its own) and no `nic` (no provider has one).
+/// A complete snapshot that owns all it says. Objects are opened from the result of a negotiation.
+/// An application may change it before, to anything that the provider offers too: lower a limit, or
+/// take a capability out, of `caps` and of the `caps` of both contexts. More than is offered is
+/// refused. There is no `handle` (a connection request carries its own) and no `nic` (no provider
+/// has one).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "fi_info")]
@@ -83,7 +89,8 @@ pub struct Info {
 }
 
 impl Info {
-    /// An offer of this provider, fabric and domain that promises next to nothing, for the provider to fill in.
+    /// An offer of this provider, fabric and domain that promises next to nothing, for the provider
+    /// to fill in.
     ///
     /// See the `Default` of each attribute struct for what it says. The API version is 2.5,
     /// the newest whose vocabulary is known in full.
@@ -101,15 +108,18 @@ impl Info {
                 provider_version: Version::default(),
                 api_version: API_VERSION,
             },
-            domain: DomainAttr { name: domain.to_owned(), ..DomainAttr::default() },
+            domain: DomainAttr {
+                name: domain.to_owned(),
+                ..DomainAttr::default()
+            },
             ep: EpAttr::default(),
             tx: TxAttr::default(),
             rx: RxAttr::default(),
         }
     }
 
-    /// This offer under manual and under automatic progress, in this order: who states no wish gets the first. For providers
-    /// that leave progress to the engine, and serve both equally well.
+    /// This offer under manual and under automatic progress, in this order: who states no wish gets
+    /// the first. For providers that leave progress to the engine, and serve both equally well.
     #[must_use]
     pub fn under_either_progress(self) -> [Self; 2] {
         [Progress::Manual, Progress::Auto].map(|progress| {
@@ -129,7 +139,9 @@ impl Info {
 pub fn check_domain((provider, fabric): (&str, &str), info: &Info) -> Result<()> {
     let differs = |what: &str, theirs: &str, ours: &str| Error::Invalid {
         what: "info",
-        why: format!("it describes the {what} {theirs:?}, this fabric was opened for the {what} {ours:?}"),
+        why: format!(
+            "it describes the {what} {theirs:?}, this fabric was opened for the {what} {ours:?}"
+        ),
     };
     if info.fabric.provider != provider {
         return Err(differs("provider", &info.fabric.provider, provider));
@@ -148,7 +160,10 @@ mod tests {
     fn a_domain_opens_in_its_own_fabric_only() {
         let info = Info::template("shm", "machine", "shm0");
         assert_eq!(check_domain(("shm", "machine"), &info), Ok(()));
-        for (fabric, what) in [(("sim", "machine"), "provider"), (("shm", "other"), "fabric")] {
+        for (fabric, what) in [
+            (("sim", "machine"), "provider"),
+            (("shm", "other"), "fabric"),
+        ] {
             let error = check_domain(fabric, &info).unwrap_err();
             assert!(matches!(error, Error::Invalid { what: "info", .. }));
             assert!(error.to_string().contains(what), "{error}");
@@ -160,6 +175,9 @@ mod tests {
     fn a_template_promises_nothing_it_cannot_keep() {
         let info = Info::template("p", "f", "d");
         assert_eq!((info.caps, info.mode), (Caps::empty(), Mode::empty()));
-        assert_eq!((info.domain.threading, info.domain.data_progress), (Threading::Safe, Progress::Manual));
+        assert_eq!(
+            (info.domain.threading, info.domain.data_progress),
+            (Threading::Safe, Progress::Manual)
+        );
     }
 }

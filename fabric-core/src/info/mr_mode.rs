@@ -1,13 +1,16 @@
-//! Duties of memory registration: which are needed for what is asked, and whether the application agrees to them.
+//! Duties of memory registration: which are needed for what is asked, and whether the application
+//! agrees to them.
 //!
 //! Three rules differ from one libfabric version to the next and are decided here:
 //!
-//! * An application that agrees to nothing gets an offer with duties only where it does not ask to be the target of
-//!   one-sided operations. Newer libfabric lets it ask, and silently takes the remote directions out of the result.
-//! * [`MrMode::BASIC`] and [`MrMode::SCALABLE`] are accepted under every API version, alone, where the duties of the
-//!   offer allow. An offer may restrict that by naming the one it supports.
-//! * A negotiated mode names the duties that are left, as `fi_mr(3)` promises: what was agreed to and is not needed is
-//!   cleared. Only the three duties of `BASIC` stay, since programs of that age never look again.
+//! * An application that agrees to nothing gets an offer with duties only where it does not ask to
+//!   be the target of one-sided operations. Newer libfabric lets it ask, and silently takes the
+//!   remote directions out of the result.
+//! * [`MrMode::BASIC`] and [`MrMode::SCALABLE`] are accepted under every API version, alone, where
+//!   the duties of the offer allow. An offer may restrict that by naming the one it supports.
+//! * A negotiated mode names the duties that are left, as `fi_mr(3)` promises: what was agreed to
+//!   and is not needed is cleared. Only the three duties of `BASIC` stay, since programs of that
+//!   age never look again.
 
 use crate::flags::{Caps, Mode, MrMode};
 
@@ -17,7 +20,8 @@ use super::{Hints, Info, Version};
 /// The first API in which the duties are named one by one.
 pub(super) const SEPARATE_DUTIES: Version = Version::new(1, 5);
 
-/// The duties that are left of `offered` for an endpoint of these capabilities (none named: no target, no devices).
+/// The duties that are left of `offered` for an endpoint of these capabilities (none named: no
+/// target, no devices).
 pub(super) fn needed(caps: Caps, offered: MrMode) -> MrMode {
     let mut duties = offered.difference(MrMode::LEGACY);
     if !caps.contains(Caps::HMEM) {
@@ -43,13 +47,19 @@ pub(super) fn agreed(hints: &Hints, offer: &Info) -> MrMode {
     duties
 }
 
-/// The duties in the result of a successful check, for an endpoint that is granted these capabilities.
+/// The duties in the result of a successful check, for an endpoint that is granted these
+/// capabilities.
 pub(super) fn granted(hints: &Hints, offer: &Info, caps: Caps) -> MrMode {
     let needed = needed(caps, offer.domain.mr_mode);
-    if legacy(hints, offer) == Some(MrMode::BASIC) { needed | MrMode::BASIC_DUTIES } else { needed }
+    if legacy(hints, offer) == Some(MrMode::BASIC) {
+        needed | MrMode::BASIC_DUTIES
+    } else {
+        needed
+    }
 }
 
-/// Refuses where a duty is needed that the application does not agree to, or where an old name is not supported.
+/// Refuses where a duty is needed that the application does not agree to, or where an old name is
+/// not supported.
 pub(super) fn check(hints: &Hints, offer: &Info) -> Result<(), Mismatch> {
     let offered = offer.domain.mr_mode;
     let refuse = |what: String| Err(Mismatch::new(offer, "mr_mode", names(hints.mr_mode), what));
@@ -76,17 +86,24 @@ pub(super) fn check(hints: &Hints, offer: &Info) -> Result<(), Mismatch> {
     }
 }
 
-/// Which of the two old modes the hints mean, if any. Before 1.5, nothing means either: the one with fewer duties that
-/// the offer supports.
+/// Which of the two old modes the hints mean, if any. Before 1.5, nothing means either: the one
+/// with fewer duties that the offer supports.
 fn legacy(hints: &Hints, offer: &Info) -> Option<MrMode> {
     if hints.mr_mode.intersects(MrMode::LEGACY) {
         return Some(hints.mr_mode.intersection(MrMode::LEGACY));
     }
     let either = hints.mr_mode.is_empty() && before_separate_duties(hints, offer);
-    let duties =
-        needed(hints.asked_caps().unwrap_or(offer.caps), offer.domain.mr_mode).difference(MrMode::LOCAL);
+    let duties = needed(
+        hints.asked_caps().unwrap_or(offer.caps),
+        offer.domain.mr_mode,
+    )
+    .difference(MrMode::LOCAL);
     let scalable = duties.is_empty() && supports(offer, MrMode::SCALABLE);
-    either.then_some(if scalable { MrMode::SCALABLE } else { MrMode::BASIC })
+    either.then_some(if scalable {
+        MrMode::SCALABLE
+    } else {
+        MrMode::BASIC
+    })
 }
 
 fn supports(offer: &Info, old: MrMode) -> bool {
@@ -112,8 +129,17 @@ mod tests {
         let target = Caps::RMA | Caps::HMEM;
         assert_eq!(needed(target, MrMode::all()), all);
         assert_eq!(needed(Caps::RMA, all), all.difference(MrMode::HMEM));
-        assert_eq!(needed(Caps::MSG, all), all.difference(MrMode::HMEM | MrMode::TARGET_ONLY));
-        assert_eq!(needed(Caps::MSG, all.difference(MrMode::LOCAL)), MrMode::empty());
-        assert_eq!(needed(Caps::RMA | Caps::READ, MrMode::PROV_KEY | MrMode::LOCAL), MrMode::LOCAL);
+        assert_eq!(
+            needed(Caps::MSG, all),
+            all.difference(MrMode::HMEM | MrMode::TARGET_ONLY)
+        );
+        assert_eq!(
+            needed(Caps::MSG, all.difference(MrMode::LOCAL)),
+            MrMode::empty()
+        );
+        assert_eq!(
+            needed(Caps::RMA | Caps::READ, MrMode::PROV_KEY | MrMode::LOCAL),
+            MrMode::LOCAL
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Whether an offer satisfies hints: attribute by attribute, in the order libfabric checks them.
 //!
-//! The order is part of the contract, because only the first disagreement is reported: endpoint type, capabilities,
-//! mode, addresses, fabric, domain, endpoint, receive context, transmit context. Where 1.17 and 2.x differ:
+//! The order is part of the contract, because only the first disagreement is reported: endpoint
+//! type, capabilities, mode, addresses, fabric, domain, endpoint, receive context, transmit
+//! context. Where 1.17 and 2.x differ:
 //!
 //! | attribute | decided |
 //! |---|---|
@@ -14,8 +15,8 @@
 //! | tx and rx caps | refused also where they go beyond what the endpoint gets, which libfabric finds when it is opened |
 //! | `comp_order`, `total_buffered_recv` | cannot be asked for; 2.x demands 0 |
 //!
-//! Never refused: key size, traffic classes, and the counts of queues, endpoints and contexts of the domain. They
-//! are advice.
+//! Never refused: key size, traffic classes, and the counts of queues, endpoints and contexts of
+//! the domain. They are advice.
 
 use std::fmt::{Debug, Display};
 
@@ -50,8 +51,8 @@ const RXM: &str = "ofi_rxm";
 
 /// All offers that satisfy the hints, adjusted to them, in the order of the offers (best first).
 ///
-/// Offers of providers, fabrics or domains that the hints rule out by name are refused for that before anything else
-/// is looked at.
+/// Offers of providers, fabrics or domains that the hints rule out by name are refused for that
+/// before anything else is looked at.
 ///
 /// # Errors
 /// [`NoMatch`] with one entry per offer when none satisfies the hints.
@@ -61,15 +62,23 @@ pub fn select(hints: &Hints, offers: &[Info]) -> Result<Vec<Info>, NoMatch> {
     let mut refusals = Vec::new();
     for offer in offers {
         let names = provider(hints, offer).and_then(|()| fabric_name(hints, offer));
-        match names.and_then(|()| domain_name(hints, offer)).and_then(|()| negotiate(hints, offer)) {
+        match names
+            .and_then(|()| domain_name(hints, offer))
+            .and_then(|()| negotiate(hints, offer))
+        {
             Ok(info) => found.push(info),
             Err(refusal) => refusals.push(refusal),
         }
     }
-    if found.is_empty() { Err(NoMatch { refusals }) } else { Ok(found) }
+    if found.is_empty() {
+        Err(NoMatch { refusals })
+    } else {
+        Ok(found)
+    }
 }
 
-/// One offer held against the hints: the offer adjusted to them, or the first attribute on which they disagree.
+/// One offer held against the hints: the offer adjusted to them, or the first attribute on which
+/// they disagree.
 ///
 /// # Errors
 /// [`Mismatch`] naming the attribute, what was asked and what is offered.
@@ -90,33 +99,67 @@ fn addresses(hints: &Hints, offer: &Info) -> Check {
     if let Some(asked) = hints.addr_format
         && !offer.addr_format.serves(asked)
     {
-        return refuse(offer, "addr_format", format!("{asked:?}"), format!("{:?}", offer.addr_format));
+        return refuse(
+            offer,
+            "addr_format",
+            format!("{asked:?}"),
+            format!("{:?}", offer.addr_format),
+        );
     }
-    for (attribute, address) in [("src_addr", &hints.src_addr), ("dest_addr", &hints.dest_addr)] {
+    for (attribute, address) in [
+        ("src_addr", &hints.src_addr),
+        ("dest_addr", &hints.dest_addr),
+    ] {
         if let Some(address) = address
-            && !address.scheme().provider().eq_ignore_ascii_case(&offer.fabric.provider)
+            && !address
+                .scheme()
+                .provider()
+                .eq_ignore_ascii_case(&offer.fabric.provider)
         {
-            return refuse(offer, attribute, address.to_string(), "addresses of its own kind");
+            return refuse(
+                offer,
+                attribute,
+                address.to_string(),
+                "addresses of its own kind",
+            );
         }
     }
     // An offer for one network has the address that this side has there.
     let socket = |address: &Option<Address>| address.as_ref().and_then(Address::socket);
-    let Some(here) = socket(&offer.src_addr) else { return Ok(()) };
+    let Some(here) = socket(&offer.src_addr) else {
+        return Ok(());
+    };
     match (socket(&hints.src_addr), socket(&hints.dest_addr)) {
-        (Some(asked), _) if asked.ip() != here.ip() => {
-            refuse(offer, "src_addr", asked.ip().to_string(), here.ip().to_string())
-        }
-        (_, Some(asked)) if asked.is_ipv4() != here.is_ipv4() => {
-            refuse(offer, "dest_addr", asked.ip().to_string(), "the other family of addresses")
-        }
+        (Some(asked), _) if asked.ip() != here.ip() => refuse(
+            offer,
+            "src_addr",
+            asked.ip().to_string(),
+            here.ip().to_string(),
+        ),
+        (_, Some(asked)) if asked.is_ipv4() != here.is_ipv4() => refuse(
+            offer,
+            "dest_addr",
+            asked.ip().to_string(),
+            "the other family of addresses",
+        ),
         _ => Ok(()),
     }
 }
 
 fn fabric(hints: &Hints, offer: &Info) -> Check {
     provider(hints, offer)?;
-    at_most(offer, "provider_version", hints.provider_version, offer.fabric.provider_version)?;
-    at_most(offer, "api_version", hints.api_version, offer.fabric.api_version)?;
+    at_most(
+        offer,
+        "provider_version",
+        hints.provider_version,
+        offer.fabric.provider_version,
+    )?;
+    at_most(
+        offer,
+        "api_version",
+        hints.api_version,
+        offer.fabric.api_version,
+    )?;
     fabric_name(hints, offer)
 }
 
@@ -127,15 +170,30 @@ fn provider(hints: &Hints, offer: &Info) -> Check {
         return Ok(());
     }
     let asked = hints.provider.as_deref().unwrap_or_default();
-    refuse(offer, "provider", format!("{asked:?}"), format!("{:?}", offer.fabric.provider))
+    refuse(
+        offer,
+        "provider",
+        format!("{asked:?}"),
+        format!("{:?}", offer.fabric.provider),
+    )
 }
 
 fn fabric_name(hints: &Hints, offer: &Info) -> Check {
-    equal(offer, "fabric_name", hints.fabric_name.as_deref(), Some(&offer.fabric.name))
+    equal(
+        offer,
+        "fabric_name",
+        hints.fabric_name.as_deref(),
+        Some(&offer.fabric.name),
+    )
 }
 
 fn domain_name(hints: &Hints, offer: &Info) -> Check {
-    equal(offer, "domain_name", hints.domain_name.as_deref(), Some(&offer.domain.name))
+    equal(
+        offer,
+        "domain_name",
+        hints.domain_name.as_deref(),
+        Some(&offer.domain.name),
+    )
 }
 
 fn domain(hints: &Hints, offer: &Info) -> Check {
@@ -146,17 +204,46 @@ fn domain(hints: &Hints, offer: &Info) -> Check {
     domain_name(hints, offer)?;
     match hints.domain {
         Some(asked) if has.domain != Some(asked) => {
-            let open = has.domain.map_or("none that is open".to_owned(), |id| id.to_string());
+            let open = has
+                .domain
+                .map_or("none that is open".to_owned(), |id| id.to_string());
             return refuse(offer, "domain", asked.to_string(), open);
         }
         _ => {}
     }
 
-    ranked(offer, "threading", hints.threading, has.threading, Threading::rank)?;
-    ranked(offer, "control_progress", hints.control_progress, has.control_progress, Progress::rank)?;
-    ranked(offer, "data_progress", hints.data_progress, has.data_progress, Progress::rank)?;
-    ranked(offer, "resource_mgmt", hints.resource_mgmt, has.resource_mgmt, ResourceMgmt::rank)?;
-    if !matches!((hints.av_type, has.av_type), (_, None) | (Some(AvType::Map), Some(AvType::Table))) {
+    ranked(
+        offer,
+        "threading",
+        hints.threading,
+        has.threading,
+        Threading::rank,
+    )?;
+    ranked(
+        offer,
+        "control_progress",
+        hints.control_progress,
+        has.control_progress,
+        Progress::rank,
+    )?;
+    ranked(
+        offer,
+        "data_progress",
+        hints.data_progress,
+        has.data_progress,
+        Progress::rank,
+    )?;
+    ranked(
+        offer,
+        "resource_mgmt",
+        hints.resource_mgmt,
+        has.resource_mgmt,
+        ResourceMgmt::rank,
+    )?;
+    if !matches!(
+        (hints.av_type, has.av_type),
+        (_, None) | (Some(AvType::Map), Some(AvType::Table))
+    ) {
         equal(offer, "av_type", hints.av_type, has.av_type)?;
     }
     at_most(offer, "cq_data_size", hints.cq_data_size, has.cq_data_size)?;
@@ -166,18 +253,43 @@ fn domain(hints: &Hints, offer: &Info) -> Check {
     }
     at_most(offer, "cntr_cnt", hints.cntr_cnt, has.cntr_cnt)?;
     at_most(offer, "mr_iov_limit", hints.mr_iov_limit, has.mr_iov_limit)?;
-    within(offer, "domain_caps", hints.domain_caps, has.caps.with_directions())?;
+    within(
+        offer,
+        "domain_caps",
+        hints.domain_caps,
+        has.caps.with_directions(),
+    )?;
     agreed(offer, "domain_mode", hints.domain_mode, has.mode)?;
     at_most(offer, "max_err_data", hints.max_err_data, has.max_err_data)?;
     at_most(offer, "mr_cnt", hints.mr_cnt, has.mr_cnt)?;
-    key(offer, "auth_key", hints.auth_key.as_deref(), has.auth_key_size)?;
+    key(
+        offer,
+        "auth_key",
+        hints.auth_key.as_deref(),
+        has.auth_key_size,
+    )?;
     if api >= Version::new(1, 20) {
-        at_most(offer, "max_ep_auth_key", hints.max_ep_auth_key, has.max_ep_auth_key)?;
+        at_most(
+            offer,
+            "max_ep_auth_key",
+            hints.max_ep_auth_key,
+            has.max_ep_auth_key,
+        )?;
     }
     if api >= Version::new(2, 5) {
         let limit = |value| if value == 0 { u64::MAX } else { value };
-        at_most(offer, "max_cntr_value", hints.max_cntr_value, limit(has.max_cntr_value))?;
-        at_most(offer, "max_err_cntr_value", hints.max_err_cntr_value, limit(has.max_err_cntr_value))?;
+        at_most(
+            offer,
+            "max_cntr_value",
+            hints.max_cntr_value,
+            limit(has.max_cntr_value),
+        )?;
+        at_most(
+            offer,
+            "max_err_cntr_value",
+            hints.max_err_cntr_value,
+            limit(has.max_err_cntr_value),
+        )?;
     }
     Ok(())
 }
@@ -185,21 +297,66 @@ fn domain(hints: &Hints, offer: &Info) -> Check {
 fn endpoint(hints: &Hints, offer: &Info) -> Check {
     let (has, domain) = (&offer.ep, &offer.domain);
     equal(offer, "protocol", hints.protocol, has.protocol)?;
-    at_most(offer, "protocol_version", hints.protocol_version, has.protocol_version)?;
+    at_most(
+        offer,
+        "protocol_version",
+        hints.protocol_version,
+        has.protocol_version,
+    )?;
     at_most(offer, "max_msg_size", hints.max_msg_size, has.max_msg_size)?;
-    contexts(offer, "ep_tx_ctx_cnt", hints.ep_tx_ctx_cnt, domain.max_ep_tx_ctx, domain.max_ep_stx_ctx)?;
-    contexts(offer, "ep_rx_ctx_cnt", hints.ep_rx_ctx_cnt, domain.max_ep_rx_ctx, domain.max_ep_srx_ctx)?;
-    if hints.asked_caps().is_some_and(|caps| caps.intersects(Caps::RMA | Caps::ATOMIC)) {
-        at_most(offer, "max_order_raw_size", hints.max_order_raw_size, has.max_order_raw_size)?;
-        at_most(offer, "max_order_war_size", hints.max_order_war_size, has.max_order_war_size)?;
-        at_most(offer, "max_order_waw_size", hints.max_order_waw_size, has.max_order_waw_size)?;
+    contexts(
+        offer,
+        "ep_tx_ctx_cnt",
+        hints.ep_tx_ctx_cnt,
+        domain.max_ep_tx_ctx,
+        domain.max_ep_stx_ctx,
+    )?;
+    contexts(
+        offer,
+        "ep_rx_ctx_cnt",
+        hints.ep_rx_ctx_cnt,
+        domain.max_ep_rx_ctx,
+        domain.max_ep_srx_ctx,
+    )?;
+    if hints
+        .asked_caps()
+        .is_some_and(|caps| caps.intersects(Caps::RMA | Caps::ATOMIC))
+    {
+        at_most(
+            offer,
+            "max_order_raw_size",
+            hints.max_order_raw_size,
+            has.max_order_raw_size,
+        )?;
+        at_most(
+            offer,
+            "max_order_war_size",
+            hints.max_order_war_size,
+            has.max_order_war_size,
+        )?;
+        at_most(
+            offer,
+            "max_order_waw_size",
+            hints.max_order_waw_size,
+            has.max_order_waw_size,
+        )?;
     }
-    key(offer, "ep_auth_key", hints.ep_auth_key.as_deref(), has.auth_key_size)?;
+    key(
+        offer,
+        "ep_auth_key",
+        hints.ep_auth_key.as_deref(),
+        has.auth_key_size,
+    )?;
     let width = |format: u64| u64::BITS - format.leading_zeros();
     match hints.mem_tag_format {
         Some(asked) if width(asked) > width(has.mem_tag_format) => {
             let bits = |format| format!("{} bits", width(format));
-            refuse(offer, "mem_tag_format", bits(asked), bits(has.mem_tag_format))
+            refuse(
+                offer,
+                "mem_tag_format",
+                bits(asked),
+                bits(has.mem_tag_format),
+            )
         }
         _ => Ok(()),
     }
@@ -208,9 +365,19 @@ fn endpoint(hints: &Hints, offer: &Info) -> Check {
 fn receive(hints: &Hints, offer: &Info) -> Check {
     let has = &offer.rx;
     context_caps(hints, offer, "rx_caps", hints.rx_caps, has.caps, SENDING)?;
-    agreed(offer, "rx_mode", inherited(hints.rx_mode, hints.mode), has.mode)?;
+    agreed(
+        offer,
+        "rx_mode",
+        inherited(hints.rx_mode, hints.mode),
+        has.mode,
+    )?;
     within(offer, "rx_op_flags", hints.rx_op_flags, has.op_flags)?;
-    within(offer, "rx_msg_order", hints.rx_msg_order, has.msg_order.with_implied())?;
+    within(
+        offer,
+        "rx_msg_order",
+        hints.rx_msg_order,
+        has.msg_order.with_implied(),
+    )?;
     at_most(offer, "rx_size", hints.rx_size, has.size)?;
     at_most(offer, "rx_iov_limit", hints.rx_iov_limit, has.iov_limit)
 }
@@ -218,17 +385,33 @@ fn receive(hints: &Hints, offer: &Info) -> Check {
 fn transmit(hints: &Hints, offer: &Info) -> Check {
     let has = &offer.tx;
     context_caps(hints, offer, "tx_caps", hints.tx_caps, has.caps, RECEIVING)?;
-    agreed(offer, "tx_mode", inherited(hints.tx_mode, hints.mode), has.mode)?;
+    agreed(
+        offer,
+        "tx_mode",
+        inherited(hints.tx_mode, hints.mode),
+        has.mode,
+    )?;
     within(offer, "tx_op_flags", hints.tx_op_flags, has.op_flags)?;
-    within(offer, "tx_msg_order", hints.tx_msg_order, has.msg_order.with_implied())?;
+    within(
+        offer,
+        "tx_msg_order",
+        hints.tx_msg_order,
+        has.msg_order.with_implied(),
+    )?;
     at_most(offer, "tx_size", hints.tx_size, has.size)?;
     at_most(offer, "tx_iov_limit", hints.tx_iov_limit, has.iov_limit)?;
     at_most(offer, "inject_size", hints.inject_size, has.inject_size)?;
-    at_most(offer, "rma_iov_limit", hints.rma_iov_limit, has.rma_iov_limit)
+    at_most(
+        offer,
+        "rma_iov_limit",
+        hints.rma_iov_limit,
+        has.rma_iov_limit,
+    )
 }
 
-/// The capabilities of one context: part of those the context offers (the offer's, where it names none), and of those
-/// the endpoint is going to have. What only concerns the other context is not looked at.
+/// The capabilities of one context: part of those the context offers (the offer's, where it names
+/// none), and of those the endpoint is going to have. What only concerns the other context is not
+/// looked at.
 fn context_caps(
     hints: &Hints,
     offer: &Info,
@@ -261,7 +444,12 @@ fn at_most<T: Copy + Display + PartialOrd>(
 }
 
 /// A set of features: refused when one is asked that is not offered.
-fn within<F: Copy + Flags>(offer: &Info, attribute: &'static str, asked: Option<F>, has: F) -> Check {
+fn within<F: Copy + Flags>(
+    offer: &Info,
+    attribute: &'static str,
+    asked: Option<F>,
+    has: F,
+) -> Check {
     match asked {
         Some(asked) if !has.contains(asked) => {
             refuse(offer, attribute, names(asked.difference(has)), names(has))
@@ -275,10 +463,16 @@ fn agreed<F: Copy + Flags>(offer: &Info, attribute: &'static str, agreed: F, req
     if agreed.contains(required) {
         return Ok(());
     }
-    refuse(offer, attribute, names(agreed), format!("only with {}", names(required)))
+    refuse(
+        offer,
+        attribute,
+        names(agreed),
+        format!("only with {}", names(required)),
+    )
 }
 
-/// A level of service: refused when the application needs more of it (a lower rank) than is offered.
+/// A level of service: refused when the application needs more of it (a lower rank) than is
+/// offered.
 fn ranked<T: Copy + Debug>(
     offer: &Info,
     attribute: &'static str,
@@ -319,9 +513,12 @@ fn contexts(
     sharers: usize,
 ) -> Check {
     match asked {
-        Some(SHARED_CONTEXT) if sharers == 0 => {
-            refuse(offer, attribute, "a shared context", "contexts of its own only")
-        }
+        Some(SHARED_CONTEXT) if sharers == 0 => refuse(
+            offer,
+            attribute,
+            "a shared context",
+            "contexts of its own only",
+        ),
         Some(SHARED_CONTEXT) => Ok(()),
         _ => at_most(offer, attribute, asked, limit),
     }
@@ -332,7 +529,12 @@ fn key(offer: &Info, attribute: &'static str, asked: Option<&[u8]>, size: usize)
     match asked.map_or(0, <[u8]>::len) {
         0 => Ok(()),
         asked if asked == size => Ok(()),
-        asked => refuse(offer, attribute, format!("{asked} bytes"), format!("{size} bytes")),
+        asked => refuse(
+            offer,
+            attribute,
+            format!("{asked} bytes"),
+            format!("{size} bytes"),
+        ),
     }
 }
 

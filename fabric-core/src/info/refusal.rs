@@ -46,13 +46,22 @@ impl Mismatch {
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { provider, attribute, asked, offered, .. } = self;
+        let Self {
+            provider,
+            attribute,
+            asked,
+            offered,
+            ..
+        } = self;
         let which = match (self.ep_type, self.protocol) {
             (EpType::Msg, _) => " (msg)",
             (EpType::Rdm, Some(Protocol::Rxm)) => ";ofi_rxm",
             _ => "",
         };
-        write!(f, "{provider}{which}: {attribute}: asked for {asked}, offers {offered}")
+        write!(
+            f,
+            "{provider}{which}: {attribute}: asked for {asked}, offers {offered}"
+        )
     }
 }
 
@@ -72,7 +81,8 @@ impl fmt::Display for NoMatch {
             return f.write_str("no provider satisfies the hints: nothing is offered");
         }
         f.write_str("no provider satisfies the hints:")?;
-        // A provider that offers the same under several progress models refuses for the same reason.
+        // A provider that offers the same under several progress models refuses for the same
+        // reason.
         let mut lines: Vec<_> = self.refusals.iter().map(ToString::to_string).collect();
         lines.dedup();
         lines.iter().try_for_each(|line| write!(f, "\n  {line}"))
@@ -84,7 +94,11 @@ impl std::error::Error for NoMatch {}
 /// The names of a set of flags.
 pub(super) fn names<F: Flags>(flags: F) -> String {
     let names: Vec<_> = flags.iter_names().map(|(name, _)| name).collect();
-    if names.is_empty() { "none".to_owned() } else { names.join(" | ") }
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(" | ")
+    }
 }
 
 #[cfg(test)]
@@ -96,13 +110,33 @@ mod tests {
     fn reads_as_a_sentence_and_one_line_per_reason() {
         let offer = Info::template("shm", "shm", "shm0");
         let refusal = Mismatch::new(&offer, "threading", "Safe", "Domain");
-        assert_eq!(refusal.to_string(), "shm: threading: asked for Safe, offers Domain");
-        let of = |ep_type, protocol| Mismatch { ep_type, protocol, ..refusal.clone() }.to_string();
+        assert_eq!(
+            refusal.to_string(),
+            "shm: threading: asked for Safe, offers Domain"
+        );
+        let of = |ep_type, protocol| {
+            Mismatch {
+                ep_type,
+                protocol,
+                ..refusal.clone()
+            }
+            .to_string()
+        };
         assert!(of(EpType::Msg, None).starts_with("shm (msg): threading"));
         assert!(of(EpType::Rdm, Some(Protocol::Rxm)).starts_with("shm;ofi_rxm: threading"));
-        let none = NoMatch { refusals: vec![refusal.clone(), refusal] };
-        assert_eq!(none.to_string().lines().count(), 2, "the same reason is given once");
-        assert!(NoMatch::default().to_string().contains("nothing is offered"));
+        let none = NoMatch {
+            refusals: vec![refusal.clone(), refusal],
+        };
+        assert_eq!(
+            none.to_string().lines().count(),
+            2,
+            "the same reason is given once"
+        );
+        assert!(
+            NoMatch::default()
+                .to_string()
+                .contains("nothing is offered")
+        );
     }
 
     #[test]

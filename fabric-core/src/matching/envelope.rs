@@ -1,4 +1,5 @@
-//! What a message shows before its bytes, what a receive asks for, and the one place where the two are compared.
+//! What a message shows before its bytes, what a receive asks for, and the one place where the two
+//! are compared.
 
 use crate::address::FiAddr;
 use crate::completion::CompletionLevel;
@@ -7,8 +8,8 @@ use super::list::Kind;
 
 /// Which sender a message came from, in the provider's own numbering.
 ///
-/// Unlike a [`FiAddr`] it exists for senders nobody has inserted into the address vector. It means whatever the
-/// provider says, for as long as the provider says so; matching only compares it.
+/// Unlike a [`FiAddr`] it exists for senders nobody has inserted into the address vector. It means
+/// whatever the provider says, for as long as the provider says so; matching only compares it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerKey(pub u32);
 
@@ -25,7 +26,8 @@ pub struct Envelope {
     pub len: usize,
     /// Remote completion data, when the sender gave some.
     pub data: Option<u64>,
-    /// The message's place in arrival order, from [`Matcher::next_arrival`](super::Matcher::next_arrival).
+    /// The message's place in arrival order, from
+    /// [`Matcher::next_arrival`](super::Matcher::next_arrival).
     pub arrival: u64,
     /// What the sender waits for, if it does.
     pub receipt: Option<Receipt>,
@@ -43,7 +45,8 @@ pub struct Receipt {
 /// What a receive accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvSpec {
-    /// Only messages of this source (`FI_DIRECTED_RECV`); `None` takes them from anybody, known or not.
+    /// Only messages of this source (`FI_DIRECTED_RECV`); `None` takes them from anybody, known or
+    /// not.
     pub from: Option<FiAddr>,
     /// The tags to take; `None` for a receive on the untagged queue.
     pub tag: Option<TagMatch>,
@@ -67,8 +70,8 @@ pub(super) struct Shown {
 
 /// The part of a receive that a scan compares.
 ///
-/// The untagged queue holds untagged entries only, so an untagged receive is written as one that ignores every bit:
-/// one comparison serves both queues.
+/// The untagged queue holds untagged entries only, so an untagged receive is written as one that
+/// ignores every bit: one comparison serves both queues.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     tag: u64,
@@ -81,17 +84,25 @@ impl Wanted {
     #[inline]
     pub(super) fn accepts(&self, shown: Shown) -> bool {
         // A message of unknown source equals no `Some`, which keeps it from directed receives.
-        (shown.tag ^ self.tag) & !self.ignore == 0 && (self.from.is_none() || self.from == shown.source)
+        (shown.tag ^ self.tag) & !self.ignore == 0
+            && (self.from.is_none() || self.from == shown.source)
     }
 }
 
 impl Envelope {
     pub(super) fn kind(&self) -> Kind {
-        if self.tag.is_some() { Kind::Tagged } else { Kind::Untagged }
+        if self.tag.is_some() {
+            Kind::Tagged
+        } else {
+            Kind::Untagged
+        }
     }
 
     pub(super) fn shown(&self) -> Shown {
-        Shown { tag: self.tag.unwrap_or(0), source: self.source }
+        Shown {
+            tag: self.tag.unwrap_or(0),
+            source: self.source,
+        }
     }
 }
 
@@ -103,11 +114,22 @@ impl RecvSpec {
     }
 
     pub(super) fn kind(&self) -> Kind {
-        if self.tag.is_some() { Kind::Tagged } else { Kind::Untagged }
+        if self.tag.is_some() {
+            Kind::Tagged
+        } else {
+            Kind::Untagged
+        }
     }
 
     pub(super) fn wanted(&self) -> Wanted {
-        let TagMatch { tag, ignore } = self.tag.unwrap_or(TagMatch { tag: 0, ignore: u64::MAX });
-        Wanted { tag, ignore, from: self.from }
+        let TagMatch { tag, ignore } = self.tag.unwrap_or(TagMatch {
+            tag: 0,
+            ignore: u64::MAX,
+        });
+        Wanted {
+            tag,
+            ignore,
+            from: self.from,
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! Two doubly linked chains, tagged and untagged, over one table of entries.
 //!
-//! Links are indices. A removed entry goes to a free list and is reused first, so a queue that stays short stays in
-//! the same few cache lines. The serial number of an entry is both its age and the generation in its key: it counts 64
-//! bits up and never comes again, so a stale key can only miss.
+//! Links are indices. A removed entry goes to a free list and is reused first, so a queue that
+//! stays short stays in the same few cache lines. The serial number of an entry is both its age and
+//! the generation in its key: it counts 64 bits up and never comes again, so a stale key can only
+//! miss.
 
 const NIL: u32 = u32::MAX;
 /// The serial of an entry on the free list; no key carries it.
@@ -51,8 +52,17 @@ struct Ends {
 
 impl<T: Copy> Chains<T> {
     pub(super) fn new() -> Self {
-        let ends = [Ends { head: NIL, tail: NIL }; 2];
-        Self { nodes: Vec::new(), ends, free: NIL, next_serial: 0, len: 0 }
+        let ends = [Ends {
+            head: NIL,
+            tail: NIL,
+        }; 2];
+        Self {
+            nodes: Vec::new(),
+            ends,
+            free: NIL,
+            next_serial: 0,
+            len: 0,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -102,12 +112,18 @@ impl<T: Copy> Chains<T> {
     /// Where the entry of this key is, unless it was removed.
     pub(super) fn find(&self, key: Key) -> Option<usize> {
         let index = key.index as usize;
-        self.nodes.get(index).is_some_and(|node| node.serial == key.serial).then_some(index)
+        self.nodes
+            .get(index)
+            .is_some_and(|node| node.serial == key.serial)
+            .then_some(index)
     }
 
     /// The key of the entry at `index`, which must be linked.
     pub(super) fn key(&self, index: usize) -> Key {
-        Key { index: index as u32, serial: self.nodes[index].serial }
+        Key {
+            index: index as u32,
+            serial: self.nodes[index].serial,
+        }
     }
 
     /// The place of an entry in the table, good until it is removed.
@@ -123,7 +139,11 @@ impl<T: Copy> Chains<T> {
 
     /// The first entry of a chain that passes the test, which is told where it is.
     #[inline]
-    pub(super) fn search_at(&self, kind: Kind, mut test: impl FnMut(usize, &T) -> bool) -> Option<usize> {
+    pub(super) fn search_at(
+        &self,
+        kind: Kind,
+        mut test: impl FnMut(usize, &T) -> bool,
+    ) -> Option<usize> {
         let mut at = self.ends[kind as usize].head;
         while at != NIL {
             let node = &self.nodes[at as usize];
@@ -167,10 +187,19 @@ impl<T: Copy> Chains<T> {
         let serial = self.next_serial;
         self.next_serial += 1;
         let prev = *self.before(kind, next);
-        let node = Node { serial, prev, next, kind, value };
+        let node = Node {
+            serial,
+            prev,
+            next,
+            kind,
+            value,
+        };
         let index = if self.free == NIL {
             let index = self.nodes.len();
-            assert!(index < NIL as usize, "the table holds fewer than 2^32 - 1 entries");
+            assert!(
+                index < NIL as usize,
+                "the table holds fewer than 2^32 - 1 entries"
+            );
             self.nodes.push(node);
             index as u32
         } else {
@@ -187,13 +216,21 @@ impl<T: Copy> Chains<T> {
 
     /// The link that leads on from `index`; from nowhere, the head of the chain.
     fn after(&mut self, kind: Kind, index: u32) -> &mut u32 {
-        if index == NIL { &mut self.ends[kind as usize].head } else { &mut self.nodes[index as usize].next }
+        if index == NIL {
+            &mut self.ends[kind as usize].head
+        } else {
+            &mut self.nodes[index as usize].next
+        }
     }
 
     /// The link that leads back from `index`; from nowhere, the tail of the chain.
     #[inline]
     fn before(&mut self, kind: Kind, index: u32) -> &mut u32 {
-        if index == NIL { &mut self.ends[kind as usize].tail } else { &mut self.nodes[index as usize].prev }
+        if index == NIL {
+            &mut self.ends[kind as usize].tail
+        } else {
+            &mut self.nodes[index as usize].prev
+        }
     }
 }
 

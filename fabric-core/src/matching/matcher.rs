@@ -10,13 +10,14 @@ use super::waiting::{WaitKey, WaitingQueue};
 
 /// The posted receives and the waiting messages of one endpoint.
 ///
-/// `R` is the caller's name of a receive, small and `Copy`. `M` is whatever the caller keeps for a message that waits:
-/// its bytes, or where they will come from.
+/// `R` is the caller's name of a receive, small and `Copy`. `M` is whatever the caller keeps for a
+/// message that waits: its bytes, or where they will come from.
 ///
 /// An incoming message is offered to the posted receives ([`arrive`](Self::arrive)), and kept
-/// ([`wait`](Self::wait)) if none takes it. A receive looks at what waits first, and queues if nothing fits
-/// ([`post`](Self::post)). Used like this, no queued receive accepts any waiting message at any time. A put-back
-/// message is offered in the same way: receives posted since it matched may want it.
+/// ([`wait`](Self::wait)) if none takes it. A receive looks at what waits first, and queues if
+/// nothing fits ([`post`](Self::post)). Used like this, no queued receive accepts any waiting
+/// message at any time. A put-back message is offered in the same way: receives posted since it
+/// matched may want it.
 ///
 /// ```
 /// use fabric_core::matching::{Envelope, Matcher, PeerKey, Posted, RecvSpec, TagMatch};
@@ -52,7 +53,11 @@ impl<R: Copy, M> Matcher<R, M> {
     /// A matcher with nothing posted and nothing waiting. Allocates nothing yet.
     #[must_use]
     pub fn new() -> Self {
-        Self { posted: PostedQueue::new(), waiting: WaitingQueue::new(), next_arrival: 0 }
+        Self {
+            posted: PostedQueue::new(),
+            waiting: WaitingQueue::new(),
+            next_arrival: 0,
+        }
     }
 
     /// The next arrival number: 0, 1, 2 and so on. A message keeps its number when it is put back.
@@ -65,15 +70,15 @@ impl<R: Copy, M> Matcher<R, M> {
 
     /// A message arrives: takes the earliest posted receive that accepts it off the queue.
     ///
-    /// `None` leaves everything as it was; the message may then be kept with [`wait`](Self::wait). Messages that
-    /// already wait are not looked at. Linear in the receives in front of the match.
+    /// `None` leaves everything as it was; the message may then be kept with [`wait`](Self::wait).
+    /// Messages that already wait are not looked at. Linear in the receives in front of the match.
     #[must_use = "the receive is off the queue"]
     pub fn arrive(&mut self, envelope: &Envelope) -> Option<R> {
         self.posted.take_match(envelope)
     }
 
-    /// As [`arrive`](Self::arrive), for an untagged message of this source. Looks at the first receive only: `None` says
-    /// nothing. O(1).
+    /// As [`arrive`](Self::arrive), for an untagged message of this source. Looks at the first
+    /// receive only: `None` says nothing. O(1).
     #[must_use = "the receive is off the queue"]
     #[inline]
     pub fn arrive_first(&mut self, source: Option<FiAddr>) -> Option<R> {
@@ -94,15 +99,17 @@ impl<R: Copy, M> Matcher<R, M> {
 
     /// Keeps a message nobody accepted, at the place its `arrival` gives it.
     ///
-    /// A new message goes to the end, O(1). One that is put back with an older number goes to its old place, linear in
-    /// the older messages of its kind that wait, so O(1) for the oldest. Among equal numbers the one kept first is
-    /// first. Posted receives are not looked at: ask [`arrive`](Self::arrive) before.
-    /// The source is taken as the envelope states it: of a message that was out for a while, bring it up to date.
+    /// A new message goes to the end, O(1). One that is put back with an older number goes to its
+    /// old place, linear in the older messages of its kind that wait, so O(1) for the oldest. Among
+    /// equal numbers the one kept first is first. Posted receives are not looked at: ask
+    /// [`arrive`](Self::arrive) before. The source is taken as the envelope states it: of a message
+    /// that was out for a while, bring it up to date.
     pub fn wait(&mut self, envelope: Envelope, message: M) -> WaitKey {
         self.waiting.insert(envelope, message)
     }
 
-    /// Posts a receive: takes the earliest waiting message that it accepts, or else queues the receive.
+    /// Posts a receive: takes the earliest waiting message that it accepts, or else queues the
+    /// receive.
     ///
     /// Linear in the waiting messages in front of the match.
     #[inline(always)] // on the way of a small message
@@ -113,18 +120,23 @@ impl<R: Copy, M> Matcher<R, M> {
         }
     }
 
-    /// Queues a receive without looking at what waits: for one that takes several messages, or that must stand behind
-    /// one which does. [`waiting_for`](Self::waiting_for) says what it gets.
+    /// Queues a receive without looking at what waits: for one that takes several messages, or that
+    /// must stand behind one which does. [`waiting_for`](Self::waiting_for) says what it gets.
     pub fn queue(&mut self, spec: RecvSpec, receive: R) -> PostKey {
         self.posted.push(&spec, receive)
     }
 
-    /// The earliest waiting message that falls to this posted receive: no receive posted before it accepts it too.
+    /// The earliest waiting message that falls to this posted receive: no receive posted before it
+    /// accepts it too.
     ///
     /// Searches the receives once for each waiting message that this one accepts.
     #[must_use]
     pub fn waiting_for(&self, spec: &RecvSpec, key: PostKey) -> Option<(WaitKey, &Envelope)> {
-        self.waiting.find(spec, |envelope| self.posted.find(envelope).is_some_and(|(first, _)| first == key))
+        self.waiting.find(spec, |envelope| {
+            self.posted
+                .find(envelope)
+                .is_some_and(|(first, _)| first == key)
+        })
     }
 
     /// The earliest waiting message that this would accept and that falls to no posted receive.
@@ -132,10 +144,12 @@ impl<R: Copy, M> Matcher<R, M> {
     /// Searches the receives once for each waiting message that this would accept.
     #[must_use]
     pub fn unclaimed(&self, spec: &RecvSpec) -> Option<(WaitKey, &Envelope)> {
-        self.waiting.find(spec, |envelope| !self.posted.would_match(envelope))
+        self.waiting
+            .find(spec, |envelope| !self.posted.would_match(envelope))
     }
 
-    /// Takes back a posted receive. `None` when it is no longer queued: matched, withdrawn or taken. O(1).
+    /// Takes back a posted receive. `None` when it is no longer queued: matched, withdrawn or
+    /// taken. O(1).
     pub fn withdraw(&mut self, key: PostKey) -> Option<R> {
         self.posted.withdraw(key)
     }
@@ -152,7 +166,8 @@ impl<R: Copy, M> Matcher<R, M> {
         self.waiting.keys()
     }
 
-    /// A waiting message in its place, to add to it while it waits. `None` when it is no longer there. O(1).
+    /// A waiting message in its place, to add to it while it waits. `None` when it is no longer
+    /// there. O(1).
     pub fn message_mut(&mut self, key: WaitKey) -> Option<(&Envelope, &mut M)> {
         self.waiting.get_mut(key)
     }
@@ -162,47 +177,60 @@ impl<R: Copy, M> Matcher<R, M> {
         self.waiting.take(key)
     }
 
-    /// Takes every waiting message out of which this is true, tagged and untagged together. Reads all that waits.
+    /// Takes every waiting message out of which this is true, tagged and untagged together. Reads
+    /// all that waits.
     pub fn take_where(&mut self, which: impl FnMut(&Envelope, &M) -> bool) -> Vec<(Envelope, M)> {
         self.waiting.take_where(which)
     }
 
-    /// The message that [`post`](Self::post) would take for this receive; it keeps waiting. Same cost.
+    /// The message that [`post`](Self::post) would take for this receive; it keeps waiting. Same
+    /// cost.
     #[doc(alias = "FI_PEEK")]
     #[must_use]
     pub fn peek(&self, spec: &RecvSpec) -> Option<&Envelope> {
         self.waiting.peek(spec)
     }
 
-    /// An address was inserted: messages that wait without a source, of the peer that is known by these keys, now have this
-    /// one.
+    /// An address was inserted: messages that wait without a source, of the peer that is known by
+    /// these keys, now have this one.
     ///
-    /// Each of them, the earliest arrived first, is offered to the posted receives. Those that match leave both
-    /// queues and are returned in arrival order, with the new source in the envelope. Messages that have a source
-    /// already keep it. Reads all that waits, and searches the receives once for each message of the peer.
+    /// Each of them, the earliest arrived first, is offered to the posted receives. Those that
+    /// match leave both queues and are returned in arrival order, with the new source in the
+    /// envelope. Messages that have a source already keep it. Reads all that waits, and searches
+    /// the receives once for each message of the peer.
     #[must_use = "the matched messages are only here"]
     pub fn resolve(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<(R, Envelope, M)> {
         let mut matched = Vec::new();
         for key in self.rename(peers, source) {
-            let Some(receive) = self.waiting.get(key).and_then(|envelope| self.posted.take_match(envelope))
+            let Some(receive) = self
+                .waiting
+                .get(key)
+                .and_then(|envelope| self.posted.take_match(envelope))
             else {
                 continue;
             };
-            matched.extend(self.waiting.take(key).map(|(envelope, message)| (receive, envelope, message)));
+            matched.extend(
+                self.waiting
+                    .take(key)
+                    .map(|(envelope, message)| (receive, envelope, message)),
+            );
         }
         matched
     }
 
-    /// As [`resolve`](Self::resolve), but offers the messages to nobody: returns which they are, in arrival order.
+    /// As [`resolve`](Self::resolve), but offers the messages to nobody: returns which they are, in
+    /// arrival order.
     #[must_use = "posted receives may want them"]
     pub fn rename(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<WaitKey> {
         self.waiting.rename(peers, source)
     }
 
-    /// An address was removed: messages that wait with this source are from an unknown sender again.
+    /// An address was removed: messages that wait with this source are from an unknown sender
+    /// again.
     ///
-    /// They stay in place, for receives from anybody: removing an address does not stop its traffic (`fi_av(3)`).
-    /// Posted receives are left alone; see [`take_directed`](Self::take_directed). Reads all that waits.
+    /// They stay in place, for receives from anybody: removing an address does not stop its traffic
+    /// (`fi_av(3)`). Posted receives are left alone; see [`take_directed`](Self::take_directed).
+    /// Reads all that waits.
     pub fn forget(&mut self, source: FiAddr) {
         self.waiting.forget(source);
     }
@@ -213,7 +241,8 @@ impl<R: Copy, M> Matcher<R, M> {
         self.waiting.holds(source)
     }
 
-    /// Takes every posted receive that names this source (its peer died), in posting order. Reads all receives.
+    /// Takes every posted receive that names this source (its peer died), in posting order. Reads
+    /// all receives.
     pub fn take_directed(&mut self, source: FiAddr) -> Vec<R> {
         self.posted.take_directed(source)
     }

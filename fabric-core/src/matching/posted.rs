@@ -7,8 +7,9 @@ use super::list::{Chains, Key, Kind};
 
 /// Handle of a posted receive.
 ///
-/// It names this one posting: once the receive has matched, was withdrawn or was taken, the key finds nothing, also
-/// when its place in the table is used again. Good only with the [`Matcher`](super::Matcher) it came from.
+/// It names this one posting: once the receive has matched, was withdrawn or was taken, the key
+/// finds nothing, also when its place in the table is used again. Good only with the
+/// [`Matcher`](super::Matcher) it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PostKey(Key);
 
@@ -17,7 +18,8 @@ pub(super) struct PostedQueue<R> {
     chains: Chains<Entry<R>>,
 }
 
-/// The caller's name of the receive sits beside what is compared: a match at the head reads one entry.
+/// The caller's name of the receive sits beside what is compared: a match at the head reads one
+/// entry.
 #[derive(Clone, Copy)]
 struct Entry<R> {
     wanted: Wanted,
@@ -26,7 +28,9 @@ struct Entry<R> {
 
 impl<R: Copy> PostedQueue<R> {
     pub(super) fn new() -> Self {
-        Self { chains: Chains::new() }
+        Self {
+            chains: Chains::new(),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -35,7 +39,13 @@ impl<R: Copy> PostedQueue<R> {
 
     #[inline(always)] // on the way of a small message
     pub(super) fn push(&mut self, spec: &RecvSpec, receive: R) -> PostKey {
-        PostKey(self.chains.push_back(spec.kind(), Entry { wanted: spec.wanted(), receive }))
+        PostKey(self.chains.push_back(
+            spec.kind(),
+            Entry {
+                wanted: spec.wanted(),
+                receive,
+            },
+        ))
     }
 
     pub(super) fn would_match(&self, envelope: &Envelope) -> bool {
@@ -52,13 +62,17 @@ impl<R: Copy> PostedQueue<R> {
     pub(super) fn take_first(&mut self, source: Option<FiAddr>) -> Option<R> {
         let index = self.chains.first(Kind::Untagged)?;
         let from = self.chains.get(index).wanted.from;
-        (from.is_none() || from == source).then(|| self.chains.remove_first(index, Kind::Untagged).receive)
+        (from.is_none() || from == source)
+            .then(|| self.chains.remove_first(index, Kind::Untagged).receive)
     }
 
     /// The earliest receive that accepts this message; it stays.
     pub(super) fn find(&self, envelope: &Envelope) -> Option<(PostKey, R)> {
         let index = self.search(envelope)?;
-        Some((PostKey(self.chains.key(index)), self.chains.get(index).receive))
+        Some((
+            PostKey(self.chains.key(index)),
+            self.chains.get(index).receive,
+        ))
     }
 
     pub(super) fn withdraw(&mut self, key: PostKey) -> Option<R> {
@@ -76,7 +90,8 @@ impl<R: Copy> PostedQueue<R> {
 
     fn search(&self, envelope: &Envelope) -> Option<usize> {
         let shown = envelope.shown();
-        self.chains.search(envelope.kind(), |entry| entry.wanted.accepts(shown))
+        self.chains
+            .search(envelope.kind(), |entry| entry.wanted.accepts(shown))
     }
 
     fn take_if(&mut self, test: impl Fn(&Wanted) -> bool) -> Vec<R> {

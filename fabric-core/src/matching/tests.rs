@@ -1,22 +1,40 @@
-//! One test for each rule of the module's page. Whole histories are compared with an oracle elsewhere.
+//! One test for each rule of the module's page. Whole histories are compared with an oracle
+//! elsewhere.
 
 use super::*;
 use crate::address::FiAddr;
 
-const ALICE: FiAddr = FiAddr { index: 1, generation: 0, vector: 0 };
-const BOB: FiAddr = FiAddr { index: 2, generation: 0, vector: 0 };
+const ALICE: FiAddr = FiAddr {
+    index: 1,
+    generation: 0,
+    vector: 0,
+};
+const BOB: FiAddr = FiAddr {
+    index: 2,
+    generation: 0,
+    vector: 0,
+};
 
 type Names = Matcher<u32, &'static str>;
 
 fn any(tag: u64) -> RecvSpec {
-    RecvSpec { from: None, tag: Some(TagMatch { tag, ignore: 0 }) }
+    RecvSpec {
+        from: None,
+        tag: Some(TagMatch { tag, ignore: 0 }),
+    }
 }
 
 fn from(source: FiAddr, tag: u64) -> RecvSpec {
-    RecvSpec { from: Some(source), ..any(tag) }
+    RecvSpec {
+        from: Some(source),
+        ..any(tag)
+    }
 }
 
-const UNTAGGED: RecvSpec = RecvSpec { from: None, tag: None };
+const UNTAGGED: RecvSpec = RecvSpec {
+    from: None,
+    tag: None,
+};
 
 fn message(matcher: &mut Names, source: Option<FiAddr>, tag: impl Into<Option<u64>>) -> Envelope {
     let peer = PeerKey(source.map_or(9, |source| source.index));
@@ -91,9 +109,15 @@ fn a_late_receive_takes_the_earliest_arrived_message_it_accepts() {
     for (tag, text) in [(5, "a"), (6, "b"), (6, "c"), (5, "d")] {
         kept(&mut matcher, Some(ALICE), tag, text);
     }
-    assert_eq!(matcher.peek(&any(6)).map(|envelope| envelope.arrival), Some(1));
+    assert_eq!(
+        matcher.peek(&any(6)).map(|envelope| envelope.arrival),
+        Some(1)
+    );
     assert_eq!(matcher.waiting_len(), 4, "peeking takes nothing");
-    assert_eq!([(); 3].map(|()| took(&mut matcher, any(6))), [Some("b"), Some("c"), None]);
+    assert_eq!(
+        [(); 3].map(|()| took(&mut matcher, any(6))),
+        [Some("b"), Some("c"), None]
+    );
     assert_eq!(matcher.peek(&any(6)), None);
     assert_eq!(texts(matcher.take_waiting()), ["a", "d"]);
 }
@@ -101,19 +125,43 @@ fn a_late_receive_takes_the_earliest_arrived_message_it_accepts() {
 #[test]
 fn ignored_bits_do_not_count_and_all_others_do() {
     let mut matcher = Names::new();
-    let masked = RecvSpec { from: None, tag: Some(TagMatch { tag: 0xAB00, ignore: 0xFF }) };
-    let whole = RecvSpec { from: None, tag: Some(TagMatch { tag: 0, ignore: u64::MAX }) };
+    let masked = RecvSpec {
+        from: None,
+        tag: Some(TagMatch {
+            tag: 0xAB00,
+            ignore: 0xFF,
+        }),
+    };
+    let whole = RecvSpec {
+        from: None,
+        tag: Some(TagMatch {
+            tag: 0,
+            ignore: u64::MAX,
+        }),
+    };
     for tag in [0xAC00, 0xAB00 | 1 << 63, 0xAB7F] {
         kept(&mut matcher, Some(ALICE), tag, "text");
     }
-    assert_eq!(matcher.peek(&masked).and_then(|envelope| envelope.tag), Some(0xAB7F));
-    assert_eq!(matcher.peek(&whole).and_then(|envelope| envelope.tag), Some(0xAC00));
+    assert_eq!(
+        matcher.peek(&masked).and_then(|envelope| envelope.tag),
+        Some(0xAB7F)
+    );
+    assert_eq!(
+        matcher.peek(&whole).and_then(|envelope| envelope.tag),
+        Some(0xAC00)
+    );
 }
 
 #[test]
 fn tagged_and_untagged_never_meet() {
     let mut matcher = Names::new();
-    let every_tag = RecvSpec { from: None, tag: Some(TagMatch { tag: 0, ignore: u64::MAX }) };
+    let every_tag = RecvSpec {
+        from: None,
+        tag: Some(TagMatch {
+            tag: 0,
+            ignore: u64::MAX,
+        }),
+    };
     kept(&mut matcher, Some(ALICE), 0, "tagged");
     assert_eq!(took(&mut matcher, UNTAGGED), None);
     kept(&mut matcher, Some(ALICE), None, "untagged");
@@ -132,7 +180,11 @@ fn tagged_and_untagged_never_meet() {
 fn directed_and_any_source_receives_compete_by_posting_time() {
     for any_first in [true, false] {
         let mut matcher = Names::new();
-        let specs = if any_first { [any(1), from(ALICE, 1)] } else { [from(ALICE, 1), any(1)] };
+        let specs = if any_first {
+            [any(1), from(ALICE, 1)]
+        } else {
+            [from(ALICE, 1), any(1)]
+        };
         queue(&mut matcher, specs[0], 0);
         queue(&mut matcher, specs[1], 1);
         let bobs = message(&mut matcher, Some(BOB), 1);
@@ -146,7 +198,14 @@ fn directed_and_any_source_receives_compete_by_posting_time() {
 fn a_reused_address_is_another_source() {
     let mut matcher = Names::new();
     queue(&mut matcher, from(ALICE, 1), 0);
-    let newcomer = message(&mut matcher, Some(FiAddr { generation: 1, ..ALICE }), 1);
+    let newcomer = message(
+        &mut matcher,
+        Some(FiAddr {
+            generation: 1,
+            ..ALICE
+        }),
+        1,
+    );
     assert_eq!(matcher.arrive(&newcomer), None);
 }
 
@@ -167,23 +226,54 @@ fn an_unknown_sender_reaches_only_receives_from_anybody() {
 fn inserting_an_address_looks_again_at_what_waits() {
     let mut matcher = Names::new();
     queue(&mut matcher, from(ALICE, 1), 0);
-    queue(&mut matcher, RecvSpec { from: Some(ALICE), tag: None }, 1);
+    queue(
+        &mut matcher,
+        RecvSpec {
+            from: Some(ALICE),
+            tag: None,
+        },
+        1,
+    );
     queue(&mut matcher, from(ALICE, 1), 2);
-    for (tag, text) in [(Some(1), "a"), (Some(2), "b"), (None, "c"), (Some(1), "d"), (Some(1), "e")] {
+    for (tag, text) in [
+        (Some(1), "a"),
+        (Some(2), "b"),
+        (None, "c"),
+        (Some(1), "d"),
+        (Some(1), "e"),
+    ] {
         kept(&mut matcher, None, tag, text);
     }
-    let other = Envelope { peer: PeerKey(5), ..message(&mut matcher, None, 1) };
+    let other = Envelope {
+        peer: PeerKey(5),
+        ..message(&mut matcher, None, 1)
+    };
     matcher.wait(other, "somebody else");
 
     let matched = matcher.resolve(&[PeerKey(9)], ALICE);
-    assert!(matched.iter().all(|(_, envelope, _)| envelope.source == Some(ALICE)));
-    let matched: Vec<_> = matched.into_iter().map(|(receive, _, text)| (receive, text)).collect();
+    assert!(
+        matched
+            .iter()
+            .all(|(_, envelope, _)| envelope.source == Some(ALICE))
+    );
+    let matched: Vec<_> = matched
+        .into_iter()
+        .map(|(receive, _, text)| (receive, text))
+        .collect();
     assert_eq!(matched, [(0, "a"), (1, "c"), (2, "d")]);
     assert_eq!((matcher.posted_len(), matcher.waiting_len()), (0, 3));
-    assert_eq!(took(&mut matcher, from(ALICE, 1)), Some("e"), "those that stay have a source now");
+    assert_eq!(
+        took(&mut matcher, from(ALICE, 1)),
+        Some("e"),
+        "those that stay have a source now"
+    );
     assert_eq!(took(&mut matcher, from(ALICE, 1)), None);
     assert!(matcher.resolve(&[PeerKey(9)], BOB).is_empty());
-    assert_eq!(took(&mut matcher, from(ALICE, 2)), Some("b"), "a known source is kept");
+    assert_eq!(
+        took(&mut matcher, from(ALICE, 2)),
+        Some("b"),
+        "a known source is kept"
+    );
 }
 
 #[test]
@@ -193,7 +283,10 @@ fn removing_an_address_makes_its_messages_unknown_again() {
     kept(&mut matcher, Some(BOB), 1, "bob");
     kept(&mut matcher, Some(ALICE), None, "untagged");
     matcher.forget(ALICE);
-    assert_eq!(matcher.peek(&any(1)).map(|envelope| envelope.source), Some(None));
+    assert_eq!(
+        matcher.peek(&any(1)).map(|envelope| envelope.source),
+        Some(None)
+    );
     assert_eq!(took(&mut matcher, from(ALICE, 1)), None);
     assert_eq!(took(&mut matcher, from(BOB, 1)), Some("bob"));
     assert_eq!(took(&mut matcher, UNTAGGED), Some("untagged"));
@@ -219,14 +312,19 @@ fn a_put_back_message_returns_to_its_place() {
         matcher.wait(envelope, text);
     }
     let order = [(); 6].map(|()| took(&mut matcher, any(1)));
-    assert_eq!(order, [Some("a"), Some("b"), Some("c"), Some("d"), Some("e"), None]);
+    assert_eq!(
+        order,
+        [Some("a"), Some("b"), Some("c"), Some("d"), Some("e"), None]
+    );
 }
 
 #[test]
 fn a_withdrawn_receive_is_out_of_the_queue_wherever_it_was() {
     for gone in 0..3 {
         let mut matcher = Names::new();
-        let keys: Vec<_> = (0..3).map(|receive| queue(&mut matcher, any(1), receive)).collect();
+        let keys: Vec<_> = (0..3)
+            .map(|receive| queue(&mut matcher, any(1), receive))
+            .collect();
         assert_eq!(matcher.withdraw(keys[gone as usize]), Some(gone));
         queue(&mut matcher, any(1), 3);
         let left: Vec<_> = (0..4).filter(|&receive| receive != gone).collect();
@@ -247,7 +345,11 @@ fn stale_keys_find_nothing_even_when_the_place_is_used_again() {
     let old = kept(&mut matcher, Some(ALICE), 1, "text");
     let (envelope, text) = matcher.take_message(old).unwrap();
     let new = matcher.wait(envelope, text);
-    assert_eq!(matcher.message_mut(old), None, "the key names one stay, not the message");
+    assert_eq!(
+        matcher.message_mut(old),
+        None,
+        "the key names one stay, not the message"
+    );
     assert_eq!(matcher.take_message(old), None);
     assert!(matcher.take_message(new).is_some());
     assert_eq!((matcher.posted_len(), matcher.waiting_len()), (0, 0));
@@ -267,9 +369,19 @@ fn a_message_can_be_changed_while_it_waits() {
 #[test]
 fn a_dead_peers_receives_are_taken_in_posting_order() {
     let mut matcher = Names::new();
-    let untagged = |source| RecvSpec { from: Some(source), tag: None };
-    let specs =
-        [from(ALICE, 1), untagged(ALICE), any(1), from(BOB, 1), from(ALICE, 2), untagged(ALICE), UNTAGGED];
+    let untagged = |source| RecvSpec {
+        from: Some(source),
+        tag: None,
+    };
+    let specs = [
+        from(ALICE, 1),
+        untagged(ALICE),
+        any(1),
+        from(BOB, 1),
+        from(ALICE, 2),
+        untagged(ALICE),
+        UNTAGGED,
+    ];
     for (receive, spec) in (0..).zip(specs) {
         queue(&mut matcher, spec, receive);
     }
@@ -288,5 +400,9 @@ fn closing_takes_everything_in_order() {
     assert_eq!(texts(matcher.take_waiting()), ["a", "b", "c", "d"]);
     assert_eq!(matcher.waiting_len(), 0);
     kept(&mut matcher, None, 1, "e");
-    assert_eq!(took(&mut matcher, any(1)), Some("e"), "the matcher still works");
+    assert_eq!(
+        took(&mut matcher, any(1)),
+        Some("e"),
+        "the matcher still works"
+    );
 }

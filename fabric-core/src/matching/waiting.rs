@@ -7,15 +7,17 @@ use super::list::{Chains, Key, Kind};
 
 /// Handle of a waiting message.
 ///
-/// It names this one stay in the queue: once the message was taken or matched, the key finds nothing, also when the
-/// same message was put back since. Good only with the [`Matcher`](super::Matcher) it came from.
+/// It names this one stay in the queue: once the message was taken or matched, the key finds
+/// nothing, also when the same message was put back since. Good only with the
+/// [`Matcher`](super::Matcher) it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WaitKey(Key);
 
 /// The queue of waiting messages.
 pub(super) struct WaitingQueue<M> {
     chains: Chains<Entry>,
-    /// The messages, at the index their entry has in `chains`. Apart from it, so that scans stay in the entries.
+    /// The messages, at the index their entry has in `chains`. Apart from it, so that scans stay in
+    /// the entries.
     bodies: Vec<Option<(Envelope, M)>>,
 }
 
@@ -29,7 +31,10 @@ struct Entry {
 
 impl<M> WaitingQueue<M> {
     pub(super) fn new() -> Self {
-        Self { chains: Chains::new(), bodies: Vec::new() }
+        Self {
+            chains: Chains::new(),
+            bodies: Vec::new(),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -38,10 +43,22 @@ impl<M> WaitingQueue<M> {
 
     pub(super) fn insert(&mut self, envelope: Envelope, message: M) -> WaitKey {
         let (kind, arrival) = (envelope.kind(), envelope.arrival);
-        let entry = Entry { shown: envelope.shown(), arrival, peer: envelope.peer };
-        let in_order = self.chains.last(kind).is_none_or(|last| self.chains.get(last).arrival <= arrival);
-        // A message that is put back was at the head when it matched, or near it: look for its place from there.
-        let before = if in_order { None } else { self.chains.search(kind, |entry| entry.arrival > arrival) };
+        let entry = Entry {
+            shown: envelope.shown(),
+            arrival,
+            peer: envelope.peer,
+        };
+        let in_order = self
+            .chains
+            .last(kind)
+            .is_none_or(|last| self.chains.get(last).arrival <= arrival);
+        // A message that is put back was at the head when it matched, or near it: look for its
+        // place from there.
+        let before = if in_order {
+            None
+        } else {
+            self.chains.search(kind, |entry| entry.arrival > arrival)
+        };
         let key = match before {
             Some(index) => self.chains.insert_before(kind, index, entry),
             None => self.chains.push_back(kind, entry),
@@ -69,7 +86,9 @@ impl<M> WaitingQueue<M> {
 
     pub(super) fn get_mut(&mut self, key: WaitKey) -> Option<(&Envelope, &mut M)> {
         let index = self.chains.find(key.0)?;
-        self.bodies[index].as_mut().map(|(envelope, message)| (&*envelope, message))
+        self.bodies[index]
+            .as_mut()
+            .map(|(envelope, message)| (&*envelope, message))
     }
 
     pub(super) fn take(&mut self, key: WaitKey) -> Option<(Envelope, M)> {
@@ -87,7 +106,8 @@ impl<M> WaitingQueue<M> {
         let index = self.chains.search_at(spec.kind(), |index, entry| {
             wanted.accepts(entry.shown) && self.envelope(index).is_some_and(&mut test)
         })?;
-        self.envelope(index).map(|envelope| (WaitKey(self.chains.key(index)), envelope))
+        self.envelope(index)
+            .map(|envelope| (WaitKey(self.chains.key(index)), envelope))
     }
 
     /// Everything that waits, in arrival order.
@@ -97,7 +117,8 @@ impl<M> WaitingQueue<M> {
 
     /// Gives this source to what waits from these without one; in arrival order.
     pub(super) fn rename(&mut self, peers: &[PeerKey], source: FiAddr) -> Vec<WaitKey> {
-        let renamed = self.keys_where(|entry| entry.shown.source.is_none() && peers.contains(&entry.peer));
+        let renamed =
+            self.keys_where(|entry| entry.shown.source.is_none() && peers.contains(&entry.peer));
         for key in &renamed {
             self.set_source(Chains::<Entry>::index(key.0), Some(source));
         }
@@ -122,7 +143,9 @@ impl<M> WaitingQueue<M> {
 
     pub(super) fn holds(&self, source: FiAddr) -> bool {
         let from = |entry: &Entry| entry.shown.source == Some(source);
-        Kind::BOTH.iter().any(|&kind| self.chains.search(kind, from).is_some())
+        Kind::BOTH
+            .iter()
+            .any(|&kind| self.chains.search(kind, from).is_some())
     }
 
     pub(super) fn forget(&mut self, source: FiAddr) {
@@ -148,13 +171,19 @@ impl<M> WaitingQueue<M> {
         taken
     }
 
-    pub(super) fn take_where(&mut self, mut which: impl FnMut(&Envelope, &M) -> bool) -> Vec<(Envelope, M)> {
+    pub(super) fn take_where(
+        &mut self,
+        mut which: impl FnMut(&Envelope, &M) -> bool,
+    ) -> Vec<(Envelope, M)> {
         let mut taken = Vec::new();
         for kind in Kind::BOTH {
             let mut at = self.chains.first(kind);
             while let Some(index) = at {
                 at = self.chains.next(index);
-                if self.bodies[index].as_ref().is_some_and(|(envelope, message)| which(envelope, message)) {
+                if self.bodies[index]
+                    .as_ref()
+                    .is_some_and(|(envelope, message)| which(envelope, message))
+                {
                     taken.extend(self.remove(index));
                 }
             }
@@ -164,7 +193,8 @@ impl<M> WaitingQueue<M> {
 
     fn search(&self, spec: &RecvSpec) -> Option<usize> {
         let wanted = spec.wanted();
-        self.chains.search(spec.kind(), |entry| wanted.accepts(entry.shown))
+        self.chains
+            .search(spec.kind(), |entry| wanted.accepts(entry.shown))
     }
 
     fn envelope(&self, index: usize) -> Option<&Envelope> {

@@ -20,7 +20,8 @@ pub enum Denied {
 }
 
 impl Denied {
-    /// Where the access begins in the region that its key stands for, of which `rest` bytes are to be accessed from there on.
+    /// Where the access begins in the region that its key stands for, of which `rest` bytes are to
+    /// be accessed from there on.
     ///
     /// # Errors
     /// Why it is denied.
@@ -37,7 +38,11 @@ impl Denied {
         let atomic = remote.atomic;
         let rights = wanted(kind, atomic.map(|atomic| atomic.op));
         check_access(remote.key, region.access, rights).map_err(|_| Self::NotGranted)?;
-        match region.start(remote.offset, rest, atomic.map_or(1, |atomic| atomic.datatype.size())) {
+        match region.start(
+            remote.offset,
+            rest,
+            atomic.map_or(1, |atomic| atomic.datatype.size()),
+        ) {
             Ok(at) => Ok((region, at)),
             Err(Error::TooLong { .. }) => Err(Self::Beyond(region.memory.len())),
             Err(_) => Err(Self::Across),
@@ -70,19 +75,39 @@ impl Denied {
     /// What whoever has asked hears, for `rest` bytes of this place.
     #[must_use]
     pub fn error(self, remote: &Remote, rest: usize) -> Error {
-        let Remote { key, offset, atomic, .. } = *remote;
+        let Remote {
+            key,
+            offset,
+            atomic,
+            ..
+        } = *remote;
         match self {
-            Self::Unknown => Error::Key { key, why: "is unknown" },
-            Self::NotGranted => Error::Key { key, why: "does not grant this access" },
+            Self::Unknown => Error::Key {
+                key,
+                why: "is unknown",
+            },
+            Self::NotGranted => Error::Key {
+                key,
+                why: "does not grant this access",
+            },
             Self::Beyond(limit) => {
-                let end = usize::try_from(offset).unwrap_or(usize::MAX).checked_add(rest);
+                let end = usize::try_from(offset)
+                    .unwrap_or(usize::MAX)
+                    .checked_add(rest);
                 let len = end.unwrap_or(usize::MAX);
-                Error::TooLong { what: "memory access, offset included,", len, limit }
+                Error::TooLong {
+                    what: "memory access, offset included,",
+                    len,
+                    limit,
+                }
             }
             Self::Across => {
                 let size = atomic.map_or(1, |atomic| atomic.datatype.size());
                 let why = format!("{offset} is not a multiple of {size}, the size of a value");
-                Error::Invalid { what: "offset of an atomic operation", why }
+                Error::Invalid {
+                    what: "offset of an atomic operation",
+                    why,
+                }
             }
         }
     }

@@ -34,14 +34,28 @@ impl Registered {
         let len = buf.bytes().len();
         if buf.bytes_mut().len() != len {
             let why = "its bytes cannot be written where they lie".into();
-            return Err((Error::Invalid { what: "buffer to register", why }, buf));
+            return Err((
+                Error::Invalid {
+                    what: "buffer to register",
+                    why,
+                },
+                buf,
+            ));
         }
-        let state = State { buf: Some(buf), under_way: 0, closed: false };
-        Ok(Self { state: state.into(), ended: Condvar::new(), len })
+        let state = State {
+            buf: Some(buf),
+            under_way: 0,
+            closed: false,
+        };
+        Ok(Self {
+            state: state.into(),
+            ended: Condvar::new(),
+            len,
+        })
     }
 
-    /// The buffer, in the hands of its owner until it is [put back](Self::put); nothing when it is there already. Waits
-    /// for accesses that are under way, which are short.
+    /// The buffer, in the hands of its owner until it is [put back](Self::put); nothing when it is
+    /// there already. Waits for accesses that are under way, which are short.
     pub fn take(&self) -> Option<AnyBuf> {
         let state = self.state();
         let ended = self.ended.wait_while(state, |state| state.under_way > 0);
@@ -59,7 +73,10 @@ impl Registered {
 
     fn access<T>(&self, access: impl FnOnce(&mut [u8]) -> T) -> T {
         let mut state = self.state();
-        let buf = state.buf.as_mut().expect("an access begins before it reaches for the bytes");
+        let buf = state
+            .buf
+            .as_mut()
+            .expect("an access begins before it reaches for the bytes");
         access(buf.bytes_mut())
     }
 }
@@ -77,9 +94,19 @@ impl Memory for Registered {
         self.access(|bytes| bytes[at..at + from.len()].copy_from_slice(from));
     }
 
-    fn execute(&self, at: usize, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
+    fn execute(
+        &self,
+        at: usize,
+        op: AtomicOp,
+        datatype: Datatype,
+        operand: u64,
+        comparand: u64,
+    ) -> u64 {
         let size = datatype.size();
-        assert!(at.is_multiple_of(size), "a value lies at a multiple of its size");
+        assert!(
+            at.is_multiple_of(size),
+            "a value lies at a multiple of its size"
+        );
         self.access(|bytes| {
             let value = bits_at(&bytes[at..at + size], 0, size);
             let new = op.compute(datatype, value, operand, comparand);
@@ -137,7 +164,10 @@ mod tests {
             memory.end();
             owner.join().unwrap()
         });
-        assert!(!memory.begin() && memory.take().is_none(), "it is in the owner's hands");
+        assert!(
+            !memory.begin() && memory.take().is_none(),
+            "it is in the owner's hands"
+        );
         let mut buf = Vec::from_any(taken.unwrap()).unwrap();
         buf[0] = 1;
         memory.put(buf.into_any());

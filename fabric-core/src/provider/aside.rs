@@ -24,19 +24,23 @@ pub trait Lender: Send + Sync {
     /// Fresh memory.
     ///
     /// # Errors
-    /// [`Error::Again`](crate::Error::Again) when too much is lent; what the operating system refuses.
+    /// [`Error::Again`](crate::Error::Again) when too much is lent; what the operating system
+    /// refuses.
     fn grow(&self, len: usize) -> Result<Loan>;
 }
 
-/// The way to the peers of one endpoint for what can be done there at once. Called without the lock of the domain, by
-/// anybody at any time; it counts what it does, for [`ProviderStats`](crate::stats::ProviderStats).
+/// The way to the peers of one endpoint for what can be done there at once. Called without the lock
+/// of the domain, by anybody at any time; it counts what it does, for
+/// [`ProviderStats`](crate::stats::ProviderStats).
 pub trait Express: Send + Sync {
-    /// As [`ProviderDomain::send_now`](super::ProviderDomain::send_now), and keeps to its order: never before what was posted before it.
+    /// As [`ProviderDomain::send_now`](super::ProviderDomain::send_now), and keeps to its order:
+    /// never before what was posted before it.
     fn send_now(&self, spec: &SendSpec, payload: Payload<'_>) -> AtOnce;
 
     /// As [`ProviderDomain::atomic_now`](super::ProviderDomain::atomic_now).
     fn atomic_now(&self, spec: &SendSpec, operands: &[u8], result: &mut [u8]) -> AtOnce;
 
-    /// From now on, until this is taken back, somebody waits whom nothing must overtake. Called with the lock.
+    /// From now on, until this is taken back, somebody waits whom nothing must overtake. Called
+    /// with the lock.
     fn hold(&self, held: bool);
 }

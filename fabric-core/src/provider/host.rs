@@ -19,8 +19,8 @@ pub enum Split {
     Last(OpKey),
     /// Nothing now: the message could not be reported. It must wait where it is.
     Full,
-    /// Nothing: the message does not fit into what is left, or the receive has ended. It takes no more messages and must
-    /// leave the queue; the next receive may have the message.
+    /// Nothing: the message does not fit into what is left, or the receive has ended. It takes no
+    /// more messages and must leave the queue; the next receive may have the message.
     Used,
 }
 
@@ -29,34 +29,37 @@ pub trait Host {
     /// The bytes a send operation is to send.
     fn payload(&self, op: OpKey) -> Payload<'_>;
 
-    /// Whether the bytes of a send operation lie in ordinary memory, which another process may be let read. What is in a
-    /// buffer of the user's own kind may lie on a device.
+    /// Whether the bytes of a send operation lie in ordinary memory, which another process may be
+    /// let read. What is in a buffer of the user's own kind may lie on a device.
     fn is_ordinary(&self, op: OpKey) -> bool {
         let _ = op;
         true
     }
 
-    /// Takes the buffer of an operation whose bytes the kernel reads from where they lie, for as long as it does, which may be
-    /// longer than the operation takes. Until it is [given back](Host::restore) the operation has no payload, and its end
-    /// is kept to be reported then: whoever hears of it may have the buffer. `None` where buffers are not given away.
+    /// Takes the buffer of an operation whose bytes the kernel reads from where they lie, for as
+    /// long as it does, which may be longer than the operation takes. Until it is [given
+    /// back](Host::restore) the operation has no payload, and its end is kept to be reported then:
+    /// whoever hears of it may have the buffer. `None` where buffers are not given away.
     fn entrust(&mut self, op: OpKey) -> Option<AnyBuf> {
         let _ = op;
         None
     }
 
-    /// Gives back what was taken: nobody reads it any more. The operation need not be there any more.
+    /// Gives back what was taken: nobody reads it any more. The operation need not be there any
+    /// more.
     fn restore(&mut self, op: OpKey, buf: AnyBuf) {
         let _ = (op, buf);
     }
 
-    /// The places of a write or read that has several. Its bytes go to them, or come from them, in this order. All of them
-    /// are to be checked before the first byte moves.
+    /// The places of a write or read that has several. Its bytes go to them, or come from them, in
+    /// this order. All of them are to be checked before the first byte moves.
     fn places(&self, spread: Spread) -> &[Remote] {
         let _ = spread;
         &[]
     }
 
-    /// A message of `len` bytes is about to be placed in this receive; returns how many bytes it can take.
+    /// A message of `len` bytes is about to be placed in this receive; returns how many bytes it
+    /// can take.
     fn expect(&mut self, op: OpKey, len: usize) -> usize;
 
     /// Copies part of `source` into the receive's buffer at position `at`.
@@ -75,8 +78,9 @@ pub trait Host {
         Split::Used
     }
 
-    /// Whether such a receive has a place where a further message can be reported. If it has not, the provider is called
-    /// again ([`ProviderDomain::progress`](super::ProviderDomain::progress)) when it has.
+    /// Whether such a receive has a place where a further message can be reported. If it has not,
+    /// the provider is called again ([`ProviderDomain::progress`](super::ProviderDomain::progress))
+    /// when it has.
     fn has_place(&mut self, op: OpKey) -> bool {
         let _ = op;
         false
@@ -88,8 +92,8 @@ pub trait Host {
         false
     }
 
-    /// Gives the receive a whole buffered message; returns how many bytes it could take. Without copying if the
-    /// receive has no buffer of its own.
+    /// Gives the receive a whole buffered message; returns how many bytes it could take. Without
+    /// copying if the receive has no buffer of its own.
     fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize;
 
     /// Takes the first `filled` bytes back from a receive nobody waits for.
@@ -98,18 +102,19 @@ pub trait Host {
     /// The operation has ended.
     fn complete(&mut self, op: OpKey, outcome: Outcome);
 
-    /// The call left something behind that waits for a peer, or that a further pass could move. If doorbells have been
-    /// asked for, they must be asked for again, with this in view.
+    /// The call left something behind that waits for a peer, or that a further pass could move. If
+    /// doorbells have been asked for, they must be asked for again, with this in view.
     fn unsettled(&mut self) {}
 
-    /// After this pass something is under way that further passes move: they are to be made, also if nobody here waits
-    /// for it. Said in every pass for which it is so.
+    /// After this pass something is under way that further passes move: they are to be made, also
+    /// if nobody here waits for it. Said in every pass for which it is so.
     fn goes_on(&mut self) {}
 
     /// Something happened on the endpoint.
     fn event(&mut self, ep: EpId, event: EventKind);
 
-    /// A connection ended while the peer had so many loans of the endpoint: their memory is not used again.
+    /// A connection ended while the peer had so many loans of the endpoint: their memory is not
+    /// used again.
     fn gave_up(&mut self, _ep: EpId, _peer: &Address, _loans: usize) {}
 
     /// The address behind a number of the endpoint's vector.
@@ -121,10 +126,11 @@ pub trait Host {
     /// What a key of this domain stands for.
     fn region(&self, key: u64) -> Option<&Region>;
 
-    /// A peer has done this to the region of this key, as it says, by way of the endpoint. Told of what comes with data,
-    /// of everything done to a region that [heeds](Region::heeds) it, and of everything if the endpoint was opened with [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine
-    /// leaves in only where somebody counts. False when it cannot be taken in
-    /// now: the completion queue is full.
+    /// A peer has done this to the region of this key, as it says, by way of the endpoint. Told of
+    /// what comes with data, of everything done to a region that [heeds](Region::heeds) it, and of
+    /// everything if the endpoint was opened with
+    /// [`Caps::RMA_EVENT`](crate::flags::Caps::RMA_EVENT), which the engine leaves in only where
+    /// somebody counts. False when it cannot be taken in now: the completion queue is full.
     fn done_to_us(&mut self, ep: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool;
 
     /// The number of an address in the endpoint's vector.
@@ -133,11 +139,12 @@ pub trait Host {
     /// A peer connected: its number, given on the spot if the vector takes in strangers.
     fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr>;
 
-    /// A connection has ended that had this number when it was made. A number that was given on the spot is taken back
-    /// with the last of them, once none of the peer's messages waits.
+    /// A connection has ended that had this number when it was made. A number that was given on the
+    /// spot is taken back with the last of them, once none of the peer's messages waits.
     fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>);
 
-    /// Somebody waits at a passive endpoint, to be taken from there with [`ProviderDomain::take_request`](super::ProviderDomain::take_request).
+    /// Somebody waits at a passive endpoint, to be taken from there with
+    /// [`ProviderDomain::take_request`](super::ProviderDomain::take_request).
     fn requested(&mut self, ep: EpId, peer: &Address, data: &[u8]) {
         let _ = (ep, peer, data);
     }
@@ -147,7 +154,8 @@ pub trait Host {
         let _ = (ep, peer, joined);
     }
 
-    /// A key for a peer that has connected to an endpoint which shares its receives: nobody else in the domain has it.
+    /// A key for a peer that has connected to an endpoint which shares its receives: nobody else in
+    /// the domain has it.
     fn shared_peer(&mut self, ep: EpId) -> PeerKey {
         let _ = ep;
         PeerKey::default()

@@ -20,7 +20,8 @@ pub struct Request {
     pub handle: Box<dyn RequestHandle>,
 }
 
-/// The connection of somebody who wants to be connected. It belongs to no domain yet. Who drops it refuses, without data.
+/// The connection of somebody who wants to be connected. It belongs to no domain yet. Who drops it
+/// refuses, without data.
 pub trait RequestHandle: Any + Send {
     /// Refuses, with this private data.
     fn refuse(self: Box<Self>, data: &[u8]);
@@ -28,7 +29,9 @@ pub trait RequestHandle: Any + Send {
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request").field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("Request")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
     }
 }
 

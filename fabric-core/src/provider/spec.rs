@@ -22,7 +22,8 @@ impl EpId {
     #[doc(hidden)]
     pub const PLACE_BITS: u32 = 20;
 
-    /// Its place among the endpoints of the domain: as small as they are few, and nobody else's while it is open.
+    /// Its place among the endpoints of the domain: as small as they are few, and nobody else's
+    /// while it is open.
     #[doc(hidden)]
     #[must_use]
     #[inline]
@@ -42,21 +43,22 @@ pub struct SendSpec {
     pub tag: Option<u64>,
     /// Data for the receiver's completion.
     pub data: Option<u64>,
-    /// Where, of one-sided operations. Of one with several [places](super::Host::places) this is where the first of them is.
+    /// Where, of one-sided operations. Of one with several [places](super::Host::places) this is
+    /// where the first of them is.
     pub remote: Option<Remote>,
     /// The number of its places, where it has several. It is not tried at once, but queued.
     pub spread: Option<Spread>,
     /// The payload is a loan of this name: the receiver may have it instead of a copy.
     pub loan: Option<u64>,
-    /// It begins when everything that was posted before it for that peer has ended. Providers need not look at this: they
-    /// are not given the operation, nor those behind it, before.
+    /// It begins when everything that was posted before it for that peer has ended. Providers need
+    /// not look at this: they are not given the operation, nor those behind it, before.
     pub fence: bool,
     /// When a message has ended well. A provider that does not offer the level fails it with
-    /// [`Error::NotSupported`](crate::Error::NotSupported). One-sided operations end when the peer's memory has been
-    /// accessed, whatever this says.
+    /// [`Error::NotSupported`](crate::Error::NotSupported). One-sided operations end when the
+    /// peer's memory has been accessed, whatever this says.
     pub level: CompletionLevel,
-    /// More follows under the same lock, and then [`ProviderDomain::flush`](super::ProviderDomain::flush): nobody need be
-    /// woken for this one.
+    /// More follows under the same lock, and then
+    /// [`ProviderDomain::flush`](super::ProviderDomain::flush): nobody need be woken for this one.
     pub more: bool,
 }
 
@@ -96,13 +98,27 @@ impl SendSpec {
     pub fn new(kind: OpKind, peer: FiAddr) -> Self {
         let level = CompletionLevel::Transmitted;
         let (tag, data, remote, spread, loan) = (None, None, None, None, None);
-        Self { kind, peer, tag, data, remote, spread, loan, fence: false, level, more: false }
+        Self {
+            kind,
+            peer,
+            tag,
+            data,
+            remote,
+            spread,
+            loan,
+            fence: false,
+            level,
+            more: false,
+        }
     }
 
     /// A one-sided operation.
     #[must_use]
     pub fn one_sided(kind: OpKind, peer: FiAddr, remote: Remote) -> Self {
-        Self { remote: Some(remote), ..Self::new(kind, peer) }
+        Self {
+            remote: Some(remote),
+            ..Self::new(kind, peer)
+        }
     }
 }
 
@@ -119,6 +135,10 @@ impl Deed {
     /// What an operation of the peer is here.
     #[must_use]
     pub fn of(kind: OpKind) -> Self {
-        if kind.fills() { Self::Read } else { Self::Write }
+        if kind.fills() {
+            Self::Read
+        } else {
+            Self::Write
+        }
     }
 }

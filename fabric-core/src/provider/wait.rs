@@ -8,14 +8,14 @@ use std::os::fd::BorrowedFd;
 #[non_exhaustive]
 #[doc(alias = "FI_TCP_IO_URING")]
 pub enum SocketIo {
-    /// What the environment variable `FABRIC_SOCKET_IO` says: `epoll`, `io_uring` (and epoll where the kernel refuses it), or
-    /// `auto`, which is the better one by measurement: epoll.
+    /// What the environment variable `FABRIC_SOCKET_IO` says: `epoll`, `io_uring` (and epoll where
+    /// the kernel refuses it), or `auto`, which is the better one by measurement: epoll.
     #[default]
     Auto,
     /// System calls that never block, and epoll.
     Epoll,
-    /// The same while somebody looks, and io_uring when nobody does: what comes is received, and what is long is sent, by
-    /// the kernel alone. Connections are begun there in either case.
+    /// The same while somebody looks, and io_uring when nobody does: what comes is received, and
+    /// what is long is sent, by the kernel alone. Connections are begun there in either case.
     IoUring,
 }
 
@@ -35,7 +35,8 @@ pub trait WaitSet: Send + Sync {
     /// Wakes whoever sleeps on the set.
     fn kick(&self);
 
-    /// Watches a descriptor: as long as it is readable or hung up, [`ProviderDomain::ready`](super::ProviderDomain::ready) is told with the token.
+    /// Watches a descriptor: as long as it is readable or hung up,
+    /// [`ProviderDomain::ready`](super::ProviderDomain::ready) is told with the token.
     ///
     /// # Errors
     /// What the operating system refuses.

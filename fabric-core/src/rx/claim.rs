@@ -1,10 +1,11 @@
 //! Messages that are asked for before they are received: probes, and claims.
 //!
-//! A *probe* waits until a message is there that a receive like it would take now, and leaves it there. A *claim* takes such
-//! a message out of matching; it may still be arriving. It is received, discarded, or goes back to its old place.
+//! A *probe* waits until a message is there that a receive like it would take now, and leaves it
+//! there. A *claim* takes such a message out of matching; it may still be arriving. It is received,
+//! discarded, or goes back to its old place.
 //!
-//! A message that a probe waits for is taken in even over the budget: who wants to know how long a message is before
-//! finding room for it must be told of the longest, too.
+//! A message that a probe waits for is taken in even over the budget: who wants to know how long a
+//! message is before finding room for it must be told of the longest, too.
 
 use crate::address::FiAddr;
 use crate::completion::{Outcome, Transfer};
@@ -77,7 +78,11 @@ impl RxContext {
     }
 
     /// Ends the probes for which `fails` has a reason.
-    pub(super) fn fail_probes(&mut self, host: &mut dyn Host, fails: impl Fn(&RecvSpec) -> Option<Error>) {
+    pub(super) fn fail_probes(
+        &mut self,
+        host: &mut dyn Host,
+        fails: impl Fn(&RecvSpec) -> Option<Error>,
+    ) {
         for (op, spec) in std::mem::take(&mut self.asked.probes) {
             match fails(&spec) {
                 Some(error) => host.complete(op, Outcome::failed(error)),
@@ -88,7 +93,10 @@ impl RxContext {
 
     /// Whether a probe waits for this message.
     pub(super) fn is_sought(&self, envelope: &Envelope) -> bool {
-        self.asked.probes.iter().any(|(_, spec)| spec.accepts(envelope))
+        self.asked
+            .probes
+            .iter()
+            .any(|(_, spec)| spec.accepts(envelope))
     }
 
     /// Takes the message out of matching that a receive like this would take now.
@@ -97,32 +105,59 @@ impl RxContext {
         let (envelope, message) = self.matcher.take_message(key)?;
         let id = ClaimId(self.asked.next);
         self.asked.next += 1;
-        if let Some(landing) = message.landing.and_then(|landing| self.landings.get_mut(landing)) {
+        if let Some(landing) = message
+            .landing
+            .and_then(|landing| self.landings.get_mut(landing))
+        {
             landing.target = Target::Claim(id);
         }
         if message.is_fleeting() {
             self.unnote(envelope.arrival);
         }
         let found = Transfer::received(&envelope, envelope.len);
-        self.asked.claims.push(Claim { id, envelope, message, error: None });
+        self.asked.claims.push(Claim {
+            id,
+            envelope,
+            message,
+            error: None,
+        });
         Some((id, found))
     }
 
     /// Gives a claimed message to this receive.
     pub fn receive_claimed(&mut self, host: &mut dyn Host, op: OpKey, id: ClaimId) {
-        let Some(Claim { envelope, message, error, .. }) = self.take_claim(id) else {
+        let Some(Claim {
+            envelope,
+            message,
+            error,
+            ..
+        }) = self.take_claim(id)
+        else {
             return host.complete(op, Outcome::failed(Error::Canceled));
         };
-        let Some(error) = error else { return self.give(host, op, envelope, message) };
+        let Some(error) = error else {
+            return self.give(host, op, envelope, message);
+        };
         self.used = self.used.saturating_sub(message.cost(&envelope));
         let placed = host.adopt(op, message.bytes);
-        host.complete(op, Outcome::cut(Transfer::received(&envelope, placed), error));
+        host.complete(
+            op,
+            Outcome::cut(Transfer::received(&envelope, placed), error),
+        );
     }
 
-    /// Puts a claimed message back to its old place: if a posted receive accepts it, that gets it. One that can no longer be
-    /// complete is discarded.
+    /// Puts a claimed message back to its old place: if a posted receive accepts it, that gets it.
+    /// One that can no longer be complete is discarded.
     pub fn unclaim(&mut self, host: &mut dyn Host, id: ClaimId) {
-        let Some(Claim { envelope, message, error, .. }) = self.take_claim(id) else { return };
+        let Some(Claim {
+            envelope,
+            message,
+            error,
+            ..
+        }) = self.take_claim(id)
+        else {
+            return;
+        };
         self.used = self.used.saturating_sub(message.cost(&envelope));
         if error.is_none() {
             self.settle(host, envelope, message);
@@ -131,9 +166,14 @@ impl RxContext {
 
     /// Discards a claimed message, and what still arrives of it. Returns its source.
     pub fn discard_claimed(&mut self, id: ClaimId) -> Option<FiAddr> {
-        let Claim { envelope, message, .. } = self.take_claim(id)?;
+        let Claim {
+            envelope, message, ..
+        } = self.take_claim(id)?;
         self.used = self.used.saturating_sub(message.cost(&envelope));
-        if let Some(landing) = message.landing.and_then(|landing| self.landings.get_mut(landing)) {
+        if let Some(landing) = message
+            .landing
+            .and_then(|landing| self.landings.get_mut(landing))
+        {
             landing.target = Target::Nobody;
         }
         self.let_go |= message.is_fleeting();
@@ -146,7 +186,8 @@ impl RxContext {
         Some(self.asked.claims.swap_remove(at))
     }
 
-    /// The rest of a claimed message will never come. Who receives it gets the part, and this error.
+    /// The rest of a claimed message will never come. Who receives it gets the part, and this
+    /// error.
     pub(super) fn cut_claim(&mut self, id: ClaimId, error: Error) {
         if let Some(claim) = self.asked.claim(id) {
             claim.message.landing = None;
@@ -165,12 +206,18 @@ impl RxContext {
 
     /// What matching is to know of the claimed messages, should they come back.
     pub(super) fn claimed_envelopes(&mut self) -> impl Iterator<Item = &mut Envelope> {
-        self.asked.claims.iter_mut().map(|claim| &mut claim.envelope)
+        self.asked
+            .claims
+            .iter_mut()
+            .map(|claim| &mut claim.envelope)
     }
 
     /// Whether a claimed message has this source.
     pub(super) fn holds_claim_of(&self, source: FiAddr) -> bool {
-        self.asked.claims.iter().any(|claim| claim.envelope.source == Some(source))
+        self.asked
+            .claims
+            .iter()
+            .any(|claim| claim.envelope.source == Some(source))
     }
 
     /// Discards all claimed messages; their claims come to nothing.

@@ -40,7 +40,12 @@ pub(super) enum Target {
 impl Landing {
     /// Nothing of it has arrived.
     pub(super) fn new(envelope: Envelope, target: Target) -> Self {
-        Self { envelope, arrived: 0, cut: false, target }
+        Self {
+            envelope,
+            arrived: 0,
+            cut: false,
+            target,
+        }
     }
 }
 
@@ -62,14 +67,23 @@ impl RxContext {
             Some(op) => {
                 confirm_match(&mut self.receipts, &mut envelope);
                 self.filling.push((op, id));
-                Target::Receive { op, room: host.expect(op, envelope.len), placed: 0 }
+                Target::Receive {
+                    op,
+                    room: host.expect(op, envelope.len),
+                    placed: 0,
+                }
             }
             None => {
                 self.used += envelope.len + OVERHEAD;
                 let bytes = PooledBuf::empty(&self.pool);
-                Target::Buffer(
-                    self.matcher.wait(envelope.clone(), Unexpected { bytes, lent: None, landing: Some(id) }),
-                )
+                Target::Buffer(self.matcher.wait(
+                    envelope.clone(),
+                    Unexpected {
+                        bytes,
+                        lent: None,
+                        landing: Some(id),
+                    },
+                ))
             }
         };
         slot.insert(Landing::new(envelope, target));
@@ -82,11 +96,13 @@ impl RxContext {
     /// How many bytes of this message have not arrived yet.
     #[must_use]
     pub fn missing(&self, id: LandingId) -> usize {
-        self.landings.get(id.0).map_or(0, |landing| landing.envelope.len - landing.arrived)
+        self.landings
+            .get(id.0)
+            .map_or(0, |landing| landing.envelope.len - landing.arrived)
     }
 
-    /// A piece arrives; at most [`RxContext::missing`] bytes of it are taken. True when the message is complete, and
-    /// `id` is then no longer valid.
+    /// A piece arrives; at most [`RxContext::missing`] bytes of it are taken. True when the message
+    /// is complete, and `id` is then no longer valid.
     pub fn land(&mut self, host: &mut dyn Host, id: LandingId, piece: &dyn Source) -> bool {
         let count = piece.len().min(self.missing(id));
         self.place(host, id, piece, count);
@@ -94,8 +110,16 @@ impl RxContext {
     }
 
     /// Puts the next bytes of a message where they belong, if there is room for them.
-    pub(super) fn place(&mut self, host: &mut dyn Host, id: LandingId, piece: &dyn Source, count: usize) {
-        let Some(landing) = self.landings.get(id.0).filter(|landing| !landing.cut) else { return };
+    pub(super) fn place(
+        &mut self,
+        host: &mut dyn Host,
+        id: LandingId,
+        piece: &dyn Source,
+        count: usize,
+    ) {
+        let Some(landing) = self.landings.get(id.0).filter(|landing| !landing.cut) else {
+            return;
+        };
         match landing.target {
             Target::Receive { op, room, placed } => {
                 host.place(op, placed, piece, 0, count.min(room - placed))
@@ -110,7 +134,9 @@ impl RxContext {
 
     /// The bytes that were placed last are good. True when the message is complete.
     pub(super) fn arrived(&mut self, host: &mut dyn Host, id: LandingId, count: usize) -> bool {
-        let Some(landing) = self.landings.get_mut(id.0) else { return true };
+        let Some(landing) = self.landings.get_mut(id.0) else {
+            return true;
+        };
         landing.arrived += count;
         if let Target::Receive { room, placed, .. } = &mut landing.target
             && !landing.cut
@@ -145,9 +171,12 @@ impl RxContext {
         }
     }
 
-    /// The rest of this message will never come: the receive that took it fails; if none did, the part is discarded.
+    /// The rest of this message will never come: the receive that took it fails; if none did, the
+    /// part is discarded.
     pub fn fail(&mut self, host: &mut dyn Host, id: LandingId, error: Error) {
-        let Some(landing) = self.landings.try_remove(id.0) else { return };
+        let Some(landing) = self.landings.try_remove(id.0) else {
+            return;
+        };
         match landing.target {
             Target::Receive { op, placed, .. } => {
                 self.filling.retain(|(filled, _)| *filled != op);

@@ -1,9 +1,9 @@
 //! Messages that lie in memory of their sender's: given on as they are, or copied by and by.
 //!
-//! Memory that is mapped here stays, whatever becomes of the sender: a message in it waits where it lies. Memory that
-//! is not mapped is *fleeting*. Its message is copied as well if nobody has asked for it, as far as the budget goes:
-//! two peers that each send before they receive must not wait for each other. Beyond the budget it waits with its sender,
-//! and holds up nothing else.
+//! Memory that is mapped here stays, whatever becomes of the sender: a message in it waits where it
+//! lies. Memory that is not mapped is *fleeting*. Its message is copied as well if nobody has asked
+//! for it, as far as the budget goes: two peers that each send before they receive must not wait
+//! for each other. Beyond the budget it waits with its sender, and holds up nothing else.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -78,7 +78,8 @@ impl Unexpected {
 }
 
 impl RxContext {
-    /// A whole message arrives in memory that can be held instead of copied. False: it must stay where it is.
+    /// A whole message arrives in memory that can be held instead of copied. False: it must stay
+    /// where it is.
     pub fn lend(
         &mut self,
         host: &mut dyn Host,
@@ -113,7 +114,11 @@ impl RxContext {
         }
         confirm_match(&mut self.receipts, &mut envelope);
         let room = host.expect(op, envelope.len);
-        let target = Target::Receive { op, room, placed: 0 };
+        let target = Target::Receive {
+            op,
+            room,
+            placed: 0,
+        };
         let id = self.landings.insert(Landing::new(envelope, target));
         self.filling.push((op, id));
         self.copying.push_back((id, memory));
@@ -123,7 +128,9 @@ impl RxContext {
     pub fn copy_on(&mut self, host: &mut dyn Host) -> bool {
         self.let_go = false;
         self.buffer_fleeting();
-        let Some((id, memory)) = self.copying.pop_front() else { return false };
+        let Some((id, memory)) = self.copying.pop_front() else {
+            return false;
+        };
         if !self.copy_piece(host, LandingId(id), &*memory) {
             // Everybody gets a turn.
             self.copying.push_back((id, memory));
@@ -131,7 +138,8 @@ impl RxContext {
         true
     }
 
-    /// Whether [`RxContext::serve`] or [`RxContext::copy_on`] have something to do, or senders something to hear.
+    /// Whether [`RxContext::serve`] or [`RxContext::copy_on`] have something to do, or senders
+    /// something to hear.
     #[must_use]
     #[inline]
     pub fn has_chores(&self) -> bool {
@@ -139,12 +147,15 @@ impl RxContext {
         copies || self.owes_receipts() || self.bufferable().is_some()
     }
 
-    /// What this peer has not mapped here is lost: the receives that it was being copied to fail, and what nobody had
-    /// received is discarded. Its sender knows that it has not arrived.
+    /// What this peer has not mapped here is lost: the receives that it was being copied to fail,
+    /// and what nobody had received is discarded. Its sender knows that it has not arrived.
     pub fn lose(&mut self, host: &mut dyn Host, peer: PeerKey, error: &Error) {
         let mut lost = Vec::new();
         self.copying.retain(|(id, memory)| {
-            let from_there = self.landings.get(*id).is_some_and(|landing| landing.envelope.peer == peer);
+            let from_there = self
+                .landings
+                .get(*id)
+                .is_some_and(|landing| landing.envelope.peer == peer);
             let is_lost = from_there && !memory.is_mapped();
             lost.extend(is_lost.then_some(*id));
             !is_lost
@@ -153,8 +164,9 @@ impl RxContext {
             self.fail(host, LandingId(id), error.clone());
         }
         self.lose_claims(peer, error);
-        let of_peer =
-            |envelope: &Envelope, message: &Unexpected| envelope.peer == peer && message.is_fleeting();
+        let of_peer = |envelope: &Envelope, message: &Unexpected| {
+            envelope.peer == peer && message.is_fleeting()
+        };
         for (envelope, message) in self.matcher.take_where(of_peer) {
             self.used = self.used.saturating_sub(message.cost(&envelope));
             self.unnote(envelope.arrival);
@@ -163,7 +175,9 @@ impl RxContext {
 
     /// Copies the next piece of this message; true when it is over with, for good or ill.
     fn copy_piece(&mut self, host: &mut dyn Host, id: LandingId, memory: &dyn LentMemory) -> bool {
-        let Some(landing) = self.landings.get(id.0) else { return true };
+        let Some(landing) = self.landings.get(id.0) else {
+            return true;
+        };
         let (from, rest) = (landing.arrived, memory.len() - landing.arrived);
         let is_full = match landing.target {
             Target::Receive { room, placed, .. } => room == placed,
@@ -171,12 +185,17 @@ impl RxContext {
             Target::Buffer(_) | Target::Claim(_) => false,
         };
         // What nobody has room for is not copied.
-        let len = if is_full { rest } else { rest.min(COPIED_AT_ONCE) };
+        let len = if is_full {
+            rest
+        } else {
+            rest.min(COPIED_AT_ONCE)
+        };
         self.place(host, id, &Piece { memory, from, len }, len);
         match memory.check() {
             Ok(()) => self.arrived(host, id, len),
             Err(error) => {
-                if let Some(Target::Claim(claim)) = self.landings.get(id.0).map(|landing| landing.target)
+                if let Some(Target::Claim(claim)) =
+                    self.landings.get(id.0).map(|landing| landing.target)
                     && let Some(message) = self.asked.message(claim)
                 {
                     // Whoever claimed it gets what was good.
@@ -192,8 +211,12 @@ impl RxContext {
     fn buffer_fleeting(&mut self) {
         while let Some(at) = self.bufferable() {
             let Fleeting { key, len, .. } = self.fleeting.remove(at);
-            let Some((envelope, message)) = self.matcher.message_mut(key) else { continue };
-            let Some(memory) = message.lent.take() else { continue };
+            let Some((envelope, message)) = self.matcher.message_mut(key) else {
+                continue;
+            };
+            let Some(memory) = message.lent.take() else {
+                continue;
+            };
             let target = Target::Buffer(key);
             let id = self.landings.insert(Landing::new(envelope.clone(), target));
             message.landing = Some(id);
@@ -204,7 +227,9 @@ impl RxContext {
 
     /// The first of them that the budget has room for.
     fn bufferable(&self) -> Option<usize> {
-        self.fleeting.iter().position(|fleeting| self.admits(fleeting.len))
+        self.fleeting
+            .iter()
+            .position(|fleeting| self.admits(fleeting.len))
     }
 
     /// Such a message waits.

@@ -1,8 +1,9 @@
 //! Receives that take several messages each.
 //!
-//! Such a receive stays in the queue, at its place, while messages are split off it. When the host has no place to report a
-//! further one, it is *held*: what arrives for it stays with its sender, and what is put back for it waits. Whoever is
-//! posted behind it gets nothing of that; when it leaves the queue, they do.
+//! Such a receive stays in the queue, at its place, while messages are split off it. When the host
+//! has no place to report a further one, it is *held*: what arrives for it stays with its sender,
+//! and what is put back for it waits. Whoever is posted behind it gets nothing of that; when it
+//! leaves the queue, they do.
 
 use crate::completion::Outcome;
 use crate::error::Error;
@@ -32,7 +33,8 @@ enum State {
     Held,
     /// Messages that wait are being given to it, by and by.
     Serving,
-    /// It has left the queue. What it held back may be welcome to others: the next pass looks, and forgets it.
+    /// It has left the queue. What it held back may be welcome to others: the next pass looks, and
+    /// forgets it.
     Gone,
 }
 
@@ -51,15 +53,24 @@ impl RxContext {
             && let Some(peer) = host.leaving(from)
             && self.matcher.peek(&spec).is_none()
         {
-            return host.complete(op, crate::completion::Outcome::failed(crate::Error::PeerGone(peer)));
+            return host.complete(
+                op,
+                crate::completion::Outcome::failed(crate::Error::PeerGone(peer)),
+            );
         }
         let key = self.matcher.queue(spec, op);
         self.note(op, key);
-        self.multis.push(Multi { op, key, spec, state: State::Serving });
+        self.multis.push(Multi {
+            op,
+            key,
+            spec,
+            state: State::Serving,
+        });
         self.serve_one(host, self.multis.len() - 1);
     }
 
-    /// Gives messages that wait to the receives they wait for, within a bound. Returns whether any moved.
+    /// Gives messages that wait to the receives they wait for, within a bound. Returns whether any
+    /// moved.
     #[inline]
     pub fn serve(&mut self, host: &mut dyn Host) -> bool {
         !self.multis.is_empty() && self.serve_all(host)
@@ -76,7 +87,9 @@ impl RxContext {
         let mut moved = false;
         for at in 0..self.multis.len() {
             let multi = &self.multis[at];
-            if multi.state == State::Serving || (multi.state == State::Held && host.has_place(multi.op)) {
+            if multi.state == State::Serving
+                || (multi.state == State::Held && host.has_place(multi.op))
+            {
                 moved |= self.serve_one(host, at);
             }
         }
@@ -87,7 +100,11 @@ impl RxContext {
 
     /// Gives the receive what waits for it, within a bound.
     fn serve_one(&mut self, host: &mut dyn Host, at: usize) -> bool {
-        let (op, key, spec) = (self.multis[at].op, self.multis[at].key, self.multis[at].spec);
+        let (op, key, spec) = (
+            self.multis[at].op,
+            self.multis[at].key,
+            self.multis[at].spec,
+        );
         let mut bytes = 0;
         for served in 0..SERVED_AT_ONCE {
             let Some((waiting, envelope)) = self.matcher.waiting_for(&spec, key) else {
@@ -154,11 +171,15 @@ impl RxContext {
         Match::Nobody
     }
 
-    /// Posts a receive where others take several messages, and some may be waiting for one of those.
+    /// Posts a receive where others take several messages, and some may be waiting for one of
+    /// those.
     #[cold]
     pub(super) fn post_behind(&mut self, host: &mut dyn Host, op: OpKey, spec: RecvSpec) {
         let key = self.matcher.queue(spec, op);
-        let waiting = self.matcher.waiting_for(&spec, key).map(|(waiting, _)| waiting);
+        let waiting = self
+            .matcher
+            .waiting_for(&spec, key)
+            .map(|(waiting, _)| waiting);
         match waiting.and_then(|waiting| self.matcher.take_message(waiting)) {
             Some((envelope, message)) => {
                 self.matcher.withdraw(key);
@@ -168,13 +189,15 @@ impl RxContext {
         }
     }
 
-    /// Says of a receive that has left the queue that it takes no more messages. False if it took one only.
+    /// Says of a receive that has left the queue that it takes no more messages. False if it took
+    /// one only.
     pub(super) fn retire(&mut self, op: OpKey) -> bool {
         let multi = self.multis.iter_mut().find(|multi| multi.op == op);
         multi.is_some_and(|multi| std::mem::replace(&mut multi.state, State::Gone) != State::Gone)
     }
 
-    /// Nothing more will come: receives for which nothing waits fail, and probes. What waits stays where it is.
+    /// Nothing more will come: receives for which nothing waits fail, and probes. What waits stays
+    /// where it is.
     pub fn fail_posted(&mut self, host: &mut dyn Host, error: &Error) {
         if self.matcher.waiting_len() > 0 && !self.multis.is_empty() {
             // A receive of several messages has not taken yet what falls to it.
@@ -207,7 +230,9 @@ impl RxContext {
     /// Offers messages that wait to the posted receives.
     pub(super) fn offer(&mut self, host: &mut dyn Host, waiting: Vec<WaitKey>) {
         for key in waiting {
-            let Some(envelope) = self.matcher.message(key).cloned() else { continue };
+            let Some(envelope) = self.matcher.message(key).cloned() else {
+                continue;
+            };
             if let Match::Receive(op) = self.matched(host, &envelope)
                 && let Some((envelope, message)) = self.matcher.take_message(key)
             {
@@ -218,11 +243,15 @@ impl RxContext {
 
     /// Whether there is something for [`RxContext::serve`] to do, or for the pass that it begins.
     pub(super) fn is_serving(&self) -> bool {
-        self.multis.iter().any(|multi| matches!(multi.state, State::Serving | State::Gone))
+        self.multis
+            .iter()
+            .any(|multi| matches!(multi.state, State::Serving | State::Gone))
     }
 
     /// Whether what arrives for this receive stays with its sender.
     pub(super) fn is_held(&self, op: OpKey) -> bool {
-        self.multis.iter().any(|multi| multi.op == op && multi.state != State::Open)
+        self.multis
+            .iter()
+            .any(|multi| multi.op == op && multi.state != State::Open)
     }
 }

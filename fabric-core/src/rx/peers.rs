@@ -13,10 +13,14 @@ use super::landing::Landing;
 const REMEMBERED: usize = 256;
 
 impl RxContext {
-    /// A peer has a number now: what waits of those that have gone under this name becomes its, and of those that are
-    /// connected under it where endpoints share the context.
+    /// A peer has a number now: what waits of those that have gone under this name becomes its, and
+    /// of those that are connected under it where endpoints share the context.
     pub fn inserted(&mut self, host: &mut dyn Host, source: FiAddr, peer: &Address) {
-        let keys: Vec<_> = self.known().filter(|(_, name)| *name == peer).map(|(key, _)| key).collect();
+        let keys: Vec<_> = self
+            .known()
+            .filter(|(_, name)| *name == peer)
+            .map(|(key, _)| key)
+            .collect();
         if !keys.is_empty() {
             self.resolve_all(host, &keys, source);
         }
@@ -26,7 +30,10 @@ impl RxContext {
     /// Peers whose names are known here.
     pub(super) fn known(&self) -> impl Iterator<Item = (PeerKey, &Address)> {
         let present = self.present.iter().map(|(key, name, _)| (*key, name));
-        self.gone.iter().map(|(key, name)| (*key, name)).chain(present)
+        self.gone
+            .iter()
+            .map(|(key, name)| (*key, name))
+            .chain(present)
     }
 
     /// Waiting messages of this peer now have a number.
@@ -34,14 +41,18 @@ impl RxContext {
         self.resolve_all(host, &[peer], source);
     }
 
-    /// Waiting messages of these, who are one, now have a number: they are offered in the order they arrived.
+    /// Waiting messages of these, who are one, now have a number: they are offered in the order
+    /// they arrived.
     fn resolve_all(&mut self, host: &mut dyn Host, peers: &[PeerKey], source: FiAddr) {
         for (_, landing) in &mut self.landings {
             if peers.contains(&landing.envelope.peer) {
                 landing.envelope.source = Some(source);
             }
         }
-        for envelope in self.claimed_envelopes().filter(|envelope| peers.contains(&envelope.peer)) {
+        for envelope in self
+            .claimed_envelopes()
+            .filter(|envelope| peers.contains(&envelope.peer))
+        {
             envelope.source = Some(source);
         }
         if !self.multis.is_empty() {
@@ -56,8 +67,8 @@ impl RxContext {
         self.noticed(host);
     }
 
-    /// A number is no longer valid: waiting messages that carry it become those of a stranger, and receives directed at
-    /// it fail.
+    /// A number is no longer valid: waiting messages that carry it become those of a stranger, and
+    /// receives directed at it fail.
     pub fn forget(&mut self, host: &mut dyn Host, source: FiAddr) {
         self.matcher.forget(source);
         for (_, landing) in &mut self.landings {
@@ -65,7 +76,10 @@ impl RxContext {
                 landing.envelope.source = None;
             }
         }
-        for envelope in self.claimed_envelopes().filter(|envelope| envelope.source == Some(source)) {
+        for envelope in self
+            .claimed_envelopes()
+            .filter(|envelope| envelope.source == Some(source))
+        {
             envelope.source = None;
         }
         self.fail_directed(host, source, &Error::StaleAddress(source));
@@ -74,7 +88,9 @@ impl RxContext {
 
     /// Receives directed at this peer will get nothing: it is gone.
     pub fn fail_directed(&mut self, host: &mut dyn Host, source: FiAddr, error: &Error) {
-        self.fail_probes(host, |spec| (spec.from == Some(source)).then(|| error.clone()));
+        self.fail_probes(host, |spec| {
+            (spec.from == Some(source)).then(|| error.clone())
+        });
         let mut retired = false;
         for op in self.matcher.take_directed(source) {
             self.posted[op.index as usize] = None;
@@ -86,7 +102,8 @@ impl RxContext {
         }
     }
 
-    /// A peer has gone, and everything it sent has been taken in. What waits of it is still told apart.
+    /// A peer has gone, and everything it sent has been taken in. What waits of it is still told
+    /// apart.
     pub fn depart(&mut self, peer: PeerKey, name: Address) {
         self.present.retain(|(present, ..)| *present != peer);
         if self.gone.len() == REMEMBERED {

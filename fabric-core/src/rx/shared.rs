@@ -1,8 +1,8 @@
 //! Receive contexts that several endpoints share (`fi_srx_context`).
 //!
-//! There is one matching engine, one list of posted receives and one budget. The endpoints bring their messages here; the
-//! engine posts receives, and does what an endpoint does for a context of its own. An endpoint that closes takes away only
-//! what had not arrived whole.
+//! There is one matching engine, one list of posted receives and one budget. The endpoints bring
+//! their messages here; the engine posts receives, and does what an endpoint does for a context of
+//! its own. An endpoint that closes takes away only what had not arrived whole.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -51,11 +51,15 @@ impl RxContext {
         self.present.iter().any(|(_, present, _)| present == name)
     }
 
-    /// Hands over what senders that are connected to this endpoint wait to hear. To those that are gone nothing is said.
+    /// Hands over what senders that are connected to this endpoint wait to hear. To those that are
+    /// gone nothing is said.
     pub(super) fn hand_over(&mut self, ep: EpId, to: &mut Self) {
         let present = &self.present;
         self.receipts.retain(|receipt| {
-            let at = present.iter().find(|(key, ..)| *key == receipt.0).map(|(.., at)| *at);
+            let at = present
+                .iter()
+                .find(|(key, ..)| *key == receipt.0)
+                .map(|(.., at)| *at);
             if at == Some(ep) {
                 to.receipts.push(*receipt);
             }
@@ -63,20 +67,24 @@ impl RxContext {
         });
     }
 
-    /// Whether a message was declined since this was asked last: what was changed since may make it welcome.
+    /// Whether a message was declined since this was asked last: what was changed since may make it
+    /// welcome.
     pub fn has_declined(&mut self) -> bool {
         self.declined.take()
     }
 
-    /// An endpoint closes. Messages of which it does not have all yet will never be complete; those that it has wait on.
+    /// An endpoint closes. Messages of which it does not have all yet will never be complete; those
+    /// that it has wait on.
     pub(super) fn leave(&mut self, host: &mut dyn Host, ep: EpId) {
         let error = Error::Closed(Class::Endpoint);
         let of_it = |(.., at): &mut (PeerKey, Address, EpId)| *at == ep;
         for (key, name, _) in self.present.extract_if(.., of_it).collect::<Vec<_>>() {
             self.lose(host, key, &error);
             let copied = |id| self.copying.iter().any(|(copied, _)| *copied == id);
-            let landings =
-                self.landings.iter().filter(|(id, landing)| landing.envelope.peer == key && !copied(*id));
+            let landings = self
+                .landings
+                .iter()
+                .filter(|(id, landing)| landing.envelope.peer == key && !copied(*id));
             for id in landings.map(|(id, _)| id).collect::<Vec<_>>() {
                 self.fail(host, LandingId(id), error.clone());
             }

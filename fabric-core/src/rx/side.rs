@@ -1,7 +1,9 @@
-//! The receive side of an endpoint as its provider holds it: a context of its own, or one that it shares.
+//! The receive side of an endpoint as its provider holds it: a context of its own, or one that it
+//! shares.
 //!
-//! Only what brings messages, and what ends with a peer, goes to a shared context. All else that an endpoint does, posting,
-//! taking back, copying by and by, it does for its own; for those that are shared the engine does it.
+//! Only what brings messages, and what ends with a peer, goes to a shared context. All else that an
+//! endpoint does, posting, taking back, copying by and by, it does for its own; for those that are
+//! shared the engine does it.
 
 use std::sync::Arc;
 
@@ -23,17 +25,23 @@ pub enum Receiving<'a> {
 }
 
 impl Receiving<'_> {
-    /// The receive side of this endpoint, which buffers at most `budget` bytes of unexpected messages; where endpoints
-    /// share a context, all of them together.
+    /// The receive side of this endpoint, which buffers at most `budget` bytes of unexpected
+    /// messages; where endpoints share a context, all of them together.
     #[must_use]
     pub fn side(self, ep: EpId, budget: usize) -> ReceiveSide {
         let own = |pool: &Arc<Pool>| RxContext::new(ep, budget, pool.clone());
         match self {
-            Self::Own(pool) => ReceiveSide { own: own(pool), shared: None },
+            Self::Own(pool) => ReceiveSide {
+                own: own(pool),
+                shared: None,
+            },
             Self::Shared(context) => {
                 let mut rx = context.lock();
                 rx.grow_budget(budget);
-                ReceiveSide { own: own(&rx.pool), shared: Some((ep, context.clone())) }
+                ReceiveSide {
+                    own: own(&rx.pool),
+                    shared: Some((ep, context.clone())),
+                }
             }
         }
     }
@@ -42,8 +50,8 @@ impl Receiving<'_> {
 /// The receive side of one endpoint.
 #[derive(Debug)]
 pub struct ReceiveSide {
-    /// The endpoint's own context. Empty, and without anything to do, where another one is shared: only what brings messages
-    /// has to look which it is.
+    /// The endpoint's own context. Empty, and without anything to do, where another one is shared:
+    /// only what brings messages has to look which it is.
     pub own: RxContext,
     shared: Option<(EpId, SharedContext)>,
 }
@@ -72,11 +80,13 @@ impl ReceiveSide {
         }
     }
 
-    /// A peer has connected to the endpoint, which calls it by this key. Returns the key it is to be called by: endpoints that
-    /// share a context must not use the same.
+    /// A peer has connected to the endpoint, which calls it by this key. Returns the key it is to
+    /// be called by: endpoints that share a context must not use the same.
     #[must_use]
     pub fn joined(&mut self, host: &mut dyn Host, peer: PeerKey, name: &Address) -> PeerKey {
-        let Some((ep, context)) = &self.shared else { return peer };
+        let Some((ep, context)) = &self.shared else {
+            return peer;
+        };
         let peer = host.shared_peer(*ep);
         context.lock().join(peer, name.clone(), *ep);
         peer
@@ -87,9 +97,15 @@ impl ReceiveSide {
         self.with(|rx| rx.depart(peer, name));
     }
 
-    /// Receives directed at this peer will get nothing: it is gone from this endpoint, and from the others that share the
-    /// context.
-    pub fn fail_directed(&mut self, host: &mut dyn Host, source: FiAddr, name: &Address, error: &Error) {
+    /// Receives directed at this peer will get nothing: it is gone from this endpoint, and from the
+    /// others that share the context.
+    pub fn fail_directed(
+        &mut self,
+        host: &mut dyn Host,
+        source: FiAddr,
+        name: &Address,
+        error: &Error,
+    ) {
         self.with(|rx| {
             if !rx.is_present(name) {
                 rx.fail_directed(host, source, error);
@@ -97,7 +113,8 @@ impl ReceiveSide {
         });
     }
 
-    /// Takes what senders to this endpoint wait to hear over to its own context, from the shared one.
+    /// Takes what senders to this endpoint wait to hear over to its own context, from the shared
+    /// one.
     pub fn gather(&mut self) {
         if let Some((ep, context)) = &self.shared {
             context.lock().hand_over(*ep, &mut self.own);

@@ -37,24 +37,36 @@ struct Endpoint {
 
 impl SimDomain {
     pub(super) fn new(wait: Arc<dyn WaitSet>) -> Self {
-        Self { wait, endpoints: BTreeMap::new(), regions: Regions::default(), armed: false }
+        Self {
+            wait,
+            endpoints: BTreeMap::new(),
+            regions: Regions::default(),
+            armed: false,
+        }
     }
 
     fn endpoint(&mut self, ep: EpId) -> Result<&mut Endpoint> {
-        self.endpoints.get_mut(&ep).ok_or(Error::Closed(Class::Endpoint))
+        self.endpoints
+            .get_mut(&ep)
+            .ok_or(Error::Closed(Class::Endpoint))
     }
 
     fn nodes(&self) -> impl Iterator<Item = Node> {
         self.endpoints.values().map(|endpoint| endpoint.node)
     }
 
-    /// After a call that may have given a message to a receive: its sender may wait to hear of that. And after one that
-    /// may have made a declined message welcome: no peer will ring for it.
+    /// After a call that may have given a message to a receive: its sender may wait to hear of
+    /// that. And after one that may have made a declined message welcome: no peer will ring for it.
     fn look_at_held(&mut self, ep: EpId) {
         if let Some(endpoint) = self.endpoints.get_mut(&ep) {
             endpoint.inbound.confirm();
         }
-        if self.armed && self.endpoints.get(&ep).is_some_and(|endpoint| endpoint.inbound.wants_held()) {
+        if self.armed
+            && self
+                .endpoints
+                .get(&ep)
+                .is_some_and(|endpoint| endpoint.inbound.wants_held())
+        {
             self.wait.kick();
         }
     }
@@ -69,18 +81,34 @@ impl ProviderDomain for SimDomain {
         receiving: Receiving<'_>,
     ) -> Result<Address> {
         if self.endpoints.contains_key(&ep) {
-            return Err(Error::Invalid { what: "endpoint id", why: format!("{} is open", ep.0) });
+            return Err(Error::Invalid {
+                what: "endpoint id",
+                why: format!("{} is open", ep.0),
+            });
         }
         let heeds = info.caps.contains(Caps::RMA_EVENT);
-        let reached = if info.caps.is_rma_target() { self.regions.clone() } else { Regions::default() };
+        let reached = if info.caps.is_rma_target() {
+            self.regions.clone()
+        } else {
+            Regions::default()
+        };
         let (node, address) = net::open(at, (self.wait.clone(), self.armed), (reached, heeds))?;
         let (inbound, outbound) = (Inbound::new(ep, node, receiving), Outbound::new(ep, node));
-        self.endpoints.insert(ep, Endpoint { node, inbound, outbound });
+        self.endpoints.insert(
+            ep,
+            Endpoint {
+                node,
+                inbound,
+                outbound,
+            },
+        );
         Ok(address)
     }
 
     fn close_endpoint(&mut self, host: &mut dyn Host, ep: EpId) {
-        let Some(endpoint) = self.endpoints.remove(&ep) else { return };
+        let Some(endpoint) = self.endpoints.remove(&ep) else {
+            return;
+        };
         net::close(endpoint.node);
         endpoint.outbound.close(host);
         endpoint.inbound.close(host);
@@ -114,26 +142,46 @@ impl ProviderDomain for SimDomain {
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<SendNow> {
-        self.endpoint(ep)?.outbound.atomic_now(host, spec, operands, result)
+        self.endpoint(ep)?
+            .outbound
+            .atomic_now(host, spec, operands, result)
     }
 
-    fn reach(&mut self, host: &mut dyn Host, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+    fn reach(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        peer: FiAddr,
+        key: u64,
+    ) -> Result<Option<Reached>> {
         self.endpoint(ep)?.outbound.reach(host, peer, key)
     }
 
     fn region_opened(&mut self, key: u64, region: &Region) {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner).insert(key, region.clone());
+        self.regions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, region.clone());
     }
 
     fn region_closed(&mut self, key: u64) {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.regions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&key);
     }
 
     fn region_free(&mut self, _key: u64) {
         net::wake_all();
     }
 
-    fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
+    fn queue_send(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        op: OpKey,
+        spec: &SendSpec,
+    ) -> Result<()> {
         self.endpoint(ep)?.outbound.queue(host, op, spec)
     }
 
@@ -156,7 +204,9 @@ impl ProviderDomain for SimDomain {
     }
 
     fn receive_side(&mut self, ep: EpId) -> Option<&mut RxContext> {
-        self.endpoint(ep).ok().map(|endpoint| &mut endpoint.inbound.rx.own)
+        self.endpoint(ep)
+            .ok()
+            .map(|endpoint| &mut endpoint.inbound.rx.own)
     }
 
     fn receive_side_changed(&mut self, host: &mut dyn Host, ep: EpId) {
@@ -165,7 +215,9 @@ impl ProviderDomain for SimDomain {
     }
 
     fn cancel(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey) -> bool {
-        let Ok(endpoint) = self.endpoint(ep) else { return false };
+        let Ok(endpoint) = self.endpoint(ep) else {
+            return false;
+        };
         if endpoint.outbound.cancel(op) {
             // What waited behind it may go now.
             endpoint.outbound.flush(host);
@@ -205,7 +257,9 @@ impl ProviderDomain for SimDomain {
     }
 
     fn holds(&self, ep: EpId, source: FiAddr) -> bool {
-        self.endpoints.get(&ep).is_some_and(|endpoint| endpoint.inbound.rx.own.holds(source))
+        self.endpoints
+            .get(&ep)
+            .is_some_and(|endpoint| endpoint.inbound.rx.own.holds(source))
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
@@ -216,8 +270,8 @@ impl ProviderDomain for SimDomain {
             moved |= pass.moved;
             delayed |= pass.delayed;
         }
-        // Nobody rings when a delay has run down. Whoever was woken by the arrival of a packet must not go back to
-        // sleep before it is due, so to an armed domain a delay is news.
+        // Nobody rings when a delay has run down. Whoever was woken by the arrival of a packet must
+        // not go back to sleep before it is due, so to an armed domain a delay is news.
         moved || (self.armed && delayed)
     }
 
@@ -244,16 +298,34 @@ impl ProviderDomain for SimDomain {
     }
 
     fn stats(&self, ep: EpId) -> ProviderStats {
-        let Some(endpoint) = self.endpoints.get(&ep) else { return ProviderStats::default() };
-        let (peers, unexpected) = (endpoint.inbound.peers(), endpoint.inbound.rx.own.unexpected());
-        ProviderStats { peers, unexpected, ..ProviderStats::default() }
+        let Some(endpoint) = self.endpoints.get(&ep) else {
+            return ProviderStats::default();
+        };
+        let (peers, unexpected) = (
+            endpoint.inbound.peers(),
+            endpoint.inbound.rx.own.unexpected(),
+        );
+        ProviderStats {
+            peers,
+            unexpected,
+            ..ProviderStats::default()
+        }
     }
 
     fn describe(&self) -> String {
-        let (peers, sends) = self.endpoints.values().fold((0, 0), |(peers, sends), endpoint| {
-            (peers + endpoint.inbound.peers(), sends + endpoint.outbound.waiting())
-        });
-        format!("sim: {} endpoints, {peers} peers, {sends} sends waiting", self.endpoints.len())
+        let (peers, sends) = self
+            .endpoints
+            .values()
+            .fold((0, 0), |(peers, sends), endpoint| {
+                (
+                    peers + endpoint.inbound.peers(),
+                    sends + endpoint.outbound.waiting(),
+                )
+            });
+        format!(
+            "sim: {} endpoints, {peers} peers, {sends} sends waiting",
+            self.endpoints.len()
+        )
     }
 }
 

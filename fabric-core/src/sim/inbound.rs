@@ -64,21 +64,34 @@ enum Step {
 
 impl Inbound {
     pub(super) fn new(ep: EpId, node: Node, receiving: Receiving<'_>) -> Self {
-        Self { ep, node, rx: receiving.side(ep, BUDGET), peers: BTreeMap::new(), next_key: 0, last: None }
+        Self {
+            ep,
+            node,
+            rx: receiving.side(ep, BUDGET),
+            peers: BTreeMap::new(),
+            next_key: 0,
+            last: None,
+        }
     }
 
     /// Takes in what is due, one packet of each peer in turn.
     pub(super) fn pass(&mut self, host: &mut dyn Host) -> Pass {
         let served = self.rx.own.serve(host);
         let arrivals = net::begin(self.node);
-        let mut pass = Pass { moved: served | !arrivals.contacts.is_empty(), delayed: arrivals.delayed };
+        let mut pass = Pass {
+            moved: served | !arrivals.contacts.is_empty(),
+            delayed: arrivals.delayed,
+        };
         for (node, address) in arrivals.contacts {
             self.welcome(host, node, address);
         }
-        // Whoever comes behind the last one served is first, also among those that were declined: a scarce budget
-        // goes around as well.
+        // Whoever comes behind the last one served is first, also among those that were declined: a
+        // scarce budget goes around as well.
         let mut turns = VecDeque::from(arrivals.ready);
-        let behind = turns.iter().take_while(|&&node| self.last.is_some_and(|last| node <= last)).count();
+        let behind = turns
+            .iter()
+            .take_while(|&&node| self.last.is_some_and(|last| node <= last))
+            .count();
         turns.rotate_left(behind);
         let mut left = PER_PASS;
         while left > 0
@@ -121,7 +134,8 @@ impl Inbound {
         self.peers.len()
     }
 
-    /// A message that was received comes back. Its sender may have got a number meanwhile, or lost it.
+    /// A message that was received comes back. Its sender may have got a number meanwhile, or lost
+    /// it.
     pub(super) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
         let peer = self.peers.values().find(|peer| peer.key == envelope.peer);
         let source = peer.and_then(|peer| peer.source);
@@ -129,7 +143,11 @@ impl Inbound {
     }
 
     pub(super) fn inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
-        for peer in self.peers.values_mut().filter(|peer| peer.address == *address) {
+        for peer in self
+            .peers
+            .values_mut()
+            .filter(|peer| peer.address == *address)
+        {
             peer.source = Some(addr);
             self.rx.own.resolve(host, peer.key, addr);
         }
@@ -137,7 +155,11 @@ impl Inbound {
     }
 
     pub(super) fn removed(&mut self, host: &mut dyn Host, addr: FiAddr) {
-        for peer in self.peers.values_mut().filter(|peer| peer.source == Some(addr)) {
+        for peer in self
+            .peers
+            .values_mut()
+            .filter(|peer| peer.source == Some(addr))
+        {
             peer.source = None;
         }
         self.rx.own.forget(host, addr);
@@ -155,8 +177,24 @@ impl Inbound {
         let key = self.rx.joined(host, PeerKey(self.next_key), &address);
         self.next_key = self.next_key.saturating_add(1);
         let number = host.peer_connected(self.ep, &address);
-        host.event(self.ep, EventKind::PeerConnected { peer: address.clone(), source: number });
-        self.peers.insert(node, Peer { key, address, source: number, number, landing: None, held: None });
+        host.event(
+            self.ep,
+            EventKind::PeerConnected {
+                peer: address.clone(),
+                source: number,
+            },
+        );
+        self.peers.insert(
+            node,
+            Peer {
+                key,
+                address,
+                source: number,
+                number,
+                landing: None,
+                held: None,
+            },
+        );
     }
 
     fn step(&mut self, host: &mut dyn Host, node: Node) -> Step {
@@ -169,7 +207,9 @@ impl Inbound {
                 return Step::Departed;
             }
         };
-        let (ep, Some(peer)) = (self.ep, self.peers.get_mut(&node)) else { return Step::Idle };
+        let (ep, Some(peer)) = (self.ep, self.peers.get_mut(&node)) else {
+            return Step::Idle;
+        };
         if let Some(declined) = self.rx.with(|rx| peer.accept(host, ep, rx, packet)) {
             peer.held = Some(declined);
             return Step::Idle;
@@ -186,12 +226,17 @@ impl Inbound {
         if let Some(landing) = peer.as_ref().and_then(|peer| peer.landing) {
             self.rx.with(|rx| rx.fail(host, landing, gone.clone()));
         }
-        let down = EventKind::PeerDown { peer: address.clone(), source, reason: DownReason::Closed };
+        let down = EventKind::PeerDown {
+            peer: address.clone(),
+            source,
+            reason: DownReason::Closed,
+        };
         host.event(self.ep, down);
         if let Some(peer) = &peer {
             self.rx.departed(peer.key, address.clone());
         }
-        // The name may be in use again by somebody who made contact already: then the number is theirs.
+        // The name may be in use again by somebody who made contact already: then the number is
+        // theirs.
         let replaced = self.peers.values().any(|other| other.address == address);
         if let Some(source) = source.filter(|_| !replaced) {
             self.rx.fail_directed(host, source, &address, &gone);

@@ -1,5 +1,5 @@
-//! A provider inside one process, with seeded delay and reordering: for tests of what is built on a fabric, and for
-//! trying a program out without a network.
+//! A provider inside one process, with seeded delay and reordering: for tests of what is built on a
+//! fabric, and for trying a program out without a network.
 //!
 //! | file | subject |
 //! |---|---|
@@ -11,20 +11,21 @@
 //!
 //! # What it does to messages
 //!
-//! A message is copied into the network in packets of at most 16 KiB. Each packet waits for a number of the
-//! receiver's progress passes, drawn by a small generator; then it may be received. Packets of one sender never
-//! overtake each other (`FI_ORDER_SAS`), those of different senders do. Nothing is lost and nothing is duplicated:
-//! the endpoints are reliable.
+//! A message is copied into the network in packets of at most 16 KiB. Each packet waits for a
+//! number of the receiver's progress passes, drawn by a small generator; then it may be received.
+//! Packets of one sender never overtake each other (`FI_ORDER_SAS`), those of different senders do.
+//! Nothing is lost and nothing is duplicated: the endpoints are reliable.
 //!
-//! Delays count passes, not time. They depend on the seed in the receiver's name, on the sender's name and on how many
-//! packets the sender has sent to it before, and on nothing else. A test that names its endpoints and makes the same
-//! calls in the same order sees the same interleaving, however many other tests run beside it.
+//! Delays count passes, not time. They depend on the seed in the receiver's name, on the sender's
+//! name and on how many packets the sender has sent to it before, and on nothing else. A test that
+//! names its endpoints and makes the same calls in the same order sees the same interleaving,
+//! however many other tests run beside it.
 //!
 //! # Backpressure
 //!
-//! The packets between two endpoints are bounded. A sender that finds no room queues, and moves on when the receiver
-//! has taken something. A receiver that has no receive for a message, and no room to keep it, leaves it at the head
-//! of its pair: that holds back this sender, and no other.
+//! The packets between two endpoints are bounded. A sender that finds no room queues, and moves on
+//! when the receiver has taken something. A receiver that has no receive for a message, and no room
+//! to keep it, leaves it at the head of its pair: that holds back this sender, and no other.
 
 mod config;
 mod domain;
@@ -50,12 +51,13 @@ pub use config::SimConfig;
 ///
 /// # Two offers
 ///
-/// The provider serves manual and automatic progress equally well. Negotiation refuses an offer that does less than
-/// the hint asks, and takes the level from the offer where no hint is given. A single offer of manual progress could
-/// not serve who asks for automatic progress; a single offer of automatic progress would start a thread for everybody
-/// who did not say. So there are two, alike in everything else: manual first, which is what no hint means, and
-/// automatic second, which is there for who asks. Who asks for manual progress finds both, and the first is as good
-/// as the second. The reasoning holds for any provider that leaves progress to the engine.
+/// The provider serves manual and automatic progress equally well. Negotiation refuses an offer
+/// that does less than the hint asks, and takes the level from the offer where no hint is given. A
+/// single offer of manual progress could not serve who asks for automatic progress; a single offer
+/// of automatic progress would start a thread for everybody who did not say. So there are two,
+/// alike in everything else: manual first, which is what no hint means, and automatic second, which
+/// is there for who asks. Who asks for manual progress finds both, and the first is as good as the
+/// second. The reasoning holds for any provider that leaves progress to the engine.
 ///
 /// ```
 /// use fabric_core::info::{Hints, Progress, select};
@@ -86,14 +88,21 @@ impl Provider for SimProvider {
 
     fn open_domain(&self, info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
         if info.fabric.provider != NAME {
-            let why = format!("it describes the provider {:?}, this is {NAME:?}", info.fabric.provider);
+            let why = format!(
+                "it describes the provider {:?}, this is {NAME:?}",
+                info.fabric.provider
+            );
             return Err(Error::Invalid { what: "info", why });
         }
         if info.ep.ep_type != EpType::Rdm {
-            return Err(Error::NotSupported("endpoints of other types than FI_EP_RDM"));
+            return Err(Error::NotSupported(
+                "endpoints of other types than FI_EP_RDM",
+            ));
         }
         if !CAPS.contains(info.caps) {
-            return Err(Error::NotSupported("capabilities beyond those of the offer"));
+            return Err(Error::NotSupported(
+                "capabilities beyond those of the offer",
+            ));
         }
         Ok(Box::new(domain::SimDomain::new(wait)))
     }
@@ -134,7 +143,12 @@ fn offer() -> Info {
     info.tx.iov_limit = IOV_LIMIT;
     info.tx.rma_iov_limit = IOV_LIMIT;
 
-    info.rx.caps = CAPS.difference(Caps::SEND.union(Caps::READ).union(Caps::WRITE).union(Caps::FENCE));
+    info.rx.caps = CAPS.difference(
+        Caps::SEND
+            .union(Caps::READ)
+            .union(Caps::WRITE)
+            .union(Caps::FENCE),
+    );
     info.rx.op_flags = OpFlags::COMPLETION;
     info.rx.msg_order = ORDER;
     info.rx.size = 1024;
@@ -142,7 +156,8 @@ fn offer() -> Info {
     info
 }
 
-/// One-sided operations take effect when they are posted, in front of messages that are on their way.
+/// One-sided operations take effect when they are posted, in front of messages that are on their
+/// way.
 const ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::SAW)
     .union(MsgOrder::SAR)

@@ -1,15 +1,18 @@
-//! The network inside the process: which endpoints exist, and the packets on their way between them.
+//! The network inside the process: which endpoints exist, and the packets on their way between
+//! them.
 //!
 //! # The lock
 //!
-//! One lock guards all of it, and is held for short pushes and pops only. A domain comes here under the lock of its
-//! own engine, so the order is always engine, then network. Nothing is called from here that could go back: wait sets
-//! are kicked when the lock is gone ([`locked`]), and no call takes a host.
+//! One lock guards all of it, and is held for short pushes and pops only. A domain comes here under
+//! the lock of its own engine, so the order is always engine, then network. Nothing is called from
+//! here that could go back: wait sets are kicked when the lock is gone ([`locked`]), and no call
+//! takes a host.
 //!
 //! # Sleeping
 //!
-//! A domain that is going to sleep marks its ports as armed first and looks second; whoever brings news changes the
-//! network first and reads the mark second. Both happen under the lock, so one of the two sees the other.
+//! A domain that is going to sleep marks its ports as armed first and looks second; whoever brings
+//! news changes the network first and reads the mark second. Both happen under the lock, so one of
+//! the two sees the other.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -99,7 +102,8 @@ struct Port {
     passes: u64,
     /// By sender.
     lanes: BTreeMap<Node, Lane>,
-    /// What receivers have said of messages from here: which receiver, and the number of the receipt.
+    /// What receivers have said of messages from here: which receiver, and the number of the
+    /// receipt.
     receipts: Vec<(Node, u32)>,
 }
 
@@ -122,13 +126,20 @@ struct Lane {
 /// Wait sets to kick when the lock is gone.
 type Bells = Vec<Arc<dyn WaitSet>>;
 
-static NETWORK: Mutex<Network> =
-    Mutex::new(Network { ports: BTreeMap::new(), names: BTreeMap::new(), next: 0 });
+static NETWORK: Mutex<Network> = Mutex::new(Network {
+    ports: BTreeMap::new(),
+    names: BTreeMap::new(),
+    next: 0,
+});
 
 fn locked<T>(call: impl FnOnce(&mut Network, &mut Bells) -> T) -> T {
     let mut bells = Bells::new();
-    // No call leaves the network half changed, so a panic elsewhere under the lock does not spoil it.
-    let result = call(&mut NETWORK.lock().unwrap_or_else(PoisonError::into_inner), &mut bells);
+    // No call leaves the network half changed, so a panic elsewhere under the lock does not spoil
+    // it.
+    let result = call(
+        &mut NETWORK.lock().unwrap_or_else(PoisonError::into_inner),
+        &mut bells,
+    );
     for bell in bells {
         bell.kick();
     }
@@ -197,12 +208,19 @@ pub(super) fn find(address: &Address) -> Result<Node> {
     node.ok_or_else(|| Error::NoSuchPeer(address.clone()))
 }
 
-/// What a key of the peer's domain stands for, and whether the peer wants to hear of what is done there; `None` when the
-/// peer is gone.
+/// What a key of the peer's domain stands for, and whether the peer wants to hear of what is done
+/// there; `None` when the peer is gone.
 pub(super) fn region(to: Node, key: u64) -> Option<(Option<Region>, bool)> {
-    let (regions, heeds) =
-        locked(|net, _| net.ports.get(&to).map(|port| (port.regions.clone(), port.heeds)))?;
-    let region = regions.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+    let (regions, heeds) = locked(|net, _| {
+        net.ports
+            .get(&to)
+            .map(|port| (port.regions.clone(), port.heeds))
+    })?;
+    let region = regions
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&key)
+        .cloned();
     Some((region, heeds))
 }
 
@@ -216,20 +234,22 @@ pub(super) fn connect(from: Node, to: Node) -> bool {
     locked(|net, bells| net.to(from, to, contact, bells))
 }
 
-/// How many packets there is room for; `None` when the peer is gone. With `wanted` the sender is kicked, if armed,
-/// when there is more.
+/// How many packets there is room for; `None` when the peer is gone. With `wanted` the sender is
+/// kicked, if armed, when there is more.
 pub(super) fn room(from: Node, to: Node, wanted: bool) -> Option<usize> {
     locked(|net, _| {
         let port = net.ports.get_mut(&to)?;
         let capacity = port.config.pair_capacity;
-        let Some(lane) = port.lanes.get_mut(&from) else { return Some(capacity) };
+        let Some(lane) = port.lanes.get_mut(&from) else {
+            return Some(capacity);
+        };
         lane.wanted |= wanted;
         Some(capacity.saturating_sub(lane.packets.len() + usize::from(lane.lent)))
     })
 }
 
-/// Sends packets for which there is room: nobody but the sender takes it. `more`: there is more to come, and the
-/// sender waits for room. False when the peer is gone.
+/// Sends packets for which there is room: nobody but the sender takes it. `more`: there is more to
+/// come, and the sender waits for room. False when the peer is gone.
 pub(super) fn push(from: Node, to: Node, packets: Vec<Packet>, more: bool) -> bool {
     locked(|net, bells| {
         let push = |port: &mut Port, sender: &Address| {
@@ -249,7 +269,11 @@ pub(super) fn push(from: Node, to: Node, packets: Vec<Packet>, more: bool) -> bo
 /// The sender has nothing left to send.
 pub(super) fn content(from: Node, to: Node) {
     locked(|net, _| {
-        if let Some(lane) = net.ports.get_mut(&to).and_then(|port| port.lanes.get_mut(&from)) {
+        if let Some(lane) = net
+            .ports
+            .get_mut(&to)
+            .and_then(|port| port.lanes.get_mut(&from))
+        {
             lane.wanted = false;
         }
     });
@@ -259,7 +283,9 @@ pub(super) fn content(from: Node, to: Node) {
 pub(super) fn begin(me: Node) -> Arrivals {
     locked(|net, _| {
         let mut arrivals = Arrivals::default();
-        let Some(port) = net.ports.get_mut(&me) else { return arrivals };
+        let Some(port) = net.ports.get_mut(&me) else {
+            return arrivals;
+        };
         port.passes += 1;
         for (&node, lane) in &mut port.lanes {
             if std::mem::take(&mut lane.fresh) {
@@ -280,8 +306,12 @@ pub(super) fn begin(me: Node) -> Arrivals {
 /// Takes the first packet of this sender, if it is due.
 pub(super) fn take(me: Node, from: Node) -> Taken {
     locked(|net, _| {
-        let Some(port) = net.ports.get_mut(&me) else { return Taken::Nothing };
-        let Some(lane) = port.lanes.get_mut(&from) else { return Taken::Nothing };
+        let Some(port) = net.ports.get_mut(&me) else {
+            return Taken::Nothing;
+        };
+        let Some(lane) = port.lanes.get_mut(&from) else {
+            return Taken::Nothing;
+        };
         match lane.packets.front() {
             _ if lane.lent => Taken::Nothing,
             Some((due, _)) if *due >= port.passes => Taken::Nothing,
@@ -304,7 +334,13 @@ pub(super) fn take(me: Node, from: Node) -> Taken {
 /// The packet that was taken last is dealt with: its place is free.
 pub(super) fn release(me: Node, from: Node) {
     locked(|net, bells| {
-        let Some(lane) = net.ports.get_mut(&me).and_then(|port| port.lanes.get_mut(&from)) else { return };
+        let Some(lane) = net
+            .ports
+            .get_mut(&me)
+            .and_then(|port| port.lanes.get_mut(&from))
+        else {
+            return;
+        };
         lane.lent = false;
         if lane.wanted
             && let Some(sender) = net.ports.get(&from)
@@ -326,12 +362,21 @@ pub(super) fn confirm(me: Node, to: Node, number: u32) {
 
 /// What receivers have said since the last call.
 pub(super) fn confirmed(me: Node) -> Vec<(Node, u32)> {
-    locked(|net, _| net.ports.get_mut(&me).map(|port| std::mem::take(&mut port.receipts)).unwrap_or_default())
+    locked(|net, _| {
+        net.ports
+            .get_mut(&me)
+            .map(|port| std::mem::take(&mut port.receipts))
+            .unwrap_or_default()
+    })
 }
 
 /// Whether receivers have said something, or one of these is gone.
 pub(super) fn has_word(me: Node, mut from: impl Iterator<Item = Node>) -> bool {
-    let said = |net: &Network| net.ports.get(&me).is_some_and(|port| !port.receipts.is_empty());
+    let said = |net: &Network| {
+        net.ports
+            .get(&me)
+            .is_some_and(|port| !port.receipts.is_empty())
+    };
     locked(|net, _| said(net) || from.any(|node| !net.ports.contains_key(&node)))
 }
 
@@ -358,13 +403,18 @@ pub(super) fn arm(nodes: impl Iterator<Item = Node>, armed: bool) {
 
 /// Whether something is on its way that this receiver does not hold yet, now or after some passes.
 pub(super) fn has_news(me: Node) -> bool {
-    let news = |lane: &Lane| lane.fresh || (!lane.lent && (lane.closed || !lane.packets.is_empty()));
-    locked(|net, _| net.ports.get(&me).is_some_and(|port| port.lanes.values().any(news)))
+    let news =
+        |lane: &Lane| lane.fresh || (!lane.lent && (lane.closed || !lane.packets.is_empty()));
+    locked(|net, _| {
+        net.ports
+            .get(&me)
+            .is_some_and(|port| port.lanes.values().any(news))
+    })
 }
 
 impl Network {
-    /// Does something at the receiver in the name of the sender, and rings if that says it is news. False when the
-    /// receiver is gone.
+    /// Does something at the receiver in the name of the sender, and rings if that says it is news.
+    /// False when the receiver is gone.
     fn to(
         &mut self,
         from: Node,
@@ -372,8 +422,12 @@ impl Network {
         act: impl FnOnce(&mut Port, &Address) -> bool,
         bells: &mut Bells,
     ) -> bool {
-        let Some(sender) = self.ports.get(&from).map(|port| port.address.clone()) else { return false };
-        let Some(port) = self.ports.get_mut(&to) else { return false };
+        let Some(sender) = self.ports.get(&from).map(|port| port.address.clone()) else {
+            return false;
+        };
+        let Some(port) = self.ports.get_mut(&to) else {
+            return false;
+        };
         if act(port, &sender) {
             port.ring(bells);
         }
@@ -381,7 +435,9 @@ impl Network {
     }
 
     fn fresh_name(&self, at: Option<&Address>) -> Result<Address> {
-        let numbers = at.and_then(|address| split(address.name())).map(|(_, numbers)| numbers);
+        let numbers = at
+            .and_then(|address| split(address.name()))
+            .map(|(_, numbers)| numbers);
         let mut label = self.next;
         loop {
             let name = match numbers {

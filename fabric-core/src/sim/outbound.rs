@@ -1,4 +1,5 @@
-//! The sending half of an endpoint: at once where there is room, else in turn behind what waits for the same peer.
+//! The sending half of an endpoint: at once where there is room, else in turn behind what waits for
+//! the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -62,25 +63,40 @@ struct Sending {
 
 impl Outbound {
     pub(super) fn new(ep: EpId, node: Node) -> Self {
-        Self { ep, node, waiting: BTreeMap::new(), unconfirmed: Slab::new() }
+        Self {
+            ep,
+            node,
+            waiting: BTreeMap::new(),
+            unconfirmed: Slab::new(),
+        }
     }
 
     /// Sends the whole message, or nothing.
-    pub(super) fn send_now(&self, host: &dyn Host, spec: &SendSpec, payload: Payload<'_>) -> Result<SendNow> {
+    pub(super) fn send_now(
+        &self,
+        host: &dyn Host,
+        spec: &SendSpec,
+        payload: Payload<'_>,
+    ) -> Result<SendNow> {
         let (to, peer) = self.target(host, spec)?;
         if spec.kind == OpKind::Write && spec.spread.is_none() {
             let write = |memory: &dyn Memory, at| write(memory, at, payload);
             return self.access_now(peer, spec, payload.len(), write);
         }
         let count = payload.len().div_ceil(PIECE).max(1);
-        if spec.kind != OpKind::Send || spec.level.is_confirmed() || self.waiting.contains_key(&peer) {
+        if spec.kind != OpKind::Send
+            || spec.level.is_confirmed()
+            || self.waiting.contains_key(&peer)
+        {
             return Ok(SendNow::Queue);
         }
         if net::room(self.node, peer, false).is_some_and(|room| room < count) {
             return Ok(SendNow::Queue);
         }
         let mut sent = None;
-        let packets = (0..count).map(|_| cut(payload, spec, None, &mut sent)).collect();
+        let packets = (0..count)
+            .map(|_| cut(payload, spec, None, &mut sent))
+            .collect();
         if net::push(self.node, peer, packets, false) {
             Ok(SendNow::Done)
         } else {
@@ -94,8 +110,16 @@ impl Outbound {
         match spec.kind {
             OpKind::Send | OpKind::Write | OpKind::Read | OpKind::Atomic | OpKind::FetchAtomic => {
                 let backlog = self.waiting.entry(peer);
-                let backlog = backlog.or_insert_with(|| Backlog { to, sends: VecDeque::new() });
-                backlog.sends.push_back(Sending { op, spec: *spec, sent: None, number: None });
+                let backlog = backlog.or_insert_with(|| Backlog {
+                    to,
+                    sends: VecDeque::new(),
+                });
+                backlog.sends.push_back(Sending {
+                    op,
+                    spec: *spec,
+                    sent: None,
+                    number: None,
+                });
                 self.flush_to(host, peer);
                 Ok(())
             }
@@ -114,25 +138,39 @@ impl Outbound {
     pub(super) fn flush(&mut self, host: &mut dyn Host) -> bool {
         let ended = !self.unconfirmed.is_empty() && self.end_confirmed(host);
         let peers: Vec<_> = self.waiting.keys().copied().collect();
-        peers.into_iter().fold(ended, |moved, peer| self.flush_to(host, peer) | moved)
+        peers
+            .into_iter()
+            .fold(ended, |moved, peer| self.flush_to(host, peer) | moved)
     }
 
-    /// Ends the messages of which receivers have said what was waited for, and those that wait for somebody who is gone.
+    /// Ends the messages of which receivers have said what was waited for, and those that wait for
+    /// somebody who is gone.
     fn end_confirmed(&mut self, host: &mut dyn Host) -> bool {
         // Looked for first: who is gone by now has said all it had to say.
         let gone = |message: &Unconfirmed| message.sent && !net::is_open(message.peer);
-        let gone: Vec<_> =
-            self.unconfirmed.iter().filter(|(_, message)| gone(message)).map(|(at, _)| at).collect();
+        let gone: Vec<_> = self
+            .unconfirmed
+            .iter()
+            .filter(|(_, message)| gone(message))
+            .map(|(at, _)| at)
+            .collect();
         let mut ended = false;
         for (from, number) in net::confirmed(self.node) {
-            let message = self.unconfirmed.get_mut(number as usize).filter(|message| message.peer == from);
+            let message = self
+                .unconfirmed
+                .get_mut(number as usize)
+                .filter(|message| message.peer == from);
             let Some(message) = message else { continue };
             message.confirmed = true;
             ended |= self.end_one(host, number);
         }
         for number in gone {
-            let Some(message) = self.unconfirmed.try_remove(number) else { continue };
-            let Unconfirmed { op, to, transfer, .. } = message;
+            let Some(message) = self.unconfirmed.try_remove(number) else {
+                continue;
+            };
+            let Unconfirmed {
+                op, to, transfer, ..
+            } = message;
             host.complete(op, Outcome::cut(transfer, Error::PeerGone(to)));
             ended = true;
         }
@@ -141,7 +179,10 @@ impl Outbound {
 
     /// Ends a message that is sent and confirmed.
     fn end_one(&mut self, host: &mut dyn Host, number: u32) -> bool {
-        let ended = self.unconfirmed.get(number as usize).is_some_and(|it| it.sent && it.confirmed);
+        let ended = self
+            .unconfirmed
+            .get(number as usize)
+            .is_some_and(|it| it.sent && it.confirmed);
         if ended {
             let message = self.unconfirmed.remove(number as usize);
             host.complete(message.op, Outcome::ok(message.transfer));
@@ -152,7 +193,8 @@ impl Outbound {
     /// Whether [`Outbound::flush`] would do something.
     pub(super) fn could_flush(&self) -> bool {
         self.waiting.iter().any(|(&peer, backlog)| {
-            net::room(self.node, peer, true).is_none_or(|room| room > 0) && !self.is_in_hand(peer, backlog)
+            net::room(self.node, peer, true).is_none_or(|room| room > 0)
+                && !self.is_in_hand(peer, backlog)
         }) || self.has_word()
     }
 
@@ -163,7 +205,10 @@ impl Outbound {
 
     /// Whether the first that waits is for memory that its owner has in hand.
     fn is_in_hand(&self, peer: Node, backlog: &Backlog) -> bool {
-        let first = backlog.sends.front().and_then(|sending| sending.spec.remote);
+        let first = backlog
+            .sends
+            .front()
+            .and_then(|sending| sending.spec.remote);
         let region = first.and_then(|remote| net::region(peer, remote.key)?.0);
         region.is_some_and(|region| {
             let is_there = region.memory.begin();
@@ -177,7 +222,9 @@ impl Outbound {
     /// Takes back a send of which nothing has left yet.
     pub(super) fn cancel(&mut self, op: OpKey) -> bool {
         for (&peer, backlog) in &mut self.waiting {
-            let Some(at) = backlog.sends.iter().position(|send| send.op == op) else { continue };
+            let Some(at) = backlog.sends.iter().position(|send| send.op == op) else {
+                continue;
+            };
             if backlog.sends[at].sent.is_some() {
                 return false;
             }
@@ -197,13 +244,20 @@ impl Outbound {
             host.complete(send.op, Outcome::failed(Error::Canceled));
         }
         // Those that were not sent are among the others.
-        for (_, message) in self.unconfirmed.into_iter().filter(|(_, message)| message.sent) {
+        for (_, message) in self
+            .unconfirmed
+            .into_iter()
+            .filter(|(_, message)| message.sent)
+        {
             host.complete(message.op, Outcome::cut(message.transfer, Error::Canceled));
         }
     }
 
     pub(super) fn waiting(&self) -> usize {
-        self.waiting.values().map(|backlog| backlog.sends.len()).sum()
+        self.waiting
+            .values()
+            .map(|backlog| backlog.sends.len())
+            .sum()
     }
 
     fn target(&self, host: &dyn Host, spec: &SendSpec) -> Result<(Address, Node)> {
@@ -213,7 +267,12 @@ impl Outbound {
     }
 
     /// Reads memory, or does nothing.
-    pub(super) fn read_now(&self, host: &dyn Host, spec: &SendSpec, into: &mut AnyBuf) -> Result<SendNow> {
+    pub(super) fn read_now(
+        &self,
+        host: &dyn Host,
+        spec: &SendSpec,
+        into: &mut AnyBuf,
+    ) -> Result<SendNow> {
         let (_, peer) = self.target(host, spec)?;
         if spec.spread.is_some() {
             return Ok(SendNow::Queue);
@@ -235,8 +294,12 @@ impl Outbound {
         result: &mut [u8],
     ) -> Result<SendNow> {
         let (_, peer) = self.target(host, spec)?;
-        let Some(remote) = spec.remote else { return Err(NOWHERE) };
-        self.access_now(peer, spec, remote.len, |memory, at| execute(memory, at, &remote, operands, result))
+        let Some(remote) = spec.remote else {
+            return Err(NOWHERE);
+        };
+        self.access_now(peer, spec, remote.len, |memory, at| {
+            execute(memory, at, &remote, operands, result)
+        })
     }
 
     fn access_now(
@@ -249,24 +312,33 @@ impl Outbound {
         if self.waiting.contains_key(&peer) {
             return Ok(SendNow::Queue);
         }
-        Ok(if self.access(peer, spec, len, access)? { SendNow::Done } else { SendNow::Queue })
+        Ok(if self.access(peer, spec, len, access)? {
+            SendNow::Done
+        } else {
+            SendNow::Queue
+        })
     }
 
     /// A region of the peer's.
     pub(super) fn reach(&self, host: &dyn Host, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
         let node = net::find(&host.address_of(self.ep, peer)?)?;
-        let Some((Some(region), heeds)) = net::region(node, key) else { return Ok(None) };
+        let Some((Some(region), heeds)) = net::region(node, key) else {
+            return Ok(None);
+        };
         if region.memory.is_served() {
             return Err(Reached::SERVED);
         }
         if heeds || region.heeds {
             return Err(Reached::HEEDED);
         }
-        Ok(Some(Reached { memory: region.memory, access: region.access }))
+        Ok(Some(Reached {
+            memory: region.memory,
+            access: region.access,
+        }))
     }
 
-    /// Checks an access and makes it, and tells the peer if it is to hear of it; false when there is no room for that, or
-    /// the peer has its buffer in hand.
+    /// Checks an access and makes it, and tells the peer if it is to hear of it; false when there
+    /// is no room for that, or the peer has its buffer in hand.
     fn access(
         &self,
         peer: Node,
@@ -275,11 +347,18 @@ impl Outbound {
         access: impl FnOnce(&dyn Memory, usize),
     ) -> Result<bool> {
         let remote = spec.remote.ok_or(NOWHERE)?;
-        let gone = || Error::Key { key: remote.key, why: "is unknown" };
+        let gone = || Error::Key {
+            key: remote.key,
+            why: "is unknown",
+        };
         let (region, heeds) = net::region(peer, remote.key).ok_or_else(gone)?;
         let region = region.ok_or_else(gone)?;
         let atomic = remote.atomic;
-        check_access(remote.key, region.access, wanted(spec.kind, atomic.map(|atomic| atomic.op)))?;
+        check_access(
+            remote.key,
+            region.access,
+            wanted(spec.kind, atomic.map(|atomic| atomic.op)),
+        )?;
         let align = atomic.map_or(1, |atomic| atomic.datatype.size());
         let at = region.start(remote.offset, len, align)?;
         let tells = heeds || region.heeds || spec.data.is_some();
@@ -292,14 +371,24 @@ impl Outbound {
         access(&*region.memory, at);
         region.memory.end();
         if tells {
-            let notice = Notice { key: remote.key, deed: Deed::of(spec.kind), len, data: spec.data };
-            let packet = Packet { head: None, notice: Some(notice), bytes: Vec::new() };
+            let notice = Notice {
+                key: remote.key,
+                deed: Deed::of(spec.kind),
+                len,
+                data: spec.data,
+            };
+            let packet = Packet {
+                head: None,
+                notice: Some(notice),
+                bytes: Vec::new(),
+            };
             net::push(self.node, peer, vec![packet], false);
         }
         Ok(true)
     }
 
-    /// The one-sided operations that are first in turn for this peer. Returns whether one has ended.
+    /// The one-sided operations that are first in turn for this peer. Returns whether one has
+    /// ended.
     fn access_in_turn(&mut self, host: &mut dyn Host, peer: Node) -> bool {
         let mut ended = false;
         while let Some(backlog) = self.waiting.get(&peer)
@@ -308,7 +397,11 @@ impl Outbound {
         {
             let payload = host.payload(op);
             let mut result = Vec::new();
-            let len = if spec.kind == OpKind::Write { payload.len() } else { remote.len };
+            let len = if spec.kind == OpKind::Write {
+                payload.len()
+            } else {
+                remote.len
+            };
             let places = spec.spread.map(|spread| host.places(spread));
             let len = places.map_or(len, |places| places.iter().map(|place| place.len).sum());
             let mut in_hand = None;
@@ -323,13 +416,22 @@ impl Outbound {
                     }
                     kind => {
                         result.resize(if kind.fills() { len } else { 0 }, 0);
-                        execute(memory, at, &remote, payload.whole().unwrap_or_default(), &mut result);
+                        execute(
+                            memory,
+                            at,
+                            &remote,
+                            payload.whole().unwrap_or_default(),
+                            &mut result,
+                        );
                     }
                 })
             };
             let outcome = match accessed {
                 Ok(false) => {
-                    let front = self.waiting.get_mut(&peer).and_then(|backlog| backlog.sends.front_mut());
+                    let front = self
+                        .waiting
+                        .get_mut(&peer)
+                        .and_then(|backlog| backlog.sends.front_mut());
                     if let Some(send) = front.filter(|_| in_hand.is_some()) {
                         // It waits for that one.
                         send.spec.remote = in_hand;
@@ -356,19 +458,31 @@ impl Outbound {
 
     fn flush_to(&mut self, host: &mut dyn Host, peer: Node) -> bool {
         let ended = self.access_in_turn(host, peer);
-        let Some(backlog) = self.waiting.get_mut(&peer) else { return ended };
+        let Some(backlog) = self.waiting.get_mut(&peer) else {
+            return ended;
+        };
         let mut sent = Vec::new();
         let mut packets = Vec::new();
         let room = net::room(self.node, peer, true);
         let limit = room.unwrap_or(0).min(PER_PASS);
         while packets.len() < limit
-            && let Some(send) = backlog.sends.front_mut().filter(|send| send.spec.remote.is_none())
+            && let Some(send) = backlog
+                .sends
+                .front_mut()
+                .filter(|send| send.spec.remote.is_none())
         {
             let payload = host.payload(send.op);
             let transfer = Transfer::sent(payload.len(), send.spec.tag);
             if send.sent.is_none() && send.spec.level.is_confirmed() {
                 let (op, to) = (send.op, backlog.to.clone());
-                let message = Unconfirmed { op, peer, to, transfer, sent: false, confirmed: false };
+                let message = Unconfirmed {
+                    op,
+                    peer,
+                    to,
+                    transfer,
+                    sent: false,
+                    confirmed: false,
+                };
                 send.number = Some(self.unconfirmed.insert(message) as u32);
             }
             packets.push(cut(payload, &send.spec, send.number, &mut send.sent));
@@ -378,8 +492,8 @@ impl Outbound {
             }
         }
         let moved = !packets.is_empty();
-        let there =
-            room.is_some() && (!moved || net::push(self.node, peer, packets, !backlog.sends.is_empty()));
+        let there = room.is_some()
+            && (!moved || net::push(self.node, peer, packets, !backlog.sends.is_empty()));
         if there {
             if backlog.sends.is_empty() {
                 self.waiting.remove(&peer);
@@ -417,14 +531,31 @@ fn write(memory: &dyn Memory, at: usize, payload: Payload<'_>) {
 }
 
 /// The next packet of a message of which `sent` bytes have left.
-fn cut(payload: Payload<'_>, spec: &SendSpec, number: Option<u32>, sent: &mut Option<usize>) -> Packet {
-    let receipt = number.map(|number| Receipt { number, level: spec.level });
+fn cut(
+    payload: Payload<'_>,
+    spec: &SendSpec,
+    number: Option<u32>,
+    sent: &mut Option<usize>,
+) -> Packet {
+    let receipt = number.map(|number| Receipt {
+        number,
+        level: spec.level,
+    });
     let (tag, data, len) = (spec.tag, spec.data, payload.len());
-    let head = sent.is_none().then_some(Head { tag, data, len, receipt });
+    let head = sent.is_none().then_some(Head {
+        tag,
+        data,
+        len,
+        receipt,
+    });
     let from = sent.unwrap_or(0).min(payload.len());
     let to = payload.len().min(from + PIECE);
     *sent = Some(to);
-    Packet { head, notice: None, bytes: payload.part(from, to - from).to_vec() }
+    Packet {
+        head,
+        notice: None,
+        bytes: payload.part(from, to - from).to_vec(),
+    }
 }
 
 /// A one-sided operation that does not say where.

@@ -12,8 +12,9 @@ use super::net::{self, Node, Notice, Packet};
 use super::outbound::Outbound;
 
 impl Outbound {
-    /// Checks all places, and writes the payload to them or reads them into `result`; tells the peer of each that it is to
-    /// hear of. False when there is no room for that, or the peer has a buffer `in_hand`.
+    /// Checks all places, and writes the payload to them or reads them into `result`; tells the
+    /// peer of each that it is to hear of. False when there is no room for that, or the peer has a
+    /// buffer `in_hand`.
     pub(super) fn access_all(
         &self,
         peer: Node,
@@ -35,8 +36,17 @@ impl Outbound {
             if *heeds || data.is_some() {
                 let all: usize = places.iter().map(|place| place.len).sum();
                 // What comes with data tells of all that was not told of before.
-                let len = if data.is_some() { all - told } else { place.len };
-                notices.push(Notice { key: place.key, deed: Deed::of(spec.kind), len, data });
+                let len = if data.is_some() {
+                    all - told
+                } else {
+                    place.len
+                };
+                notices.push(Notice {
+                    key: place.key,
+                    deed: Deed::of(spec.kind),
+                    len,
+                    data,
+                });
                 told += len;
             }
         }
@@ -62,9 +72,18 @@ impl Outbound {
             from += place.len;
         }
         begun.iter().for_each(|memory| memory.end());
-        let packet = |notice| Packet { head: None, notice: Some(notice), bytes: Vec::new() };
+        let packet = |notice| Packet {
+            head: None,
+            notice: Some(notice),
+            bytes: Vec::new(),
+        };
         if !notices.is_empty() {
-            net::push(self.node, peer, notices.into_iter().map(packet).collect(), false);
+            net::push(
+                self.node,
+                peer,
+                notices.into_iter().map(packet).collect(),
+                false,
+            );
         }
         Ok(true)
     }
@@ -72,7 +91,10 @@ impl Outbound {
 
 /// The region of a place, where that begins in it, and whether the peer is to hear of it.
 fn locate(peer: Node, spec: &SendSpec, place: &Remote) -> Result<(Region, usize, bool)> {
-    let gone = || Error::Key { key: place.key, why: "is unknown" };
+    let gone = || Error::Key {
+        key: place.key,
+        why: "is unknown",
+    };
     let (region, heeds) = net::region(peer, place.key).ok_or_else(gone)?;
     let region = region.ok_or_else(gone)?;
     check_access(place.key, region.access, wanted(spec.kind, None))?;

@@ -16,13 +16,30 @@ fn config(text: &str) -> Result<SimConfig> {
 #[test]
 fn a_name_says_what_differs_from_the_default() {
     let default = SimConfig::default();
-    assert_eq!((default.seed, default.max_delay, default.pair_capacity), (0, 3, 16));
+    assert_eq!(
+        (default.seed, default.max_delay, default.pair_capacity),
+        (0, 3, 16)
+    );
     for (text, expected) in [
         ("sim://a", default),
         ("sim://", default),
         ("sim://a@9", SimConfig { seed: 9, ..default }),
-        ("sim://a@9+0", SimConfig { seed: 9, max_delay: 0, ..default }),
-        ("sim://b@a@18446744073709551615+4+2", SimConfig { seed: u64::MAX, max_delay: 4, pair_capacity: 2 }),
+        (
+            "sim://a@9+0",
+            SimConfig {
+                seed: 9,
+                max_delay: 0,
+                ..default
+            },
+        ),
+        (
+            "sim://b@a@18446744073709551615+4+2",
+            SimConfig {
+                seed: u64::MAX,
+                max_delay: 4,
+                pair_capacity: 2,
+            },
+        ),
     ] {
         assert_eq!(config(text), Ok(expected), "{text}");
     }
@@ -42,7 +59,13 @@ fn a_name_with_other_things_behind_the_at_is_refused() {
         let error = config(text).unwrap_err().to_string();
         assert!(error.contains(part) && error.contains(text), "{error}");
     }
-    assert!(matches!(config("shm://a"), Err(Error::WrongScheme { provider: "sim", .. })));
+    assert!(matches!(
+        config("shm://a"),
+        Err(Error::WrongScheme {
+            provider: "sim",
+            ..
+        })
+    ));
 }
 
 #[test]
@@ -64,13 +87,25 @@ fn progress_is_manual_unless_automatic_is_asked_for() {
     let offers = SimProvider.offers();
     let first = |hints: Hints| select(&hints, &offers).unwrap()[0].domain.clone();
     let none = first(Hints::new());
-    assert_eq!((none.data_progress, none.control_progress), (Progress::Manual, Progress::Manual));
+    assert_eq!(
+        (none.data_progress, none.control_progress),
+        (Progress::Manual, Progress::Manual)
+    );
     for level in Progress::ALL {
-        assert_eq!(first(Hints::new().data_progress(level)).data_progress, level);
-        assert_eq!(first(Hints::new().control_progress(level)).control_progress, level);
+        assert_eq!(
+            first(Hints::new().data_progress(level)).data_progress,
+            level
+        );
+        assert_eq!(
+            first(Hints::new().control_progress(level)).control_progress,
+            level
+        );
     }
     for threading in Threading::ALL {
-        assert_eq!(first(Hints::new().threading(threading)).threading, threading);
+        assert_eq!(
+            first(Hints::new().threading(threading)).threading,
+            threading
+        );
     }
 }
 
@@ -102,10 +137,26 @@ fn a_domain_opens_only_from_what_was_offered() {
     let open = |change: fn(&mut Info)| {
         let mut info = PROVIDER.offers().swap_remove(0);
         change(&mut info);
-        PROVIDER.open_domain(&info, Arc::new(Deaf)).map(|domain| domain.describe())
+        PROVIDER
+            .open_domain(&info, Arc::new(Deaf))
+            .map(|domain| domain.describe())
     };
-    assert_eq!(open(|_| {}).unwrap(), "sim: 0 endpoints, 0 peers, 0 sends waiting");
-    assert!(open(|info| info.fabric.provider = "shm".into()).unwrap_err().to_string().contains("shm"));
-    assert!(matches!(open(|info| info.ep.ep_type = EpType::Dgram), Err(Error::NotSupported(_))));
-    assert!(matches!(open(|info| info.caps |= Caps::TRIGGER), Err(Error::NotSupported(_))));
+    assert_eq!(
+        open(|_| {}).unwrap(),
+        "sim: 0 endpoints, 0 peers, 0 sends waiting"
+    );
+    assert!(
+        open(|info| info.fabric.provider = "shm".into())
+            .unwrap_err()
+            .to_string()
+            .contains("shm")
+    );
+    assert!(matches!(
+        open(|info| info.ep.ep_type = EpType::Dgram),
+        Err(Error::NotSupported(_))
+    ));
+    assert!(matches!(
+        open(|info| info.caps |= Caps::TRIGGER),
+        Err(Error::NotSupported(_))
+    ));
 }

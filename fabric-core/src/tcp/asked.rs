@@ -1,7 +1,7 @@
 //! What this side has asked of a peer and has not heard of.
 //!
-//! Answers carry no name: they come in the order of the questions, and so do acknowledgements. Responses to atomic operations,
-//! where RXM is spoken, bear the number of what they respond to.
+//! Answers carry no name: they come in the order of the questions, and so do acknowledgements.
+//! Responses to atomic operations, where RXM is spoken, bear the number of what they respond to.
 
 use std::collections::VecDeque;
 
@@ -48,8 +48,8 @@ struct Waiting {
 }
 
 impl Asked {
-    /// The bytes of a frame that is acknowledged are sent from where they lie, from now until the acknowledgement is
-    /// expected.
+    /// The bytes of a frame that is acknowledged are sent from where they lie, from now until the
+    /// acknowledgement is expected.
     pub fn send(&mut self) {
         self.is_sending = true;
     }
@@ -57,16 +57,25 @@ impl Asked {
     /// A frame has left, or will, that is acknowledged: then this operation ends.
     pub fn expect_ack(&mut self, op: OpKey, spec: SendSpec, len: usize, host: &mut dyn Host) {
         self.is_sending = false;
-        let waiting = Waiting { op: Some(op), spec, len };
+        let waiting = Waiting {
+            op: Some(op),
+            spec,
+            len,
+        };
         match self.early.take() {
             Some(verdict) => waiting.end(host, verdict),
             None => self.acks.push_back(waiting),
         }
     }
 
-    /// A question has left, or will, for so many bytes, which are to be placed in the buffer of this operation.
+    /// A question has left, or will, for so many bytes, which are to be placed in the buffer of
+    /// this operation.
     pub fn expect_answer(&mut self, op: OpKey, spec: SendSpec, len: usize) {
-        self.answers.push_back(Answer::Op(Waiting { op: Some(op), spec, len }));
+        self.answers.push_back(Answer::Op(Waiting {
+            op: Some(op),
+            spec,
+            len,
+        }));
     }
 
     /// A question has left, or will, for so many bytes of a message that is being fetched.
@@ -74,13 +83,20 @@ impl Asked {
         self.answers.push_back(Answer::Piece(len));
     }
 
-    /// A packet leaves, or will, that asks for an atomic operation on so many bytes: the number that it must bear. What is
-    /// fetched is to be placed in the buffer of this operation.
+    /// A packet leaves, or will, that asks for an atomic operation on so many bytes: the number
+    /// that it must bear. What is fetched is to be placed in the buffer of this operation.
     #[must_use]
     pub fn expect_response(&mut self, op: OpKey, spec: SendSpec, len: usize) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
-        self.atomics.push_back((number, Waiting { op: Some(op), spec, len }));
+        self.atomics.push_back((
+            number,
+            Waiting {
+                op: Some(op),
+                spec,
+                len,
+            },
+        ));
         number
     }
 
@@ -104,14 +120,21 @@ impl Asked {
         self.atomics.clear();
     }
 
-    /// All operations end with this error. What the peer still says to them is waited for, and means nothing.
+    /// All operations end with this error. What the peer still says to them is waited for, and
+    /// means nothing.
     pub fn disown(&mut self, host: &mut dyn Host, error: &Error) {
         let answers = self.answers.iter_mut().filter_map(|answer| match answer {
             Answer::Op(waiting) => Some(waiting),
             Answer::Piece(_) => None,
         });
         let atomics = self.atomics.iter_mut().map(|(_, waiting)| waiting);
-        for op in self.acks.iter_mut().chain(answers).chain(atomics).filter_map(|waiting| waiting.op.take()) {
+        for op in self
+            .acks
+            .iter_mut()
+            .chain(answers)
+            .chain(atomics)
+            .filter_map(|waiting| waiting.op.take())
+        {
             host.complete(op, Outcome::failed(error.clone()));
         }
     }
@@ -141,9 +164,14 @@ impl Asked {
         host: &mut dyn Host,
     ) -> Result<(), Broken> {
         let at = self.atomics.iter().position(|(asked, _)| *asked == number);
-        let (_, waiting) =
-            at.and_then(|at| self.atomics.remove(at)).ok_or(Broken("a response to no atomic operation"))?;
-        let fetches = if waiting.spec.kind == OpKind::FetchAtomic { waiting.len } else { 0 };
+        let (_, waiting) = at
+            .and_then(|at| self.atomics.remove(at))
+            .ok_or(Broken("a response to no atomic operation"))?;
+        let fetches = if waiting.spec.kind == OpKind::FetchAtomic {
+            waiting.len
+        } else {
+            0
+        };
         let Some(place) = waiting.spec.remote.filter(|_| status != Status::DONE) else {
             if fetched.len() != fetches {
                 waiting.fail(host, Error::Canceled);
@@ -170,7 +198,10 @@ impl Asked {
 
     /// An answer of so many bytes begins.
     pub(super) fn begins(&self, len: u64) -> Result<usize, Broken> {
-        let first = self.answers.front().ok_or(Broken("an answer to no question"))?;
+        let first = self
+            .answers
+            .front()
+            .ok_or(Broken("an answer to no question"))?;
         let asked = match first {
             Answer::Op(waiting) => waiting.len,
             Answer::Piece(len) => *len,
@@ -181,9 +212,12 @@ impl Asked {
         Ok(asked)
     }
 
-    /// Bytes of the answer that has begun, from position `at` on. False when they are those of a message.
+    /// Bytes of the answer that has begun, from position `at` on. False when they are those of a
+    /// message.
     pub(super) fn place(&self, at: usize, bytes: &[u8], host: &mut dyn Host) -> bool {
-        let Some(Answer::Op(first)) = self.answers.front() else { return false };
+        let Some(Answer::Op(first)) = self.answers.front() else {
+            return false;
+        };
         if let Some(op) = first.op {
             host.place(op, at, &bytes, 0, bytes.len());
         }
@@ -209,7 +243,14 @@ impl Waiting {
     }
 
     fn end(self, host: &mut dyn Host, denied: Verdict) {
-        let Self { op: Some(op), spec, len } = self else { return };
+        let Self {
+            op: Some(op),
+            spec,
+            len,
+        } = self
+        else {
+            return;
+        };
         let outcome = match denied {
             None => Outcome::ok(Transfer::sent(len, spec.tag)),
             Some((row, why)) => {

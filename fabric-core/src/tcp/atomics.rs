@@ -22,26 +22,47 @@ pub(super) fn frame(
     replies: &mut Replies,
     host: &mut dyn Host,
 ) -> Result<Headway, Broken> {
-    let Some(row) = rows.first().filter(|_| replies.is_kin) else { return Err(NOT_ITS) };
+    let Some(row) = rows.first().filter(|_| replies.is_kin) else {
+        return Err(NOT_ITS);
+    };
     let region = |key| host.region(key).filter(|_| replies.is_target);
     let answers = atomic.call != AtomicCall::Base;
-    let kind = if answers { OpKind::FetchAtomic } else { OpKind::Atomic };
-    let remote = Remote { atomic: Some(atomic), ..row.place() };
+    let kind = if answers {
+        OpKind::FetchAtomic
+    } else {
+        OpKind::Atomic
+    };
+    let remote = Remote {
+        atomic: Some(atomic),
+        ..row.place()
+    };
     if remote.len > MAX_ATOMIC {
         return Err(Broken("an atomic operation on more than there may be"));
     }
-    let brings = if atomic.call == AtomicCall::Compare { 2 * remote.len } else { remote.len };
+    let brings = if atomic.call == AtomicCall::Compare {
+        2 * remote.len
+    } else {
+        remote.len
+    };
     if brings != bytes.len() || !remote.len.is_multiple_of(atomic.datatype.size()) {
-        return Err(Broken("an atomic operation with other operands than it takes"));
+        return Err(Broken(
+            "an atomic operation with other operands than it takes",
+        ));
     }
     let owes = frame.owes();
     if answers == owes.is_some() {
-        return Err(Broken("an atomic operation that wants another answer than it gets"));
+        return Err(Broken(
+            "an atomic operation that wants another answer than it gets",
+        ));
     }
     let (region, at) = match Denied::check(region(remote.key), kind, &remote, remote.len) {
         Ok(found) => found,
         Err(why) => {
-            let denial = Denial { asked: answers, row: 0, why };
+            let denial = Denial {
+                asked: answers,
+                row: 0,
+                why,
+            };
             if answers {
                 replies.refuse(denial);
             }
@@ -56,7 +77,12 @@ pub(super) fn frame(
     execute(&*memory, at, &remote, bytes, &mut result);
     memory.end();
     if replies.heeds || heeds {
-        host.done_to_us(replies.ep, remote.key, Deed::of(kind), Transfer::written(remote.len, None, source));
+        host.done_to_us(
+            replies.ep,
+            remote.key,
+            Deed::of(kind),
+            Transfer::written(remote.len, None, source),
+        );
     }
     if answers {
         replies.bytes(result);
@@ -72,8 +98,9 @@ struct Place {
     heeds: bool,
 }
 
-/// What becomes of a packet that asks for an atomic operation, all of which is there: it is executed, or refused, and the
-/// response waits for its turn; or it waits for memory, and nothing has been done.
+/// What becomes of a packet that asks for an atomic operation, all of which is there: it is
+/// executed, or refused, and the response waits for its turn; or it waits for memory, and nothing
+/// has been done.
 pub(super) fn packet(
     (packet, atomic): (&Packet, Atomic),
     body: &[u8],
@@ -81,8 +108,13 @@ pub(super) fn packet(
     replies: &mut Replies,
     host: &mut dyn Host,
 ) -> Result<Option<Stuck>, Broken> {
-    let Some((places, bytes)) = body.split_first_chunk::<PLACES>().filter(|_| body.len() <= EAGER) else {
-        return Err(Broken("an atomic operation that is longer or shorter than one"));
+    let Some((places, bytes)) = body
+        .split_first_chunk::<PLACES>()
+        .filter(|_| body.len() <= EAGER)
+    else {
+        return Err(Broken(
+            "an atomic operation that is longer or shorter than one",
+        ));
     };
     if packet.len != body.len() as u64 {
         return Err(Broken("an atomic operation that is not as long as it says"));
@@ -95,10 +127,16 @@ pub(super) fn packet(
     };
     let (remotes, total) = remotes(&rows, spec)?;
     if operands(spec, total) != Some(bytes.len()) {
-        return Err(Broken("an atomic operation with other operands than it takes"));
+        return Err(Broken(
+            "an atomic operation with other operands than it takes",
+        ));
     }
     let answers = spec.call != AtomicCall::Base;
-    let kind = if answers { OpKind::FetchAtomic } else { OpKind::Atomic };
+    let kind = if answers {
+        OpKind::FetchAtomic
+    } else {
+        OpKind::Atomic
+    };
     let places = match find(&remotes, kind, replies, host) {
         Ok(places) => places,
         Err(why) => {
@@ -111,7 +149,13 @@ pub(super) fn packet(
     }
     let mut fetched = vec![0; if answers { total } else { 0 }];
     execute_all(&places, bytes, &mut fetched);
-    for Place { memory, remote, heeds, .. } in places {
+    for Place {
+        memory,
+        remote,
+        heeds,
+        ..
+    } in places
+    {
         memory.end();
         if replies.heeds || heeds {
             let transfer = Transfer::written(remote.len, None, source);
@@ -127,22 +171,38 @@ fn remotes(rows: &Rows, spec: AtomicSpec) -> Result<(Vec<Remote>, usize), Broken
     let mut total = 0usize;
     let mut remotes = Vec::with_capacity(rows.len());
     for row in rows.iter() {
-        let len = usize::try_from(row.len).ok().and_then(|count| count.checked_mul(spec.datatype.size()));
+        let len = usize::try_from(row.len)
+            .ok()
+            .and_then(|count| count.checked_mul(spec.datatype.size()));
         total = len
             .and_then(|len| total.checked_add(len))
             .filter(|total| *total <= MOST_OPERANDS)
             .ok_or(Broken("an atomic operation on more than there may be"))?;
-        remotes.push(Remote { len: len.unwrap_or_default(), atomic: Some(spec), ..row.place() });
+        remotes.push(Remote {
+            len: len.unwrap_or_default(),
+            atomic: Some(spec),
+            ..row.place()
+        });
     }
     Ok((remotes, total))
 }
 
 /// Checks all places.
-fn find(remotes: &[Remote], kind: OpKind, replies: &Replies, host: &dyn Host) -> Result<Vec<Place>, Denied> {
+fn find(
+    remotes: &[Remote],
+    kind: OpKind,
+    replies: &Replies,
+    host: &dyn Host,
+) -> Result<Vec<Place>, Denied> {
     let check = |remote: &Remote| {
         let region = host.region(remote.key).filter(|_| replies.is_target);
         let (region, at) = Denied::check(region, kind, remote, remote.len)?;
-        Ok(Place { memory: region.memory.clone(), at, remote: *remote, heeds: region.heeds })
+        Ok(Place {
+            memory: region.memory.clone(),
+            at,
+            remote: *remote,
+            heeds: region.heeds,
+        })
     };
     remotes.iter().map(check).collect()
 }
@@ -154,16 +214,30 @@ fn begin(places: &[Place]) -> Option<Arc<dyn Memory>> {
     Some(places[stuck].memory.clone())
 }
 
-/// Executes it in one place after the other. Of operands and comparands those for all places stand together.
+/// Executes it in one place after the other. Of operands and comparands those for all places stand
+/// together.
 fn execute_all(places: &[Place], bytes: &[u8], fetched: &mut [u8]) {
     let total: usize = places.iter().map(|place| place.remote.len).sum();
     let mut from = 0;
-    for Place { memory, at, remote, .. } in places {
+    for Place {
+        memory, at, remote, ..
+    } in places
+    {
         let range = from..from + remote.len;
-        let part = |base: usize| bytes.get(base + range.start..base + range.end).unwrap_or_default();
+        let part = |base: usize| {
+            bytes
+                .get(base + range.start..base + range.end)
+                .unwrap_or_default()
+        };
         let own = [part(0), part(total)].concat();
         let none = &mut [][..];
-        execute(&**memory, *at, remote, &own, fetched.get_mut(range.clone()).unwrap_or(none));
+        execute(
+            &**memory,
+            *at,
+            remote,
+            &own,
+            fetched.get_mut(range.clone()).unwrap_or(none),
+        );
         from = range.end;
     }
 }

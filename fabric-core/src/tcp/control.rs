@@ -55,7 +55,8 @@ impl Control {
         &self.private
     }
 
-    /// The bytes. They must leave in one write: a libfabric peer takes a header that comes in two parts for a broken one.
+    /// The bytes. They must leave in one write: a libfabric peer takes a header that comes in two
+    /// parts for a broken one.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; HEADER];
@@ -110,9 +111,19 @@ impl Control {
             None if kind == ControlKind::Refuse => Order::NATIVE,
             None => return Err(Broken("a control message of unknown byte order")),
         };
-        let Some(private) = bytes.get(HEADER..HEADER + len) else { return Ok(None) };
+        let Some(private) = bytes.get(HEADER..HEADER + len) else {
+            return Ok(None);
+        };
         let mark = Mark::decode(kind, &header[mark::AT]);
-        Ok(Some((Self { kind, order, mark, private: private.to_vec() }, HEADER + len)))
+        Ok(Some((
+            Self {
+                kind,
+                order,
+                mark,
+                private: private.to_vec(),
+            },
+            HEADER + len,
+        )))
     }
 }
 

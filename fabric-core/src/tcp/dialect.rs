@@ -1,8 +1,10 @@
-//! Two dialects are spoken by endpoints that connect on demand, and the beginning of a connection tells them apart.
+//! Two dialects are spoken by endpoints that connect on demand, and the beginning of a connection
+//! tells them apart.
 //!
-//! Who is asked knows by the length of the private data. Who asks does not know whom it asks: it asks in the native dialect first.
-//! Who speaks only RXM refuses that in two bytes, and is asked again. The other way round would not do: native endpoints take a
-//! request in RXM for one of their own.
+//! Who is asked knows by the length of the private data. Who asks does not know whom it asks: it
+//! asks in the native dialect first. Who speaks only RXM refuses that in two bytes, and is asked
+//! again. The other way round would not do: native endpoints take a request in RXM for one of their
+//! own.
 
 use super::rxm::{Acceptance, Rejection, Request};
 use super::{Broken, Control, ControlKind, Hello, Mark, Takes};
@@ -64,7 +66,11 @@ impl Question {
     pub fn new(dialect: Dialect, port: u16, instance: u32, connection: u32) -> Self {
         match dialect {
             Dialect::Native => Self::Native(Hello::new(port, instance)),
-            Dialect::Rxm => Self::Rxm(Request { port, instance, connection }),
+            Dialect::Rxm => Self::Rxm(Request {
+                port,
+                instance,
+                connection,
+            }),
         }
     }
 
@@ -113,11 +119,13 @@ impl Question {
             return request.map(Self::Rxm);
         }
         let hello = Hello::decode(private).filter(|hello| hello.port != 0);
-        hello.map(Self::Native).ok_or(Broken("a request of another kind of endpoint"))
+        hello
+            .map(Self::Native)
+            .ok_or(Broken("a request of another kind of endpoint"))
     }
 
-    /// What an endpoint that says this of itself marks its side of a connection with that was asked for by this question. What
-    /// is said in the native dialect says it already.
+    /// What an endpoint that says this of itself marks its side of a connection with that was asked
+    /// for by this question. What is said in the native dialect says it already.
     #[must_use]
     pub fn mark(&self, own: Mark) -> Option<Mark> {
         match self {
@@ -126,19 +134,33 @@ impl Question {
         }
     }
 
-    /// The private data of the acceptance, of an endpoint that is this instance and wants packets to quote this, and what is
-    /// agreed on with it, where the question was marked with that.
+    /// The private data of the acceptance, of an endpoint that is this instance and wants packets
+    /// to quote this, and what is agreed on with it, where the question was marked with that.
     #[must_use]
     pub fn accept(&self, instance: u32, connection: u32, mark: Option<Mark>) -> (Vec<u8>, Agreed) {
         match self {
             Self::Native(hello) => {
-                let agreed = Agreed::Native { takes: Takes::of_many(hello.is_kin()) };
+                let agreed = Agreed::Native {
+                    takes: Takes::of_many(hello.is_kin()),
+                };
                 (hello.accepted_by(instance).encode().to_vec(), agreed)
             }
             Self::Rxm(request) => {
                 let takes = Takes::of_many(mark.is_some());
-                let agreed = Agreed::Rxm { takes, ours: connection, theirs: request.connection };
-                (Acceptance { instance, connection }.encode().to_vec(), agreed)
+                let agreed = Agreed::Rxm {
+                    takes,
+                    ours: connection,
+                    theirs: request.connection,
+                };
+                (
+                    Acceptance {
+                        instance,
+                        connection,
+                    }
+                    .encode()
+                    .to_vec(),
+                    agreed,
+                )
             }
         }
     }
@@ -152,7 +174,8 @@ impl Question {
         }
     }
 
-    /// The private data of the refusal of a request with this private data that could not be [read](Self::read).
+    /// The private data of the refusal of a request with this private data that could not be
+    /// [read](Self::read).
     #[must_use]
     pub fn refuse_unread(private: &[u8]) -> Vec<u8> {
         match Request::decode(private) {
@@ -172,23 +195,37 @@ impl Question {
             (ControlKind::Accept, Self::Native(_)) => {
                 let hello = Hello::decode(said);
                 let takes = Takes::of_many(hello.is_some_and(Hello::answers_kin));
-                Ok(Reply::Accepted(Agreed::Native { takes }, hello.map(|hello| hello.instance)))
+                Ok(Reply::Accepted(
+                    Agreed::Native { takes },
+                    hello.map(|hello| hello.instance),
+                ))
             }
             (ControlKind::Accept, Self::Rxm(request)) => match Acceptance::decode(said) {
-                Some(Acceptance { instance, connection }) => {
+                Some(Acceptance {
+                    instance,
+                    connection,
+                }) => {
                     let takes = Takes::of_many(control.mark.is_some());
-                    let agreed = Agreed::Rxm { takes, ours: request.connection, theirs: connection };
+                    let agreed = Agreed::Rxm {
+                        takes,
+                        ours: request.connection,
+                        theirs: connection,
+                    };
                     Ok(Reply::Accepted(agreed, Some(instance)))
                 }
                 // It takes what it was asked for a question of its own dialect.
                 None if said.len() == Hello::BYTES => Ok(Reply::Ask(Dialect::Native)),
                 None => Err(Broken("an acceptance of another kind of endpoint")),
             },
-            (ControlKind::Refuse, Self::Native(hello)) if said == hello.encode() => Ok(Reply::Rival),
+            (ControlKind::Refuse, Self::Native(hello)) if said == hello.encode() => {
+                Ok(Reply::Rival)
+            }
             (ControlKind::Refuse, Self::Native(_)) if Rejection::decode(said).is_some() => {
                 Ok(Reply::Ask(Dialect::Rxm))
             }
-            (ControlKind::Refuse, Self::Rxm(_)) if Rejection::decode(said) == Some(Rejection::Connected) => {
+            (ControlKind::Refuse, Self::Rxm(_))
+                if Rejection::decode(said) == Some(Rejection::Connected) =>
+            {
                 Ok(Reply::Rival)
             }
             (ControlKind::Refuse, Self::Rxm(request)) if said == request.encode() => {

@@ -79,14 +79,15 @@ pub struct Frame {
     pub payload: u64,
 }
 
-/// An acknowledgement that is owed to the peer, or a refusal in its place. There is no other way to one: a libfabric peer
-/// does not survive one that it has not asked for.
+/// An acknowledgement that is owed to the peer, or a refusal in its place. There is no other way to
+/// one: a libfabric peer does not survive one that it has not asked for.
 #[derive(Debug)]
 #[must_use]
 pub struct Owed(Option<Box<Denial>>);
 
 impl Owed {
-    /// What was to be acknowledged was not done, which is said instead, to a peer that understands it.
+    /// What was to be acknowledged was not done, which is said instead, to a peer that understands
+    /// it.
     pub(super) fn refused(self, denial: Denial) -> Self {
         Self(Some(denial.into()))
     }
@@ -96,52 +97,98 @@ impl Frame {
     /// A message, with a tag for a peer that takes it.
     #[must_use]
     pub fn message(tag: Option<Welcome<u64>>, data: Option<u64>, payload: usize) -> Self {
-        let kind = tag.map_or(FrameKind::Message, |tag| FrameKind::Tagged(tag.into_inner()));
-        Self { kind, data, wants_ack: false, payload: payload as u64 }
+        let kind = tag.map_or(FrameKind::Message, |tag| {
+            FrameKind::Tagged(tag.into_inner())
+        });
+        Self {
+            kind,
+            data,
+            wants_ack: false,
+            payload: payload as u64,
+        }
     }
 
     /// The same, and an acknowledgement is asked for.
     #[must_use]
     pub fn acknowledged(self) -> Self {
-        Self { wants_ack: true, ..self }
+        Self {
+            wants_ack: true,
+            ..self
+        }
     }
 
     /// A question for bytes of these places.
     #[must_use]
     pub fn read(rows: &Rows) -> Self {
-        Self { kind: FrameKind::Read(rows.len() as u8), data: None, wants_ack: false, payload: 0 }
+        Self {
+            kind: FrameKind::Read(rows.len() as u8),
+            data: None,
+            wants_ack: false,
+            payload: 0,
+        }
     }
 
     /// Bytes for these places. An acknowledgement is asked for: it comes when they are there.
     #[must_use]
     pub fn write(rows: &Rows, data: Option<u64>, payload: usize) -> Self {
         let kind = FrameKind::Write(rows.len() as u8);
-        Self { kind, data, wants_ack: true, payload: payload as u64 }
+        Self {
+            kind,
+            data,
+            wants_ack: true,
+            payload: payload as u64,
+        }
     }
 
-    /// Operands for a place of a peer that has such operations. Acknowledged, unless there is an answer.
+    /// Operands for a place of a peer that has such operations. Acknowledged, unless there is an
+    /// answer.
     #[must_use]
     pub fn atomic(atomic: Welcome<AtomicSpec>, answers: bool, payload: usize) -> Self {
         let kind = FrameKind::Atomic(atomic.into_inner());
-        Self { kind, data: None, wants_ack: !answers, payload: payload as u64 }
+        Self {
+            kind,
+            data: None,
+            wants_ack: !answers,
+            payload: payload as u64,
+        }
     }
 
-    /// The answer to a question, of so many bytes; to a peer that `checks` it with a verdict behind them.
+    /// The answer to a question, of so many bytes; to a peer that `checks` it with a verdict behind
+    /// them.
     pub(super) fn answer(checks: bool, len: u64) -> Self {
-        let (kind, more) = if checks { (FrameKind::Checked, VERDICT as u64) } else { (FrameKind::Answer, 0) };
-        Self { kind, data: None, wants_ack: false, payload: len + more }
+        let (kind, more) = if checks {
+            (FrameKind::Checked, VERDICT as u64)
+        } else {
+            (FrameKind::Answer, 0)
+        };
+        Self {
+            kind,
+            data: None,
+            wants_ack: false,
+            payload: len + more,
+        }
     }
 
     /// The refusal of a question.
     pub(super) fn refused(denial: Denial) -> Self {
-        Self { kind: FrameKind::Refused(denial.into()), data: None, wants_ack: false, payload: 0 }
+        Self {
+            kind: FrameKind::Refused(denial.into()),
+            data: None,
+            wants_ack: false,
+            payload: 0,
+        }
     }
 
     /// The answer to a frame that asked for it.
     #[must_use]
     pub fn ack(owed: Owed) -> Self {
         let kind = owed.0.map_or(FrameKind::Ack, FrameKind::Refused);
-        Self { kind, data: None, wants_ack: false, payload: 0 }
+        Self {
+            kind,
+            data: None,
+            wants_ack: false,
+            payload: 0,
+        }
     }
 
     /// What is owed for this frame once all of it has arrived.
@@ -149,15 +196,25 @@ impl Frame {
         self.wants_ack.then_some(Owed(None))
     }
 
-    /// Writes the header with this number into the room, and returns its length. The rows are those it was made for.
+    /// Writes the header with this number into the room, and returns its length. The rows are those
+    /// it was made for.
     #[inline(always)] // on the way of a small message
-    pub fn encode(&self, rows: &[Row], order: Order, number: u8, into: &mut [u8; LONGEST_HEADER]) -> usize {
+    pub fn encode(
+        &self,
+        rows: &[Row],
+        order: Order,
+        number: u8,
+        into: &mut [u8; LONGEST_HEADER],
+    ) -> usize {
         let mut len = BASE;
         let mut extend = |value: u64| {
             into[len..len + 8].copy_from_slice(&order.put_u64(value));
             len += 8;
         };
-        let code = if matches!(self.kind, FrameKind::Message | FrameKind::Tagged(_) | FrameKind::Ack) {
+        let code = if matches!(
+            self.kind,
+            FrameKind::Message | FrameKind::Tagged(_) | FrameKind::Ack
+        ) {
             if let Some(data) = self.data {
                 extend(data);
             }
@@ -170,8 +227,8 @@ impl Frame {
             (code, len) = self.extend(rows, order, into);
             code
         };
-        let flags =
-            if self.data.is_some() { HAS_DATA } else { 0 } | if self.wants_ack { WANTS_ACK } else { 0 };
+        let flags = if self.data.is_some() { HAS_DATA } else { 0 }
+            | if self.wants_ack { WANTS_ACK } else { 0 };
         into[0] = VERSION;
         into[1] = code;
         into[2..4].copy_from_slice(&order.put_u16(flags));
@@ -183,7 +240,8 @@ impl Frame {
         len
     }
 
-    /// Writes the words of a frame that is no message; returns its code, and the length of the header.
+    /// Writes the words of a frame that is no message; returns its code, and the length of the
+    /// header.
     #[cold]
     fn extend(&self, rows: &[Row], order: Order, into: &mut [u8; LONGEST_HEADER]) -> (u8, usize) {
         let mut len = BASE;
@@ -211,7 +269,9 @@ impl Frame {
             FrameKind::Checked => CHECKED,
         };
         for row in rows {
-            [row.addr, row.len, row.key].into_iter().for_each(&mut extend);
+            [row.addr, row.len, row.key]
+                .into_iter()
+                .for_each(&mut extend);
         }
         (code, len)
     }
@@ -232,7 +292,9 @@ impl Frame {
         order: Order,
         is_rxm: bool,
     ) -> Result<Option<(Self, usize)>, Broken> {
-        let Some(base) = bytes.first_chunk::<BASE>() else { return Ok(None) };
+        let Some(base) = bytes.first_chunk::<BASE>() else {
+            return Ok(None);
+        };
         let [_, code, f0, f1, op, rows, len, _, total @ ..] = *base;
         let (flags, len, total) = (order.u16([f0, f1]), usize::from(len), order.u64(total));
         if !(BASE..=LONGEST_HEADER).contains(&len) {
@@ -241,12 +303,18 @@ impl Frame {
         let Some(payload) = total.checked_sub(len as u64) else {
             return Err(Broken("a frame that is shorter than its header"));
         };
-        let Some(rest) = bytes.get(BASE..len) else { return Ok(None) };
+        let Some(rest) = bytes.get(BASE..len) else {
+            return Ok(None);
+        };
         let mut words = rest.as_chunks::<8>().0.iter().map(|word| order.u64(*word));
         let mut next = || words.next().ok_or(Broken("a header that lacks a part"));
         let has_data = flags & HAS_DATA != 0;
         let (mut data, mut extended) = (None, 0);
-        let code = if is_rxm && code == MESSAGE && flags & RAW_TAGGED != 0 { TAGGED } else { code };
+        let code = if is_rxm && code == MESSAGE && flags & RAW_TAGGED != 0 {
+            TAGGED
+        } else {
+            code
+        };
         let kind = match (code, op) {
             (MESSAGE, ACK) if payload > 0 || len > BASE => {
                 return Err(Broken("an acknowledgement with something in it"));
@@ -273,7 +341,15 @@ impl Frame {
             return Err(Broken("a header whose length is not that of its parts"));
         }
         let wants_ack = flags & (WANTS_ACK | WANTS_COMMIT) != 0;
-        Ok(Some((Self { kind, data, wants_ack, payload }, len)))
+        Ok(Some((
+            Self {
+                kind,
+                data,
+                wants_ack,
+                payload,
+            },
+            len,
+        )))
     }
 }
 
@@ -307,7 +383,11 @@ fn one_sided(
             let (word, detail) = (next()?, next()?);
             let why = Denied::from_words(word & 0xff, detail);
             let why = why.ok_or(Broken("a refusal of nothing"))?;
-            let denial = Denial { asked: word >> 16 & 1 == 1, row: (word >> 8) as u8, why };
+            let denial = Denial {
+                asked: word >> 16 & 1 == 1,
+                row: (word >> 8) as u8,
+                why,
+            };
             (FrameKind::Refused(denial.into()), None, 16)
         }
         CHECKED => (FrameKind::Checked, None, 0),

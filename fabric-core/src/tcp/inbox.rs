@@ -17,7 +17,8 @@ mod packets;
 
 use aside::Aside;
 
-/// The longest message that is taken: more than any memory, and far from where sums of lengths would end.
+/// The longest message that is taken: more than any memory, and far from where sums of lengths
+/// would end.
 pub const MAX_MESSAGE: usize = 1 << 40;
 /// Bytes of the operands and comparands of one atomic operation.
 const MOST_OPERANDS: u64 = 2 * MAX_ATOMIC as u64;
@@ -43,8 +44,9 @@ pub struct Inbox {
     patience: Patience,
 }
 
-/// Whether a message that comes while no receive is posted stays where it is for another look: the program is often
-/// about to post some, and a message that nobody has asked for costs a buffer and a copy more.
+/// Whether a message that comes while no receive is posted stays where it is for another look: the
+/// program is often about to post some, and a message that nobody has asked for costs a buffer and
+/// a copy more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Patience {
     /// It is buffered.
@@ -91,8 +93,9 @@ struct Found<'a> {
 pub struct Taken {
     /// How many were used. The rest is to be shown again, with more behind it.
     pub bytes: usize,
-    /// What comes next cannot be taken now: a message that is nobody's, and for which there is no room; a write to memory
-    /// that its owner has in hand, or of which it cannot be told. It stays where it is.
+    /// What comes next cannot be taken now: a message that is nobody's, and for which there is no
+    /// room; a write to memory that its owner has in hand, or of which it cannot be told. It stays
+    /// where it is.
     pub held: bool,
     /// So many answers are owed that no more is listened to: to be shown again when some have left.
     pub is_full: bool,
@@ -111,13 +114,26 @@ impl Inbox {
         let (asked, replies) = (Asked::default(), Replies::new());
         let aside = Aside::default();
         let patience = Patience::None;
-        Self { order, has_tags: true, landing: None, stuck: None, asked, replies, rxm: None, aside, patience }
+        Self {
+            order,
+            has_tags: true,
+            landing: None,
+            stuck: None,
+            asked,
+            replies,
+            rxm: None,
+            aside,
+            patience,
+        }
     }
 
     /// The same, of a connection on which RXM is spoken.
     #[must_use]
     pub fn of_rxm(order: Order, rxm: Incoming) -> Self {
-        Self { rxm: Some(Box::new(rxm)), ..Self::new(order) }
+        Self {
+            rxm: Some(Box::new(rxm)),
+            ..Self::new(order)
+        }
     }
 
     /// Whether bytes of a message that was offered are to be asked for.
@@ -126,7 +142,8 @@ impl Inbox {
         self.rxm.as_ref().is_some_and(|rxm| rxm.wants())
     }
 
-    /// Asks for the next bytes of a message that was offered: the place, which the peer is to be asked for at once.
+    /// Asks for the next bytes of a message that was offered: the place, which the peer is to be
+    /// asked for at once.
     pub fn ask(&mut self) -> Option<Row> {
         let row = self.rxm.as_mut()?.ask()?;
         self.asked.expect_piece(row.len as usize);
@@ -138,8 +155,8 @@ impl Inbox {
         self.has_tags = false;
     }
 
-    /// What it needs to know to serve the memory of this side: the endpoint, whether peers may reach memory through it, and whether it wants to hear of everything
-    /// that is done to it.
+    /// What it needs to know to serve the memory of this side: the endpoint, whether peers may
+    /// reach memory through it, and whether it wants to hear of everything that is done to it.
     pub fn serve(&mut self, ep: EpId, is_target: bool, heeds: bool) {
         (self.replies.ep, self.replies.is_target, self.replies.heeds) = (ep, is_target, heeds);
     }
@@ -195,11 +212,19 @@ impl Inbox {
                 }
                 continue;
             }
-            let Some((frame, header)) = Frame::decode_in(rest, self.order, is_rxm)? else { return Ok(taken) };
-            let found = Found { frame: &frame, header, bytes: rest };
+            let Some((frame, header)) = Frame::decode_in(rest, self.order, is_rxm)? else {
+                return Ok(taken);
+            };
+            let found = Found {
+                frame: &frame,
+                header,
+                bytes: rest,
+            };
             let goes_on = match frame.kind {
                 FrameKind::Tagged(_) if !self.has_tags => {
-                    return Err(Broken("a tagged message, which this endpoint does not take"));
+                    return Err(Broken(
+                        "a tagged message, which this endpoint does not take",
+                    ));
                 }
                 FrameKind::Message | FrameKind::Tagged(_) if is_rxm => {
                     self.take_or_keep(&found, who, rx, host, &mut taken)?
@@ -226,7 +251,11 @@ impl Inbox {
         taken: &mut Taken,
     ) -> bool {
         let len = envelope.len;
-        if let Some(message) = found.bytes.get(found.header..).and_then(|rest| rest.get(..len)) {
+        if let Some(message) = found
+            .bytes
+            .get(found.header..)
+            .and_then(|rest| rest.get(..len))
+        {
             match self.patience {
                 Patience::None => {}
                 _ if rx.has_receives() => self.patience = Patience::Left,
@@ -250,12 +279,17 @@ impl Inbox {
                 return false;
             };
             taken.bytes += found.header;
-            self.landing = Some(Landing::Message { id, left: len, owes: found.frame.owes() });
+            self.landing = Some(Landing::Message {
+                id,
+                left: len,
+                owes: found.frame.owes(),
+            });
         }
         true
     }
 
-    /// A frame begins that is no message. False when more of it has to come first, or it has to wait.
+    /// A frame begins that is no message. False when more of it has to come first, or it has to
+    /// wait.
     #[cold]
     fn one_sided(
         &mut self,
@@ -274,21 +308,32 @@ impl Inbox {
                 return Ok(false);
             }
             FrameKind::Read(count) => self.replies.question(&rows(count), host)?,
-            FrameKind::Write(count) => match Write::begin(frame, &rows(count), &self.replies, host)? {
-                Ok(write) => self.landing = Some(Landing::Write(write)),
-                Err(stuck) => {
-                    (self.stuck, taken.held) = (Some(stuck), true);
-                    return Ok(false);
+            FrameKind::Write(count) => {
+                match Write::begin(frame, &rows(count), &self.replies, host)? {
+                    Ok(write) => self.landing = Some(Landing::Write(write)),
+                    Err(stuck) => {
+                        (self.stuck, taken.held) = (Some(stuck), true);
+                        return Ok(false);
+                    }
                 }
-            },
+            }
             FrameKind::Atomic(spec) => {
                 if frame.payload > MOST_OPERANDS {
-                    return Err(Broken("an atomic operation with more operands than there may be"));
+                    return Err(Broken(
+                        "an atomic operation with more operands than there may be",
+                    ));
                 }
                 let Some(operands) = bytes.get(header..header + frame.payload as usize) else {
                     return Ok(false);
                 };
-                match atomics::frame((frame, spec), &rows(1), operands, source, &mut self.replies, host)? {
+                match atomics::frame(
+                    (frame, spec),
+                    &rows(1),
+                    operands,
+                    source,
+                    &mut self.replies,
+                    host,
+                )? {
                     Headway::Done(used, owed) => {
                         taken.bytes += used;
                         taken.owed.extend(self.replies.behind(owed));
@@ -303,9 +348,16 @@ impl Inbox {
             FrameKind::Answer | FrameKind::Checked => {
                 let is_checked = frame.kind == FrameKind::Checked;
                 let more = if is_checked { VERDICT as u64 } else { 0 };
-                let len = frame.payload.checked_sub(more).ok_or(Broken("an answer without a verdict"))?;
+                let len = frame
+                    .payload
+                    .checked_sub(more)
+                    .ok_or(Broken("an answer without a verdict"))?;
                 let len = self.asked.begins(len)?;
-                self.landing = Some(Landing::Answer { have: 0, len, is_checked });
+                self.landing = Some(Landing::Answer {
+                    have: 0,
+                    len,
+                    is_checked,
+                });
             }
             FrameKind::Refused(ref denial) => self.asked.refused(**denial, host)?,
         }
@@ -313,7 +365,8 @@ impl Inbox {
         Ok(true)
     }
 
-    /// Bytes of a frame that is no message. False when more of them have to come first, or they have to wait.
+    /// Bytes of a frame that is no message. False when more of them have to come first, or they
+    /// have to wait.
     #[cold]
     fn land(
         &mut self,
@@ -339,11 +392,16 @@ impl Inbox {
                     return Ok(false);
                 }
             },
-            Some(Landing::Answer { have, len, is_checked }) => {
+            Some(Landing::Answer {
+                have,
+                len,
+                is_checked,
+            }) => {
                 let count = bytes.len().min(*len - *have);
                 if count > 0 {
                     let is_placed = self.asked.place(*have, &bytes[..count], host);
-                    if !is_placed && let Some(id) = self.rxm.as_ref().and_then(|rxm| rxm.awaited()) {
+                    if !is_placed && let Some(id) = self.rxm.as_ref().and_then(|rxm| rxm.awaited())
+                    {
                         rx.land(host, id, &&bytes[..count]);
                     }
                     *have += count;
@@ -354,8 +412,14 @@ impl Inbox {
                 }
                 let mut denied = None;
                 if *is_checked {
-                    let Some(words) = bytes.get(count..count + VERDICT) else { return Ok(false) };
-                    let mut words = words.as_chunks::<8>().0.iter().map(|word| self.order.u64(*word));
+                    let Some(words) = bytes.get(count..count + VERDICT) else {
+                        return Ok(false);
+                    };
+                    let mut words = words
+                        .as_chunks::<8>()
+                        .0
+                        .iter()
+                        .map(|word| self.order.u64(*word));
                     let mut next = || words.next().unwrap_or_default();
                     denied = verdict([next(), next()]);
                     taken.bytes += VERDICT;
@@ -390,9 +454,16 @@ impl Inbox {
         begun
     }
 
-    /// Whether what waits at the start of these bytes, of which `take` has said that it was held, can be taken now.
+    /// Whether what waits at the start of these bytes, of which `take` has said that it was held,
+    /// can be taken now.
     #[must_use]
-    pub fn is_wanted(&mut self, bytes: &[u8], who: Who, rx: &RxContext, host: &mut dyn Host) -> bool {
+    pub fn is_wanted(
+        &mut self,
+        bytes: &[u8],
+        who: Who,
+        rx: &RxContext,
+        host: &mut dyn Host,
+    ) -> bool {
         match (&self.stuck, &mut self.landing) {
             (Some(Stuck::Memory(memory)), _) => {
                 let is_there = memory.begin();
@@ -409,15 +480,31 @@ impl Inbox {
         if self.has_aside() {
             return self.is_aside_wanted(who, rx);
         }
-        self.waiting(bytes, who).is_some_and(|envelope| rx.would_take(&envelope))
+        self.waiting(bytes, who)
+            .is_some_and(|envelope| rx.would_take(&envelope))
     }
 }
 
 /// What the receive context is shown. It counts arrivals.
 fn envelope(frame: &Frame, (peer, source): Who) -> Result<Envelope, Broken> {
-    let Some(len) = usize::try_from(frame.payload).ok().filter(|len| *len <= MAX_MESSAGE) else {
+    let Some(len) = usize::try_from(frame.payload)
+        .ok()
+        .filter(|len| *len <= MAX_MESSAGE)
+    else {
         return Err(Broken("a message longer than memory"));
     };
-    let tag = if let FrameKind::Tagged(tag) = frame.kind { Some(tag) } else { None };
-    Ok(Envelope { peer, source, tag, len, data: frame.data, arrival: 0, receipt: None })
+    let tag = if let FrameKind::Tagged(tag) = frame.kind {
+        Some(tag)
+    } else {
+        None
+    };
+    Ok(Envelope {
+        peer,
+        source,
+        tag,
+        len,
+        data: frame.data,
+        arrival: 0,
+        receipt: None,
+    })
 }

@@ -1,8 +1,9 @@
 //! What the peer of a connection is known to take, beyond what every one does.
 //!
-//! Endpoints that connect on demand say that they are of this library in what they ask each other with
-//! ([`Hello`](super::Hello)). What connected ones ask with is the program's, and what is asked in RXM has no room for it, so they say it
-//! in the control message itself, in bytes that libfabric writes as 0 and does not look at.
+//! Endpoints that connect on demand say that they are of this library in what they ask each other
+//! with ([`Hello`](super::Hello)). What connected ones ask with is the program's, and what is asked
+//! in RXM has no room for it, so they say it in the control message itself, in bytes that libfabric
+//! writes as 0 and does not look at.
 
 use crate::atomic::AtomicSpec;
 use crate::flags::Caps;
@@ -14,7 +15,8 @@ use super::ControlKind;
 pub(super) const AT: std::ops::Range<usize> = 8..24;
 const BYTES: usize = 16;
 
-/// A request begins its mark with this, and an acceptance with that: who gives back what it was asked with says nothing of itself.
+/// A request begins its mark with this, and an acceptance with that: who gives back what it was
+/// asked with says nothing of itself.
 const ASKS: [u8; 8] = *b"fabric-?";
 const ANSWERS: [u8; 8] = *b"fabric-!";
 /// Later versions may say more. What this one says they say as well.
@@ -23,8 +25,8 @@ const VERSION: u8 = 1;
 const TAGS: u32 = 1;
 const ATOMICS: u32 = 2;
 
-/// What an endpoint that is connected, or speaks RXM, says of itself to one of this library: what it takes. That it
-/// says anything means that it understands refusals, and verdicts behind answers.
+/// What an endpoint that is connected, or speaks RXM, says of itself to one of this library: what
+/// it takes. That it says anything means that it understands refusals, and verdicts behind answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     tags: bool,
@@ -35,13 +37,19 @@ impl Mark {
     /// Of an endpoint with these capabilities.
     #[must_use]
     pub fn of(caps: Caps) -> Self {
-        Self { tags: caps.contains(Caps::TAGGED), atomics: caps.contains(Caps::ATOMIC) }
+        Self {
+            tags: caps.contains(Caps::TAGGED),
+            atomics: caps.contains(Caps::ATOMIC),
+        }
     }
 
-    /// The bytes, in a message of this kind: eight that say whose they are, the version, three of nothing, and a word of bits.
+    /// The bytes, in a message of this kind: eight that say whose they are, the version, three of
+    /// nothing, and a word of bits.
     pub(super) fn encode(self, kind: ControlKind) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
-        let Some(begin) = beginning(kind) else { return bytes };
+        let Some(begin) = beginning(kind) else {
+            return bytes;
+        };
         bytes[..8].copy_from_slice(&begin);
         bytes[8] = VERSION;
         let takes = if self.tags { TAGS } else { 0 } | if self.atomics { ATOMICS } else { 0 };
@@ -49,14 +57,35 @@ impl Mark {
         bytes
     }
 
-    /// What these bytes of a message of this kind say, if they are a mark. Bits that mean nothing here are not looked at.
+    /// What these bytes of a message of this kind say, if they are a mark. Bits that mean nothing
+    /// here are not looked at.
     pub(super) fn decode(kind: ControlKind, bytes: &[u8]) -> Option<Self> {
-        let [b0, b1, b2, b3, b4, b5, b6, b7, version, _, _, _, t0, t1, t2, t3] = *bytes.as_array()?;
+        let [
+            b0,
+            b1,
+            b2,
+            b3,
+            b4,
+            b5,
+            b6,
+            b7,
+            version,
+            _,
+            _,
+            _,
+            t0,
+            t1,
+            t2,
+            t3,
+        ] = *bytes.as_array()?;
         if beginning(kind)? != [b0, b1, b2, b3, b4, b5, b6, b7] || version < VERSION {
             return None;
         }
         let takes = u32::from_be_bytes([t0, t1, t2, t3]);
-        Some(Self { tags: takes & TAGS != 0, atomics: takes & ATOMICS != 0 })
+        Some(Self {
+            tags: takes & TAGS != 0,
+            atomics: takes & ATOMICS != 0,
+        })
     }
 }
 
@@ -69,7 +98,8 @@ fn beginning(kind: ControlKind) -> Option<[u8; 8]> {
     }
 }
 
-/// What a peer is known to take. What it may not survive can only be said to one that takes it: see [`Welcome`].
+/// What a peer is known to take. What it may not survive can only be said to one that takes it: see
+/// [`Welcome`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Takes {
     tags: bool,
@@ -77,8 +107,8 @@ pub struct Takes {
     is_kin: bool,
 }
 
-/// Something that the peer of a connection takes. There is no other way to one than to ask [`Takes`], and none to a frame that
-/// needs it.
+/// Something that the peer of a connection takes. There is no other way to one than to ask
+/// [`Takes`], and none to a frame that needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome<T>(T);
 
@@ -89,19 +119,29 @@ impl<T> Welcome<T> {
 }
 
 impl Takes {
-    /// Of an endpoint that talks with many, which takes tags, and may be of this library and take everything.
+    /// Of an endpoint that talks with many, which takes tags, and may be of this library and take
+    /// everything.
     #[must_use]
     pub fn of_many(is_kin: bool) -> Self {
-        Self { tags: true, atomics: is_kin, is_kin }
+        Self {
+            tags: true,
+            atomics: is_kin,
+            is_kin,
+        }
     }
 
-    /// Of an endpoint that is connected with this one, and has marked what it says, or has not. A libfabric peer takes tags
-    /// only where it has a shared receive context, of which the wire says nothing, and does not survive them elsewhere: what
-    /// it sends is no proof. So that is the `promise` of a program that knows it; who says itself what it takes knows better.
+    /// Of an endpoint that is connected with this one, and has marked what it says, or has not. A
+    /// libfabric peer takes tags only where it has a shared receive context, of which the wire says
+    /// nothing, and does not survive them elsewhere: what it sends is no proof. So that is the
+    /// `promise` of a program that knows it; who says itself what it takes knows better.
     #[must_use]
     pub fn of_one(mark: Option<Mark>, promise: bool) -> Self {
         let tags = mark.map_or(promise, |mark| mark.tags);
-        Self { tags, atomics: mark.is_some_and(|mark| mark.atomics), is_kin: mark.is_some() }
+        Self {
+            tags,
+            atomics: mark.is_some_and(|mark| mark.atomics),
+            is_kin: mark.is_some(),
+        }
     }
 
     /// Whether it is of this library, and understands what no other does.
@@ -117,9 +157,9 @@ impl Takes {
     #[inline]
     pub fn tag(self, tag: Option<u64>) -> Result<Option<Welcome<u64>>> {
         match tag {
-            Some(_) if !self.tags => {
-                Err(Error::NotSupported("tagged messages to a connected peer that is not known to take them"))
-            }
+            Some(_) if !self.tags => Err(Error::NotSupported(
+                "tagged messages to a connected peer that is not known to take them",
+            )),
             tag => Ok(tag.map(Welcome)),
         }
     }

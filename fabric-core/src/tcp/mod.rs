@@ -15,7 +15,8 @@
 //! | `offers` | messages of this side that the peer may read where they lie |
 //! | `rxm` | the other dialect |
 //!
-//! Control version 3 and data version 3: in use since libfabric 1.8, and between endpoints of both ages.
+//! Control version 3 and data version 3: in use since libfabric 1.8, and between endpoints of both
+//! ages.
 
 mod asked;
 mod atomics;

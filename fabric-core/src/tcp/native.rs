@@ -1,18 +1,20 @@
-//! Endpoints that connect on demand: what they say of themselves, and which connection stays when both dial at once.
+//! Endpoints that connect on demand: what they say of themselves, and which connection stays when
+//! both dial at once.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
 
 use super::{Dialect, Question};
 
-/// What an endpoint says of itself in the private data of a request, and its peer in the acceptance.
+/// What an endpoint says of itself in the private data of a request, and its peer in the
+/// acceptance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The highest version of the protocol, or the one that was chosen.
     pub version: u8,
-    /// Bit 0: behind a firewall. The others mean nothing to libfabric, which gives none of them back, or, before it knew
-    /// any, those it was asked with: so peers of this library know each other by one number in the request and another
-    /// one in the answer.
+    /// Bit 0: behind a firewall. The others mean nothing to libfabric, which gives none of them
+    /// back, or, before it knew any, those it was asked with: so peers of this library know each
+    /// other by one number in the request and another one in the answer.
     pub features: u8,
     /// Where the asking side listens.
     pub port: u16,
@@ -37,7 +39,12 @@ impl Hello {
     /// What an endpoint asks with.
     #[must_use]
     pub fn new(port: u16, instance: u32) -> Self {
-        Self { version: PLAIN, features: KIN_ASKS, port, instance }
+        Self {
+            version: PLAIN,
+            features: KIN_ASKS,
+            port,
+            instance,
+        }
     }
 
     /// The bytes.
@@ -53,18 +60,33 @@ impl Hello {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let [version, features, p0, p1, i0, i1, i2, i3] = *bytes.as_array()?;
         let instance = u32::from_be_bytes([i0, i1, i2, i3]);
-        Some(Self { version, features, port: u16::from_be_bytes([p0, p1]), instance })
+        Some(Self {
+            version,
+            features,
+            port: u16::from_be_bytes([p0, p1]),
+            instance,
+        })
     }
 
     /// The answer to a request with this: the plain version, said as the asking side expects it.
     #[must_use]
     pub fn accepted_by(self, instance: u32) -> Self {
-        let version = if self.version == PLAIN { PLAIN } else { PLAIN | CHOSEN };
+        let version = if self.version == PLAIN {
+            PLAIN
+        } else {
+            PLAIN | CHOSEN
+        };
         let kin = if self.is_kin() { KIN_ANSWERS } else { 0 };
-        Self { version, features: self.features & FIREWALLED | kin, port: self.port, instance }
+        Self {
+            version,
+            features: self.features & FIREWALLED | kin,
+            port: self.port,
+            instance,
+        }
     }
 
-    /// Whether who asks with this is of this library, and of an age to understand what only that says.
+    /// Whether who asks with this is of this library, and of an age to understand what only that
+    /// says.
     #[must_use]
     pub fn is_kin(self) -> bool {
         self.features & !FIREWALLED == KIN_ASKS
@@ -101,11 +123,17 @@ pub enum Verdict {
     Refuse,
 }
 
-/// What becomes of a request from this peer. When both ask at once the connection stays that the greater address has
-/// asked for; a peer that was started again replaces what there was before. When both ask in different dialects the
-/// one in RXM stays, whose asking side may not understand the other.
+/// What becomes of a request from this peer. When both ask at once the connection stays that the
+/// greater address has asked for; a peer that was started again replaces what there was before.
+/// When both ask in different dialects the one in RXM stays, whose asking side may not understand
+/// the other.
 #[must_use]
-pub fn arbitrate(ours: SocketAddr, theirs: SocketAddr, question: &Question, rivals: Rivals) -> Verdict {
+pub fn arbitrate(
+    ours: SocketAddr,
+    theirs: SocketAddr,
+    question: &Question,
+    rivals: Rivals,
+) -> Verdict {
     match (rivals, rank(theirs).cmp(&rank(ours))) {
         (Rivals::None, _) => Verdict::Accept,
         (_, Ordering::Equal) => Verdict::Both,
@@ -121,7 +149,8 @@ pub fn arbitrate(ours: SocketAddr, theirs: SocketAddr, question: &Question, riva
     }
 }
 
-/// Addresses are compared as they are written on the wire: the bytes of the address, then those of the port.
+/// Addresses are compared as they are written on the wire: the bytes of the address, then those of
+/// the port.
 fn rank(at: SocketAddr) -> (Vec<u8>, u16) {
     let bytes = match at.ip() {
         IpAddr::V4(ip) => ip.octets().to_vec(),

@@ -34,7 +34,8 @@ pub(super) struct Part {
 }
 
 impl Offers {
-    /// The message of this operation may be read from now on: where, by the name of a number that is the message's too.
+    /// The message of this operation may be read from now on: where, by the name of a number that
+    /// is the message's too.
     pub fn add(&mut self, op: OpKey, tag: Option<u64>, len: usize, host: &dyn Host) -> Row {
         // A key of the domain's stays what it is.
         let key = loop {
@@ -45,7 +46,11 @@ impl Offers {
             }
         };
         self.list.push(Offered { key, op, tag, len });
-        Row { addr: 0, len: len as u64, key }
+        Row {
+            addr: 0,
+            len: len as u64,
+            key,
+        }
     }
 
     /// Whether nothing is offered.
@@ -89,7 +94,11 @@ impl Offers {
 fn part(offered: &Offered, row: &Row) -> Option<Part> {
     let end = row.addr.checked_add(row.len)?;
     let is_within = end <= offered.len as u64;
-    is_within.then_some(Part { op: offered.op, at: row.addr as usize, len: row.len as usize })
+    is_within.then_some(Part {
+        op: offered.op,
+        at: row.addr as usize,
+        len: row.len as usize,
+    })
 }
 
 /// A message that was read.
@@ -102,6 +111,9 @@ impl Fetched {
     }
 
     pub(super) fn end(self, host: &mut dyn Host) {
-        host.complete(self.0.op, Outcome::ok(Transfer::sent(self.0.len, self.0.tag)));
+        host.complete(
+            self.0.op,
+            Outcome::ok(Transfer::sent(self.0.len, self.0.tag)),
+        );
     }
 }

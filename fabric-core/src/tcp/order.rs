@@ -1,7 +1,7 @@
 //! In which order the peer writes its integers.
 
-/// The order of the bytes of integers in headers. Each side shows its own when the connection begins: where both are
-/// the same it is used, else the order of the network.
+/// The order of the bytes of integers in headers. Each side shows its own when the connection
+/// begins: where both are the same it is used, else the order of the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// Least significant byte first.
@@ -13,9 +13,14 @@ pub enum Order {
 
 impl Order {
     /// The order of this machine.
-    pub const NATIVE: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
+    pub const NATIVE: Self = if cfg!(target_endian = "big") {
+        Self::Big
+    } else {
+        Self::Little
+    };
 
-    /// The order in which a machine writes that has written the integer 1 like this; `None` if it is no 1.
+    /// The order in which a machine writes that has written the integer 1 like this; `None` if it
+    /// is no 1.
     #[must_use]
     pub fn of_probe(probe: [u8; 8]) -> Option<Self> {
         match (u64::from_le_bytes(probe), u64::from_be_bytes(probe)) {

@@ -10,8 +10,8 @@ const ACK_BYTES: usize = 16;
 
 /// The sending half of a connection: bytes that are on their way, and the numbers of frames.
 ///
-/// Short messages are collected here and leave together. Of a long one only the header passes through: its bytes follow
-/// from where they lie.
+/// Short messages are collected here and leave together. Of a long one only the header passes
+/// through: its bytes follow from where they lie.
 #[derive(Debug)]
 pub struct Outbox {
     order: Order,
@@ -34,13 +34,25 @@ impl Outbox {
     #[must_use]
     pub fn new(order: Order) -> Self {
         let (bytes, owed, untold) = (Vec::new(), Vec::new(), Vec::new());
-        Self { order, number: 0, bytes, sent: 0, is_open: false, owed, rxm: None, untold }
+        Self {
+            order,
+            number: 0,
+            bytes,
+            sent: 0,
+            is_open: false,
+            owed,
+            rxm: None,
+            untold,
+        }
     }
 
     /// The same, of a connection on which RXM is spoken.
     #[must_use]
     pub fn of_rxm(order: Order, rxm: Outgoing) -> Self {
-        Self { rxm: Some(rxm), ..Self::new(order) }
+        Self {
+            rxm: Some(rxm),
+            ..Self::new(order)
+        }
     }
 
     /// What is spoken there, if it is RXM.
@@ -55,10 +67,13 @@ impl Outbox {
         &self.bytes[self.sent..]
     }
 
-    /// Bytes that wait for the peer to read: what is pending, and acknowledgements for which it is not the moment yet.
+    /// Bytes that wait for the peer to read: what is pending, and acknowledgements for which it is
+    /// not the moment yet.
     #[must_use]
     pub fn backlog(&self) -> usize {
-        self.pending().len() + self.owed.len() * ACK_BYTES + self.untold.len() * (ACK_BYTES + PREFIX)
+        self.pending().len()
+            + self.owed.len() * ACK_BYTES
+            + self.untold.len() * (ACK_BYTES + PREFIX)
     }
 
     /// So many of them have left.
@@ -66,7 +81,10 @@ impl Outbox {
     /// # Panics
     /// When there are not as many.
     pub fn left(&mut self, count: usize) {
-        assert!(count <= self.pending().len(), "more has left than there was");
+        assert!(
+            count <= self.pending().len(),
+            "more has left than there was"
+        );
         self.sent += count;
         if self.sent == self.bytes.len() {
             self.bytes.clear();
@@ -74,7 +92,8 @@ impl Outbox {
         }
     }
 
-    /// Takes what has not left yet, to be sent in another way. What is added from now on comes behind it.
+    /// Takes what has not left yet, to be sent in another way. What is added from now on comes
+    /// behind it.
     #[must_use]
     pub fn take_pending(&mut self) -> Vec<u8> {
         let mut bytes = std::mem::take(&mut self.bytes);
@@ -90,7 +109,12 @@ impl Outbox {
 
     /// Adds a whole message. False, and nothing is added, while another one is open.
     #[must_use]
-    pub fn push(&mut self, tag: Option<Welcome<u64>>, data: Option<u64>, payload: Payload<'_>) -> bool {
+    pub fn push(
+        &mut self,
+        tag: Option<Welcome<u64>>,
+        data: Option<u64>,
+        payload: Payload<'_>,
+    ) -> bool {
         if let Some(rxm) = &self.rxm {
             let packet = rxm.eager(tag.map(Welcome::into_inner), data, payload.len());
             return self.packet(&packet, payload);
@@ -98,7 +122,8 @@ impl Outbox {
         self.push_frame(&Frame::message(tag, data, payload.len()), &[], payload)
     }
 
-    /// Adds a packet of RXM, with this behind its prefix. False, and nothing is added, while a frame is open.
+    /// Adds a packet of RXM, with this behind its prefix. False, and nothing is added, while a
+    /// frame is open.
     #[must_use]
     pub fn packet(&mut self, packet: &Packet, body: Payload<'_>) -> bool {
         self.packet_of(packet, &[], body)
@@ -109,47 +134,76 @@ impl Outbox {
         if self.is_open {
             return false;
         }
-        self.header(&Frame::message(None, None, PREFIX + first.len() + body.len()), &[]);
+        self.header(
+            &Frame::message(None, None, PREFIX + first.len() + body.len()),
+            &[],
+        );
         self.bytes.extend_from_slice(&packet.encode());
         self.bytes.extend_from_slice(first);
         body.for_each(|_, piece| self.bytes.extend_from_slice(piece));
         true
     }
 
-    /// Offers a message that lies there, and is named like its key. False, and nothing is added, while a frame is open, or
-    /// where RXM is not spoken.
+    /// Offers a message that lies there, and is named like its key. False, and nothing is added,
+    /// while a frame is open, or where RXM is not spoken.
     #[must_use]
     pub fn offer(&mut self, row: Row, tag: Option<u64>, data: Option<u64>) -> bool {
-        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.offer(row, tag, data)) else { return false };
+        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.offer(row, tag, data)) else {
+            return false;
+        };
         self.packet(&packet, Payload::Whole(&encode_offer(row)))
     }
 
-    /// Asks for an atomic operation on so many values in this place. False, and nothing is added, while a frame is open, or
-    /// where RXM is not spoken.
+    /// Asks for an atomic operation on so many values in this place. False, and nothing is added,
+    /// while a frame is open, or where RXM is not spoken.
     #[must_use]
-    pub fn atomic(&mut self, (number, atomic): (u64, Atomic), place: Row, operands: Payload<'_>) -> bool {
-        let packet = self.rxm.as_ref().map(|rxm| rxm.atomic(number, atomic, operands.len()));
+    pub fn atomic(
+        &mut self,
+        (number, atomic): (u64, Atomic),
+        place: Row,
+        operands: Payload<'_>,
+    ) -> bool {
+        let packet = self
+            .rxm
+            .as_ref()
+            .map(|rxm| rxm.atomic(number, atomic, operands.len()));
         packet.is_some_and(|packet| self.packet_of(&packet, &encode_place(place), operands))
     }
 
     /// Says what has come of an atomic operation, between two frames.
-    pub(super) fn respond(&mut self, (number, atomic): (u64, Atomic), status: Status, fetched: &[u8]) {
-        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.response(number, atomic, fetched.len())) else {
+    pub(super) fn respond(
+        &mut self,
+        (number, atomic): (u64, Atomic),
+        status: Status,
+        fetched: &[u8],
+    ) {
+        let Some(packet) = self
+            .rxm
+            .as_ref()
+            .map(|rxm| rxm.response(number, atomic, fetched.len()))
+        else {
             return;
         };
-        let is_said = self.packet_of(&packet, &status.encode(fetched.len()), Payload::Whole(fetched));
+        let is_said = self.packet_of(
+            &packet,
+            &status.encode(fetched.len()),
+            Payload::Whole(fetched),
+        );
         debug_assert!(is_said, "nothing is open");
     }
 
     /// Tells the peer that its message of this number has been read, between two frames.
     pub fn fetched(&mut self, message: u64) {
-        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.done(message)) else { return };
+        let Some(packet) = self.rxm.as_ref().map(|rxm| rxm.done(message)) else {
+            return;
+        };
         if !self.packet(&packet, Payload::Whole(&[])) {
             self.untold.push(packet);
         }
     }
 
-    /// Adds a whole frame, with the places that it names. False, and nothing is added, while another one is open.
+    /// Adds a whole frame, with the places that it names. False, and nothing is added, while
+    /// another one is open.
     #[must_use]
     #[inline]
     pub fn push_frame(&mut self, frame: &Frame, rows: &[Row], payload: Payload<'_>) -> bool {
@@ -161,8 +215,8 @@ impl Outbox {
         true
     }
 
-    /// Begins a frame whose bytes are sent from where they lie, after what is pending. False, and nothing has begun,
-    /// while another one is open.
+    /// Begins a frame whose bytes are sent from where they lie, after what is pending. False, and
+    /// nothing has begun, while another one is open.
     #[must_use]
     pub fn open(&mut self, frame: &Frame, rows: &[Row]) -> bool {
         if self.is_open {
@@ -199,7 +253,8 @@ impl Outbox {
         }
     }
 
-    /// Begins an answer to a question, whose bytes pass through here; to a peer that `checks` it a verdict follows them.
+    /// Begins an answer to a question, whose bytes pass through here; to a peer that `checks` it a
+    /// verdict follows them.
     pub(super) fn begin_answer(&mut self, checks: bool, len: u64) {
         self.header(&Frame::answer(checks, len), &[]);
         self.is_open = true;
@@ -235,7 +290,10 @@ impl Outbox {
 
     /// Nothing of this leaves any more.
     pub fn give_up(&mut self) {
-        *self = Self { rxm: self.rxm.take(), ..Self::new(self.order) };
+        *self = Self {
+            rxm: self.rxm.take(),
+            ..Self::new(self.order)
+        };
     }
 
     #[inline(always)] // on the way of a small message

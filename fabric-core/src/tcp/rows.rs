@@ -21,7 +21,8 @@ pub struct Rows {
 /// One place: what its owner calls its first byte, its length, and the key of its region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Row {
-    /// Where it begins: an address of the owner's, or bytes from the start of the region, as its domain has it.
+    /// Where it begins: an address of the owner's, or bytes from the start of the region, as its
+    /// domain has it.
     pub addr: u64,
     /// Bytes.
     pub len: u64,
@@ -34,7 +35,12 @@ impl Row {
     #[must_use]
     pub fn place(self) -> Remote {
         let len = usize::try_from(self.len).unwrap_or(usize::MAX);
-        Remote { key: self.key, offset: self.addr, len, atomic: None }
+        Remote {
+            key: self.key,
+            offset: self.addr,
+            len,
+            atomic: None,
+        }
     }
 }
 
@@ -42,21 +48,35 @@ impl Rows {
     /// These places; `None` when there are more than one operation can name.
     #[must_use]
     pub fn of(places: &[Remote]) -> Option<Self> {
-        let mut rows = Self { count: places.len(), ..Self::default() };
+        let mut rows = Self {
+            count: places.len(),
+            ..Self::default()
+        };
         for (row, place) in rows.list.get_mut(..places.len())?.iter_mut().zip(places) {
-            *row = Row { addr: place.offset, len: place.len as u64, key: place.key };
+            *row = Row {
+                addr: place.offset,
+                len: place.len as u64,
+                key: place.key,
+            };
         }
         Some(rows)
     }
 
     /// The last so many rows of a header.
     pub(super) fn decode(header: &[u8], count: usize, order: Order) -> Self {
-        let mut rows = Self { count: count.min(MOST_ROWS), ..Self::default() };
+        let mut rows = Self {
+            count: count.min(MOST_ROWS),
+            ..Self::default()
+        };
         let bytes = &header[header.len().saturating_sub(rows.count * ROW)..];
         let mut words = bytes.as_chunks::<8>().0.iter().map(|word| order.u64(*word));
         let mut next = || words.next().unwrap_or_default();
         for row in &mut rows.list[..rows.count] {
-            *row = Row { addr: next(), len: next(), key: next() };
+            *row = Row {
+                addr: next(),
+                len: next(),
+                key: next(),
+            };
         }
         rows
     }
@@ -64,7 +84,8 @@ impl Rows {
     /// Bytes of all places together; `None` when that is no number.
     #[must_use]
     pub fn total(&self) -> Option<u64> {
-        self.iter().try_fold(0u64, |sum, row| sum.checked_add(row.len))
+        self.iter()
+            .try_fold(0u64, |sum, row| sum.checked_add(row.len))
     }
 }
 

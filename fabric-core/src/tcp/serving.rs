@@ -1,10 +1,11 @@
 //! What a peer does to memory of this side: answers to its questions.
 //!
-//! A question waits, with nothing but the places that it names, until there is room for its answer; long answers are made
-//! piece by piece, between two messages. So a peer that asks for much and reads nothing costs a bounded number of
-//! questions and one piece, and may have to wait until it reads. How many bytes it may ask for has no limit: they lie where they
-//! are anyway, and two peers that each ask for much would both stop listening, and never read what they have asked for.
-//! What atomic operations fetch is here from the beginning, and has a limit.
+//! A question waits, with nothing but the places that it names, until there is room for its answer;
+//! long answers are made piece by piece, between two messages. So a peer that asks for much and
+//! reads nothing costs a bounded number of questions and one piece, and may have to wait until it
+//! reads. How many bytes it may ask for has no limit: they lie where they are anyway, and two peers
+//! that each ask for much would both stop listening, and never read what they have asked for. What
+//! atomic operations fetch is here from the beginning, and has a limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,10 +48,21 @@ fn find(rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Denial>
     let mut spots = Vec::with_capacity(rows.len());
     for (number, row) in rows.iter().enumerate() {
         let place = row.place();
-        let refused = |why| Denial { asked: kind.fills(), row: number as u8, why };
-        let (region, at) = Denied::check(host.region(place.key), kind, &place, place.len).map_err(refused)?;
+        let refused = |why| Denial {
+            asked: kind.fills(),
+            row: number as u8,
+            why,
+        };
+        let (region, at) =
+            Denied::check(host.region(place.key), kind, &place, place.len).map_err(refused)?;
         let (memory, heeds) = (region.memory.clone(), region.heeds);
-        spots.push(Spot { memory, at, len: place.len, key: place.key, heeds });
+        spots.push(Spot {
+            memory,
+            at,
+            len: place.len,
+            key: place.key,
+            heeds,
+        });
     }
     Ok(spots)
 }
@@ -115,7 +127,16 @@ impl Replies {
     pub(super) fn new() -> Self {
         let (offers, queue) = (Offers::default(), VecDeque::new());
         let (ep, begun) = (EpId(0), None);
-        Self { ep, heeds: false, is_target: false, is_kin: false, offers, queue, kept: 0, begun }
+        Self {
+            ep,
+            heeds: false,
+            is_target: false,
+            is_kin: false,
+            offers,
+            queue,
+            kept: 0,
+            begun,
+        }
     }
 
     /// Whether nothing is owed.
@@ -139,7 +160,9 @@ impl Replies {
     /// Whether all that waits is for an owner who has the memory in hand.
     #[must_use]
     pub fn is_in_hand(&self) -> bool {
-        let Some(Due::Places(spots)) = self.queue.front() else { return false };
+        let Some(Due::Places(spots)) = self.queue.front() else {
+            return false;
+        };
         match self.begun {
             None => !spots.iter().all(is_there),
             Some(at) => spots.get(at.spot).is_some_and(|spot| !is_there(spot)),
@@ -156,7 +179,8 @@ impl Replies {
         self.queue.push_back(Due::Response(to, status, fetched));
     }
 
-    /// Has an acknowledgement keep its place behind the answers that are owed; gives it back when there are none.
+    /// Has an acknowledgement keep its place behind the answers that are owed; gives it back when
+    /// there are none.
     pub(super) fn behind(&mut self, owed: Option<Owed>) -> Option<Owed> {
         if owed.is_some() && !self.queue.is_empty() {
             self.queue.push_back(Due::Ack(owed));
@@ -170,9 +194,18 @@ impl Replies {
     }
 
     /// Checks all places of an operation.
-    pub(super) fn find(&self, rows: &Rows, kind: OpKind, host: &dyn Host) -> Result<Vec<Spot>, Denial> {
+    pub(super) fn find(
+        &self,
+        rows: &Rows,
+        kind: OpKind,
+        host: &dyn Host,
+    ) -> Result<Vec<Spot>, Denial> {
         if !self.is_target && !rows.is_empty() {
-            return Err(Denial { asked: kind.fills(), row: 0, why: Denied::Unknown });
+            return Err(Denial {
+                asked: kind.fills(),
+                row: 0,
+                why: Denied::Unknown,
+            });
         }
         find(rows, kind, host)
     }
@@ -204,7 +237,13 @@ impl Replies {
             self.give_up();
         }
         taken.end(host);
-        if is_early { Err(Broken("word that a message was read which is still being read")) } else { Ok(()) }
+        if is_early {
+            Err(Broken(
+                "word that a message was read which is still being read",
+            ))
+        } else {
+            Ok(())
+        }
     }
 
     /// Nothing that was offered will be read.
@@ -219,8 +258,8 @@ impl Replies {
         (self.kept, self.begun) = (0, None);
     }
 
-    /// Answers, as long as fewer than `most` bytes wait to be sent. None begins after so many bytes as make a `turn`: what
-    /// else is to be sent to this peer comes between two answers.
+    /// Answers, as long as fewer than `most` bytes wait to be sent. None begins after so many bytes
+    /// as make a `turn`: what else is to be sent to this peer comes between two answers.
     ///
     /// # Errors
     /// An answer that was begun cannot be finished: the connection has to end.
@@ -233,7 +272,9 @@ impl Replies {
     ) -> Result<Replying, Broken> {
         let before = outbox.pending().len();
         loop {
-            let Some(first) = self.queue.front_mut() else { return Ok(Replying::Nothing) };
+            let Some(first) = self.queue.front_mut() else {
+                return Ok(Replying::Nothing);
+            };
             if outbox.pending().len() >= most || outbox.is_open() && self.begun.is_none() {
                 return Ok(Replying::Full);
             }
@@ -241,7 +282,10 @@ impl Replies {
                 return Ok(Replying::Enough);
             }
             match first {
-                Due::Ack(owed) => owed.take().into_iter().for_each(|owed| outbox.acknowledge(owed)),
+                Due::Ack(owed) => owed
+                    .take()
+                    .into_iter()
+                    .for_each(|owed| outbox.acknowledge(owed)),
                 Due::Refused(denial) => outbox.refuse(*denial),
                 Due::Bytes(bytes) => {
                     self.kept -= bytes.len();
@@ -282,7 +326,9 @@ impl Replies {
                         wait => return Ok(wait),
                     }
                     end(outbox, self.is_kin, at.spoilt);
-                    for spot in spots.iter().filter(|spot| at.spoilt.is_none() && (self.heeds || spot.heeds))
+                    for spot in spots
+                        .iter()
+                        .filter(|spot| at.spoilt.is_none() && (self.heeds || spot.heeds))
                     {
                         host.done_to_us(
                             self.ep,
@@ -319,7 +365,13 @@ fn end(outbox: &mut Outbox, is_kin: bool, spoilt: Option<u8>) {
 
 impl Position {
     /// Copies pieces of messages that were offered. True when all of them are copied.
-    fn go_on_offered(&mut self, parts: &[Part], outbox: &mut Outbox, most: usize, host: &dyn Host) -> bool {
+    fn go_on_offered(
+        &mut self,
+        parts: &[Part],
+        outbox: &mut Outbox,
+        most: usize,
+        host: &dyn Host,
+    ) -> bool {
         while let Some(part) = parts.get(self.spot) {
             let piece = (part.len - self.within).min(most.saturating_sub(outbox.pending().len()));
             if piece == 0 && self.within < part.len {
@@ -328,7 +380,11 @@ impl Position {
             outbox.answer_part(host.payload(part.op).part(part.at + self.within, piece));
             self.within += piece;
             if self.within == part.len {
-                *self = Self { spot: self.spot + 1, within: 0, ..*self };
+                *self = Self {
+                    spot: self.spot + 1,
+                    within: 0,
+                    ..*self
+                };
             }
         }
         true
@@ -343,7 +399,9 @@ impl Position {
         is_kin: bool,
     ) -> Result<Replying, Broken> {
         while let Some(spot) = spots.get(self.spot) {
-            let piece = (spot.len - self.within).min(PIECE).min(most.saturating_sub(outbox.pending().len()));
+            let piece = (spot.len - self.within)
+                .min(PIECE)
+                .min(most.saturating_sub(outbox.pending().len()));
             if piece == 0 && self.within < spot.len {
                 return Ok(Replying::Full);
             }
@@ -365,7 +423,11 @@ impl Position {
             }
             self.within += piece;
             if self.within == spot.len {
-                *self = Self { spot: self.spot + 1, within: 0, ..*self };
+                *self = Self {
+                    spot: self.spot + 1,
+                    within: 0,
+                    ..*self
+                };
             }
         }
         Ok(Replying::Nothing)

@@ -55,8 +55,8 @@ pub(super) enum Stuck {
 }
 
 impl Write {
-    /// A write begins. What cannot be is refused, or ends the connection. Or it waits for memory that its owner has in hand:
-    /// nothing is written before all of it can be.
+    /// A write begins. What cannot be is refused, or ends the connection. Or it waits for memory
+    /// that its owner has in hand: nothing is written before all of it can be.
     pub(super) fn begin(
         frame: &Frame,
         rows: &Rows,
@@ -68,8 +68,16 @@ impl Write {
         }
         // Data that comes with no bytes at all is an access too: there is an owner to be told.
         let is_wanted = replies.is_target || frame.data.is_none();
-        let unwanted = Denial { asked: false, row: 0, why: Denied::Unknown };
-        let found = if is_wanted { replies.find(rows, OpKind::Write, host) } else { Err(unwanted) };
+        let unwanted = Denial {
+            asked: false,
+            row: 0,
+            why: Denied::Unknown,
+        };
+        let found = if is_wanted {
+            replies.find(rows, OpKind::Write, host)
+        } else {
+            Err(unwanted)
+        };
         let (spots, denial) = match found {
             Ok(spots) => (spots, None),
             Err(denial) if replies.is_kin && frame.owes().is_some() => (Vec::new(), Some(denial)),
@@ -80,7 +88,17 @@ impl Write {
         }
         let len = usize::try_from(frame.payload).unwrap_or(usize::MAX);
         let (left, data, owes) = (frame.payload, frame.data, frame.owes());
-        Ok(Ok(Self { spots, spot: 0, within: 0, left, len, data, owes, denial, told: Told::default() }))
+        Ok(Ok(Self {
+            spots,
+            spot: 0,
+            within: 0,
+            left,
+            len,
+            data,
+            owes,
+            denial,
+            told: Told::default(),
+        }))
     }
 
     /// Takes in what can be of these bytes.
@@ -94,14 +112,20 @@ impl Write {
         let mut used = 0;
         while self.left > 0 && used < bytes.len() {
             let rest = &bytes[used..];
-            let rest = &rest[..rest.len().min(usize::try_from(self.left).unwrap_or(usize::MAX))];
+            let rest = &rest[..rest
+                .len()
+                .min(usize::try_from(self.left).unwrap_or(usize::MAX))];
             let count = match self.spots.get(self.spot).filter(|_| self.denial.is_none()) {
                 None => rest.len(),
                 Some(spot) => {
                     let count = rest.len().min(spot.len - self.within);
                     if count > 0 && (!spot.memory.is_open() || !spot.memory.begin()) {
                         if spot.memory.is_open() {
-                            return Ok(Headway::Stuck(used, None, Stuck::Memory(spot.memory.clone())));
+                            return Ok(Headway::Stuck(
+                                used,
+                                None,
+                                Stuck::Memory(spot.memory.clone()),
+                            ));
                         }
                         self.withdrawn(replies)?;
                         continue;
@@ -139,20 +163,36 @@ impl Write {
         if !replies.is_kin || self.owes.is_none() {
             return Err(NOT_ITS);
         }
-        self.denial = Some(Denial { asked: false, row: self.spot as u8, why: Denied::Unknown });
+        self.denial = Some(Denial {
+            asked: false,
+            row: self.spot as u8,
+            why: Denied::Unknown,
+        });
         Ok(())
     }
 
-    /// Tells the owner what it wants to hear: data comes once, with the last place. False when there is no room.
-    pub(super) fn tell(&mut self, source: Option<FiAddr>, replies: &Replies, host: &mut dyn Host) -> bool {
+    /// Tells the owner what it wants to hear: data comes once, with the last place. False when
+    /// there is no room.
+    pub(super) fn tell(
+        &mut self,
+        source: Option<FiAddr>,
+        replies: &Replies,
+        host: &mut dyn Host,
+    ) -> bool {
         if self.denial.is_some() || self.told.is_all {
             return true;
         }
         while let Some(spot) = self.spots.get(self.told.spots) {
-            let data = self.data.filter(|_| self.told.spots + 1 == self.spots.len());
+            let data = self
+                .data
+                .filter(|_| self.told.spots + 1 == self.spots.len());
             if replies.heeds || spot.heeds || data.is_some() {
                 // What comes with data tells of all that was not told of before.
-                let len = if data.is_some() { self.len - self.told.bytes } else { spot.len };
+                let len = if data.is_some() {
+                    self.len - self.told.bytes
+                } else {
+                    spot.len
+                };
                 let transfer = Transfer::written(len, data, source);
                 if !host.done_to_us(replies.ep, spot.key, Deed::Write, transfer) {
                     return false;
@@ -163,7 +203,12 @@ impl Write {
         }
         if self.spots.is_empty()
             && self.data.is_some()
-            && !host.done_to_us(replies.ep, 0, Deed::Write, Transfer::written(0, self.data, source))
+            && !host.done_to_us(
+                replies.ep,
+                0,
+                Deed::Write,
+                Transfer::written(0, self.data, source),
+            )
         {
             return false;
         }

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use fabric_core::tcp::{
-    Control, ControlKind, Dialect, Hello, Order, PRIVATE_BYTES, Question, Rivals, Verdict, arbitrate,
+    Control, ControlKind, Dialect, Hello, Order, PRIVATE_BYTES, Question, Rivals, Verdict,
+    arbitrate,
 };
 
 use crate::hex;
@@ -22,38 +23,67 @@ fn whole(bytes: &[u8]) -> Control {
 
 #[test]
 fn control_messages_read_as_libfabric_writes_them() {
-    let request = Hello { version: 0, features: 0, port: 0x9cfd, instance: 0x30c4 };
-    for (text, kind, hello) in
-        [(REQUEST, ControlKind::Request, request), (ACCEPT, ControlKind::Accept, request.accepted_by(0x30c2))]
-    {
+    let request = Hello {
+        version: 0,
+        features: 0,
+        port: 0x9cfd,
+        instance: 0x30c4,
+    };
+    for (text, kind, hello) in [
+        (REQUEST, ControlKind::Request, request),
+        (ACCEPT, ControlKind::Accept, request.accepted_by(0x30c2)),
+    ] {
         let control = whole(&hex(text));
         assert_eq!((control.kind, control.order), (kind, Order::Little));
         assert_eq!(Hello::decode(control.private()), Some(hello));
         if Order::NATIVE == Order::Little {
-            assert_eq!(Control::new(kind, &hello.encode()).unwrap().encode(), hex(text));
+            assert_eq!(
+                Control::new(kind, &hello.encode()).unwrap().encode(),
+                hex(text)
+            );
         }
     }
     // A request of this library differs in a number that libfabric does not look at.
-    assert_eq!(Hello { features: 0, ..Hello::new(0x9cfd, 0x30c4) }, request);
+    assert_eq!(
+        Hello {
+            features: 0,
+            ..Hello::new(0x9cfd, 0x30c4)
+        },
+        request
+    );
 }
 
 #[test]
 fn control_messages_come_back_and_may_be_split_anywhere() {
-    for kind in [ControlKind::Request, ControlKind::Accept, ControlKind::Refuse] {
+    for kind in [
+        ControlKind::Request,
+        ControlKind::Accept,
+        ControlKind::Refuse,
+    ] {
         for len in [0, 1, 8, 255, PRIVATE_BYTES] {
             let private: Vec<_> = (0..len).map(|at| at as u8).collect();
             let bytes = Control::new(kind, &private).unwrap().encode();
             for cut in 0..bytes.len() {
-                assert_eq!(Control::decode(&bytes[..cut]), Ok(None), "{kind:?}, {len}, cut at {cut}");
+                assert_eq!(
+                    Control::decode(&bytes[..cut]),
+                    Ok(None),
+                    "{kind:?}, {len}, cut at {cut}"
+                );
             }
             let control = whole(&bytes);
-            assert_eq!((control.kind, control.order, control.private()), (kind, Order::NATIVE, &private[..]));
+            assert_eq!(
+                (control.kind, control.order, control.private()),
+                (kind, Order::NATIVE, &private[..])
+            );
             // What follows stays.
             let more = [bytes.as_slice(), &[7; 40]].concat();
             assert_eq!(Control::decode(&more), Ok(Some((control, bytes.len()))));
         }
     }
-    assert_eq!(Control::new(ControlKind::Request, &[0; PRIVATE_BYTES + 1]), None);
+    assert_eq!(
+        Control::new(ControlKind::Request, &[0; PRIVATE_BYTES + 1]),
+        None
+    );
 }
 
 #[test]
@@ -85,7 +115,10 @@ fn other_versions_kinds_and_lengths_are_refused() {
         let mut bytes = hex(REQUEST);
         bytes[0] = version;
         for cut in 1..=bytes.len() {
-            assert!(Control::decode(&bytes[..cut]).is_err(), "version {version} cut at {cut}");
+            assert!(
+                Control::decode(&bytes[..cut]).is_err(),
+                "version {version} cut at {cut}"
+            );
         }
     }
     for kind in (0..=255).filter(|kind| ![0, 1, 6].contains(kind)) {
@@ -102,10 +135,28 @@ fn other_versions_kinds_and_lengths_are_refused() {
 
 #[test]
 fn only_the_plain_version_is_agreed_on() {
-    let hello = Hello { version: 0, features: 0, port: 9, instance: 5 };
+    let hello = Hello {
+        version: 0,
+        features: 0,
+        port: 9,
+        instance: 5,
+    };
     for (asked, answered) in [(0, 0), (1, 0x80), (5, 0x80), (0x7f, 0x80)] {
-        let answer = Hello { version: asked, features: 0xff, ..hello }.accepted_by(6);
-        assert_eq!(answer, Hello { version: answered, features: 1, port: 9, instance: 6 });
+        let answer = Hello {
+            version: asked,
+            features: 0xff,
+            ..hello
+        }
+        .accepted_by(6);
+        assert_eq!(
+            answer,
+            Hello {
+                version: answered,
+                features: 1,
+                port: 9,
+                instance: 6
+            }
+        );
     }
     for len in [0, 7, 9, 24] {
         assert_eq!(Hello::decode(&vec![0; len]), None);
@@ -132,8 +183,10 @@ fn of_two_that_ask_at_once_one_connection_is_left() {
     let asking = Rivals::Asking(Dialect::Native);
     for a in addresses {
         for b in addresses {
-            let (here, there) =
-                (arbitrate(at(a), at(b), &question, asking), arbitrate(at(b), at(a), &question, asking));
+            let (here, there) = (
+                arbitrate(at(a), at(b), &question, asking),
+                arbitrate(at(b), at(a), &question, asking),
+            );
             let verdicts = if a == b {
                 (Verdict::Both, Verdict::Both)
             } else if here == Verdict::Refuse {
@@ -145,25 +198,41 @@ fn of_two_that_ask_at_once_one_connection_is_left() {
         }
     }
     // The one that the greater address has asked for.
-    assert_eq!(arbitrate(at("10.0.0.1:5"), at("10.0.0.1:256"), &question, asking), Verdict::Replace);
-    assert_eq!(arbitrate(at("10.0.0.2:5"), at("10.0.0.1:256"), &question, asking), Verdict::Refuse);
+    assert_eq!(
+        arbitrate(at("10.0.0.1:5"), at("10.0.0.1:256"), &question, asking),
+        Verdict::Replace
+    );
+    assert_eq!(
+        arbitrate(at("10.0.0.2:5"), at("10.0.0.1:256"), &question, asking),
+        Verdict::Refuse
+    );
 }
 
 #[test]
 fn who_has_been_started_again_replaces_its_connection() {
-    let (ours, theirs, question) = (at("10.0.0.1:5"), at("10.0.0.2:5"), Question::Native(Hello::new(5, 77)));
+    let (ours, theirs, question) = (
+        at("10.0.0.1:5"),
+        at("10.0.0.2:5"),
+        Question::Native(Hello::new(5, 77)),
+    );
     let of = |rivals| arbitrate(ours, theirs, &question, rivals);
     assert_eq!(of(Rivals::None), Verdict::Accept);
     assert_eq!(of(Rivals::Connected(None)), Verdict::Refuse);
     assert_eq!(of(Rivals::Connected(Some(77))), Verdict::Refuse);
     assert_eq!(of(Rivals::Connected(Some(78))), Verdict::Replace);
     // An endpoint that talks with itself has two.
-    assert_eq!(arbitrate(ours, ours, &question, Rivals::Connected(Some(77))), Verdict::Both);
-    assert_eq!(arbitrate(ours, ours, &question, Rivals::None), Verdict::Accept);
+    assert_eq!(
+        arbitrate(ours, ours, &question, Rivals::Connected(Some(77))),
+        Verdict::Both
+    );
+    assert_eq!(
+        arbitrate(ours, ours, &question, Rivals::None),
+        Verdict::Accept
+    );
 }
 
-/// Peers of this library know each other, and nobody else is taken for one: not who gives the question back, nor who
-/// answers what it understands of it.
+/// Peers of this library know each other, and nobody else is taken for one: not who gives the
+/// question back, nor who answers what it understands of it.
 #[test]
 fn kin_know_each_other() {
     let asked = Hello::new(9, 5);
@@ -172,7 +241,13 @@ fn kin_know_each_other() {
     assert!(answered.answers_kin() && !answered.is_kin());
     for features in 0..=255u8 {
         let asked = Hello { features, ..asked };
-        let (echoed, understood) = (asked, Hello { features: features & 1, ..asked });
+        let (echoed, understood) = (
+            asked,
+            Hello {
+                features: features & 1,
+                ..asked
+            },
+        );
         if features & !1 == 0xa4 {
             assert!(!echoed.answers_kin() && !understood.answers_kin());
             assert_eq!(asked.accepted_by(6).features, 0x58 | features & 1);

@@ -1,4 +1,5 @@
-//! The corpora of `fuzz`: every file is understood or refused as its name says, and no variant of one is more than that.
+//! The corpora of `fuzz`: every file is understood or refused as its name says, and no variant of
+//! one is more than that.
 
 use std::path::Path;
 
@@ -8,13 +9,19 @@ use crate::{Numbers, fuzzed};
 
 /// Every file of a corpus: whether it is good, and its bytes.
 fn files(corpus: &str) -> Vec<(String, bool, Vec<u8>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpora").join(corpus);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../fuzz/corpora")
+        .join(corpus);
     let files: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|file| {
             let path = file.unwrap().path();
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            (name.clone(), name.starts_with("good"), std::fs::read(path).unwrap())
+            (
+                name.clone(),
+                name.starts_with("good"),
+                std::fs::read(path).unwrap(),
+            )
         })
         .collect();
     assert!(

@@ -16,7 +16,9 @@ fn encoded(frame: &Frame, order: Order, number: u8) -> Vec<u8> {
 }
 
 fn whole(bytes: &[u8], order: Order) -> Frame {
-    let (frame, len) = Frame::decode(bytes, order).unwrap().expect("all of it is there");
+    let (frame, len) = Frame::decode(bytes, order)
+        .unwrap()
+        .expect("all of it is there");
     assert_eq!(len, usize::from(bytes[6]));
     frame
 }
@@ -27,7 +29,10 @@ fn headers_read_as_libfabric_writes_them() {
     assert_eq!(whole(&hex(MESSAGE), Order::Little), message);
     assert_eq!(encoded(&message, Order::Little, 0), hex(MESSAGE));
     let fin = whole(&hex(FIN), Order::Little);
-    assert_eq!((fin.kind.clone(), fin.data, fin.payload), (FrameKind::Message, None, 4));
+    assert_eq!(
+        (fin.kind.clone(), fin.data, fin.payload),
+        (FrameKind::Message, None, 4)
+    );
     let ack = Frame::ack(fin.owes().expect("it asks for one"));
     assert_eq!(encoded(&ack, Order::Little, 0), hex(ACK));
     assert_eq!(whole(&hex(ACK), Order::Little), ack);
@@ -57,7 +62,11 @@ fn frames_come_back_and_may_be_split_anywhere() {
                     let frame = Frame::message(tag, data, payload);
                     let bytes = encoded(&frame, order, 1);
                     for cut in 0..bytes.len() {
-                        assert_eq!(Frame::decode(&bytes[..cut], order), Ok(None), "{frame:?} cut at {cut}");
+                        assert_eq!(
+                            Frame::decode(&bytes[..cut], order),
+                            Ok(None),
+                            "{frame:?} cut at {cut}"
+                        );
                     }
                     assert_eq!(whole(&bytes, order), frame);
                 }
@@ -99,11 +108,20 @@ fn every_header_is_allowed_or_refused_as_a_whole() {
             for op in [0, 1, 2, 255] {
                 for rows in [0, 1, 4, 5, 255] {
                     for len in 0..=255u8 {
-                        let total = u64::from(len) + if code == 2 || code == 0 && op == 2 { 0 } else { 5 };
+                        let total = u64::from(len)
+                            + if code == 2 || code == 0 && op == 2 {
+                                0
+                            } else {
+                                5
+                            };
                         let bytes = header(code, flags, op, rows, len, total);
                         let read = Frame::decode(&bytes, Order::Little);
                         let allowed = is_allowed(code, flags, op, rows, len);
-                        assert_eq!(read.is_ok(), allowed, "{code} {flags:#x} {op} {rows} {len}: {read:?}");
+                        assert_eq!(
+                            read.is_ok(),
+                            allowed,
+                            "{code} {flags:#x} {op} {rows} {len}: {read:?}"
+                        );
                     }
                 }
             }
@@ -114,7 +132,10 @@ fn every_header_is_allowed_or_refused_as_a_whole() {
 #[test]
 fn a_frame_is_not_shorter_than_its_header() {
     for total in 0..16 {
-        assert!(Frame::decode(&header(0, 0, 0, 0, 16, total), Order::Little).is_err(), "{total}");
+        assert!(
+            Frame::decode(&header(0, 0, 0, 0, 16, total), Order::Little).is_err(),
+            "{total}"
+        );
     }
     assert!(
         Frame::decode(&header(0, 0, 2, 0, 16, 17), Order::Little).is_err(),
@@ -130,13 +151,23 @@ fn version_and_number_and_idle_rows_mean_nothing() {
     let mut bytes = hex(MESSAGE);
     for byte in 0..=255 {
         (bytes[0], bytes[7], bytes[5]) = (byte, byte, byte);
-        assert_eq!(whole(&bytes, Order::Little), Frame::message(None, None, 200));
+        assert_eq!(
+            whole(&bytes, Order::Little),
+            Frame::message(None, None, 200)
+        );
     }
 }
 
 #[test]
 fn both_wishes_for_an_answer_get_one() {
-    for (flags, owes) in [(0, false), (2, false), (4, true), (8, true), (12, true), (0x80, false)] {
+    for (flags, owes) in [
+        (0, false),
+        (2, false),
+        (4, true),
+        (8, true),
+        (12, true),
+        (0x80, false),
+    ] {
         let frame = whole(&header(0, flags, 0, 0, 16, 20), Order::Little);
         assert_eq!(frame.owes().is_some(), owes, "{flags:#x}");
     }

@@ -17,10 +17,18 @@ use fabric_core::tcp::{Broken, Inbox, Order, Outbox, Replying, Taken};
 use fabric_core::{Address, Error, FiAddr, Result};
 
 /// Takes any tag.
-pub(crate) const ANY_TAG: RecvSpec =
-    RecvSpec { from: None, tag: Some(TagMatch { tag: 0, ignore: u64::MAX }) };
+pub(crate) const ANY_TAG: RecvSpec = RecvSpec {
+    from: None,
+    tag: Some(TagMatch {
+        tag: 0,
+        ignore: u64::MAX,
+    }),
+};
 /// Takes what has no tag.
-pub(crate) const UNTAGGED: RecvSpec = RecvSpec { from: None, tag: None };
+pub(crate) const UNTAGGED: RecvSpec = RecvSpec {
+    from: None,
+    tag: None,
+};
 
 pub(crate) const PEER: (PeerKey, Option<FiAddr>) = (PeerKey(1), None);
 
@@ -60,7 +68,10 @@ impl Receiver {
     /// Likewise, with so many bytes of memory under each key.
     pub(crate) fn with_memory(order: Order, budget: usize, room: usize) -> Self {
         let pool = Pool::new();
-        let mut maps = Maps { pool: Some(pool.clone()), ..Maps::default() };
+        let mut maps = Maps {
+            pool: Some(pool.clone()),
+            ..Maps::default()
+        };
         let mut regions = RegionTable::new(1);
         let both = Access::REMOTE_READ | Access::REMOTE_WRITE;
         for (key, access) in [(KEY, both), (READABLE, Access::REMOTE_READ)] {
@@ -70,7 +81,12 @@ impl Receiver {
         maps.regions = Some(regions);
         let mut inbox = Inbox::new(order);
         inbox.serve(EpId(0), true, false);
-        Self { rx: RxContext::new(EpId(0), budget, pool), inbox, maps, ops: 0 }
+        Self {
+            rx: RxContext::new(EpId(0), budget, pool),
+            inbox,
+            maps,
+            ops: 0,
+        }
     }
 
     /// The same where RXM is spoken, and packets must quote this.
@@ -88,7 +104,10 @@ impl Receiver {
     /// An operation that sends these bytes.
     pub(crate) fn sending(&mut self, bytes: &[u8]) -> OpKey {
         self.ops += 1;
-        let op = OpKey { index: self.ops, generation: 0 };
+        let op = OpKey {
+            index: self.ops,
+            generation: 0,
+        };
         self.maps.bufs.insert(op, AnyBuf::Vec(bytes.to_vec()));
         op
     }
@@ -111,9 +130,15 @@ impl Receiver {
     /// Posts a receive with a buffer of this size, or with one that grows.
     pub(crate) fn post(&mut self, spec: RecvSpec, room: Option<usize>) -> OpKey {
         self.ops += 1;
-        let op = OpKey { index: self.ops, generation: 0 };
+        let op = OpKey {
+            index: self.ops,
+            generation: 0,
+        };
         let pooled = || AnyBuf::Pooled(PooledBuf::empty(self.maps.pool.as_ref().unwrap()));
-        self.maps.bufs.insert(op, room.map_or_else(pooled, |room| AnyBuf::Vec(Vec::with_capacity(room))));
+        self.maps.bufs.insert(
+            op,
+            room.map_or_else(pooled, |room| AnyBuf::Vec(Vec::with_capacity(room))),
+        );
         self.rx.post(&mut self.maps, op, spec);
         op
     }
@@ -121,29 +146,41 @@ impl Receiver {
     /// An operation of this side, with a buffer that takes what is answered.
     fn operation(&mut self) -> OpKey {
         self.ops += 1;
-        let op = OpKey { index: self.ops, generation: 0 };
-        self.maps.bufs.insert(op, AnyBuf::Vec(Vec::with_capacity(1 << 20)));
+        let op = OpKey {
+            index: self.ops,
+            generation: 0,
+        };
+        self.maps
+            .bufs
+            .insert(op, AnyBuf::Vec(Vec::with_capacity(1 << 20)));
         op
     }
 
     /// This side has asked for so many bytes.
     pub(crate) fn asks_to_read(&mut self, len: usize) -> OpKey {
         let op = self.operation();
-        self.inbox.asked.expect_answer(op, spec(OpKind::Read, len), len);
+        self.inbox
+            .asked
+            .expect_answer(op, spec(OpKind::Read, len), len);
         op
     }
 
     /// This side has written so many bytes.
     pub(crate) fn has_written(&mut self, len: usize) -> OpKey {
         let op = self.operation();
-        self.inbox.asked.expect_ack(op, spec(OpKind::Write, len), len, &mut self.maps);
+        self.inbox
+            .asked
+            .expect_ack(op, spec(OpKind::Write, len), len, &mut self.maps);
         op
     }
 
     /// This side has asked for an atomic operation on so many bytes, which has this number.
     pub(crate) fn asks_atomically(&mut self, kind: OpKind, len: usize) -> (OpKey, u64) {
         let op = self.operation();
-        (op, self.inbox.asked.expect_response(op, spec(kind, len), len))
+        (
+            op,
+            self.inbox.asked.expect_response(op, spec(kind, len), len),
+        )
     }
 
     /// Bytes of the memory of this key.
@@ -162,7 +199,10 @@ impl Receiver {
     ) -> Result<(Vec<u8>, Replying), Broken> {
         let mut bytes = Vec::new();
         loop {
-            let replying = self.inbox.replies.answer(outbox, (most, usize::MAX), PEER, &mut self.maps)?;
+            let replying =
+                self.inbox
+                    .replies
+                    .answer(outbox, (most, usize::MAX), PEER, &mut self.maps)?;
             let pending = outbox.pending().len();
             bytes.extend_from_slice(outbox.pending());
             outbox.left(pending);
@@ -180,14 +220,26 @@ impl Receiver {
     pub(crate) fn got(&self, op: OpKey) -> (Transfer, &[u8]) {
         let outcome = self.end(op).expect("has ended");
         assert_eq!(outcome.error, None);
-        (outcome.transfer, &self.maps.bufs[&op].bytes()[..outcome.transfer.len])
+        (
+            outcome.transfer,
+            &self.maps.bufs[&op].bytes()[..outcome.transfer.len],
+        )
     }
 }
 
 /// An operation on memory of a peer.
 fn spec(kind: OpKind, len: usize) -> SendSpec {
     let peer = AddressTable::new().insert("tcp://127.0.0.1:1".parse().unwrap());
-    SendSpec::one_sided(kind, peer, Remote { key: KEY, offset: 0, len, atomic: None })
+    SendSpec::one_sided(
+        kind,
+        peer,
+        Remote {
+            key: KEY,
+            offset: 0,
+            len,
+            atomic: None,
+        },
+    )
 }
 
 impl Host for Maps {
@@ -200,7 +252,10 @@ impl Host for Maps {
         buf.room()
     }
     fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize) {
-        self.bufs.get_mut(&op).unwrap().place(at, source, from, count);
+        self.bufs
+            .get_mut(&op)
+            .unwrap()
+            .place(at, source, from, count);
     }
     fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
         let placed = bytes.len().min(self.expect(op, bytes.len()));
@@ -211,7 +266,10 @@ impl Host for Maps {
         unreachable!("nobody abandons a receive here")
     }
     fn complete(&mut self, op: OpKey, outcome: Outcome) {
-        assert!(self.ended.insert(op, outcome).is_none(), "an operation ends once");
+        assert!(
+            self.ended.insert(op, outcome).is_none(),
+            "an operation ends once"
+        );
     }
     fn event(&mut self, _: EpId, _: EventKind) {}
     fn address_of(&self, _: EpId, addr: FiAddr) -> Result<Address> {

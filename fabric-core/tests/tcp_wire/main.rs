@@ -1,5 +1,5 @@
-//! What is spoken over TCP, byte by byte: headers as libfabric writes them, streams split anywhere, and everything a
-//! peer must not say.
+//! What is spoken over TCP, byte by byte: headers as libfabric writes them, streams split anywhere,
+//! and everything a peer must not say.
 //!
 //! | module | subject |
 //! |---|---|
@@ -40,8 +40,8 @@ thread_local! {
 
 struct Noting;
 
-// SAFETY: everything is passed on to the system's allocator; the note is a constant-initialised thread local without a
-// destructor, so that taking it allocates nothing itself.
+// SAFETY: everything is passed on to the system's allocator; the note is a constant-initialised
+// thread local without a destructor, so that taking it allocates nothing itself.
 unsafe impl GlobalAlloc for Noting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.with(|largest| largest.set(largest.get().max(layout.size())));
@@ -73,7 +73,10 @@ fn tag(tag: Option<u64>) -> Option<Welcome<u64>> {
 /// Bytes written as hexadecimal digits, with spaces where it pleases.
 fn hex(digits: &str) -> Vec<u8> {
     let digits: Vec<_> = digits.chars().filter_map(|c| c.to_digit(16)).collect();
-    digits.chunks(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
+    digits
+        .chunks(2)
+        .map(|pair| (pair[0] << 4 | pair[1]) as u8)
+        .collect()
 }
 
 /// Numbers from a seed, the same in every run.
@@ -81,7 +84,10 @@ struct Numbers(u64);
 
 impl Numbers {
     fn next(&mut self, below: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % below
     }
 }

@@ -10,21 +10,32 @@ use crate::hex;
 
 /// A request, and its acceptance, of an endpoint that takes tags.
 const ASKS: &str = "03 00 0002 00000000 6661627269632d3f 01 000000 00000001 0100000000000000 6869";
-const ANSWERS: &str = "03 01 0002 00000000 6661627269632d21 01 000000 00000001 0100000000000000 6869";
+const ANSWERS: &str =
+    "03 01 0002 00000000 6661627269632d21 01 000000 00000001 0100000000000000 6869";
 
 fn tagging() -> Mark {
     Mark::of(Caps::MSG | Caps::TAGGED)
 }
 
 fn read(bytes: &[u8]) -> Option<Mark> {
-    Control::decode(bytes).unwrap().expect("all of it is there").0.mark
+    Control::decode(bytes)
+        .unwrap()
+        .expect("all of it is there")
+        .0
+        .mark
 }
 
 #[test]
 fn marks_lie_where_libfabric_does_not_look() {
     for (text, kind) in [(ASKS, ControlKind::Request), (ANSWERS, ControlKind::Accept)] {
         if Order::NATIVE == Order::Little {
-            assert_eq!(Control::new(kind, b"hi").unwrap().marked(Some(tagging())).encode(), hex(text));
+            assert_eq!(
+                Control::new(kind, b"hi")
+                    .unwrap()
+                    .marked(Some(tagging()))
+                    .encode(),
+                hex(text)
+            );
         }
         let bytes = hex(text);
         assert_eq!(read(&bytes), Some(tagging()));
@@ -34,18 +45,24 @@ fn marks_lie_where_libfabric_does_not_look() {
         // All else is as it is without.
         let mut plain = bytes.clone();
         plain[8..24].fill(0);
-        let (with, without) =
-            (Control::decode(&bytes).unwrap().unwrap(), Control::decode(&plain).unwrap().unwrap());
+        let (with, without) = (
+            Control::decode(&bytes).unwrap().unwrap(),
+            Control::decode(&plain).unwrap().unwrap(),
+        );
         assert_eq!((without.0.mark, without.1), (None, with.1));
         assert_eq!(with.0.marked(None), without.0);
     }
     assert_eq!((read(&hex(REQUEST)), read(&hex(ACCEPT))), (None, None));
     // A refusal has none, whatever is asked for.
     let refusal = Control::new(ControlKind::Refuse, b"no").unwrap();
-    assert_eq!(refusal.clone().marked(Some(tagging())).encode(), refusal.encode());
+    assert_eq!(
+        refusal.clone().marked(Some(tagging())).encode(),
+        refusal.encode()
+    );
 }
 
-/// Neither who gives back what it was asked with, nor who writes anything at all, is taken for one of this library.
+/// Neither who gives back what it was asked with, nor who writes anything at all, is taken for one
+/// of this library.
 #[test]
 fn nothing_else_is_a_mark() {
     for (text, other) in [(ASKS, 1), (ANSWERS, 0)] {
@@ -85,7 +102,11 @@ fn what_is_not_understood_does_not_matter() {
                     bytes[16] = version;
                     bytes[17..23].fill(more);
                     bytes[23] = more | takes;
-                    assert_eq!(read(&bytes), Some(Mark::of(caps)), "version {version}, {more:#x}, {takes}");
+                    assert_eq!(
+                        read(&bytes),
+                        Some(Mark::of(caps)),
+                        "version {version}, {more:#x}, {takes}"
+                    );
                 }
             }
         }
@@ -93,14 +114,20 @@ fn what_is_not_understood_does_not_matter() {
 }
 
 /// What endpoints with these capabilities say.
-const SAYS: [(u8, Caps); 4] =
-    [(0, Caps::MSG), (1, Caps::TAGGED), (2, Caps::ATOMIC), (3, Caps::TAGGED.union(Caps::ATOMIC))];
+const SAYS: [(u8, Caps); 4] = [
+    (0, Caps::MSG),
+    (1, Caps::TAGGED),
+    (2, Caps::ATOMIC),
+    (3, Caps::TAGGED.union(Caps::ATOMIC)),
+];
 
 #[test]
 fn marks_say_what_endpoints_can_do() {
     for (takes, caps) in SAYS {
         let control = Control::new(ControlKind::Request, b"").unwrap();
-        let bytes = control.marked(Some(Mark::of(caps | Caps::MSG | Caps::RMA))).encode();
+        let bytes = control
+            .marked(Some(Mark::of(caps | Caps::MSG | Caps::RMA)))
+            .encode();
         assert_eq!(bytes[16..24], [1, 0, 0, 0, 0, 0, 0, takes]);
     }
 }
@@ -121,12 +148,20 @@ fn nothing_is_said_to_those_that_may_not_take_it() {
         (Takes::of_many(false), true, false, false),
         (Takes::of_many(true), true, true, true),
     ] {
-        assert_eq!((takes.tag(None), takes.is_kin()), (Ok(None), is_kin), "{takes:?}");
+        assert_eq!(
+            (takes.tag(None), takes.is_kin()),
+            (Ok(None), is_kin),
+            "{takes:?}"
+        );
         match takes.tag(Some(7)) {
             Ok(tag) => assert!(tags && tag.is_some(), "{takes:?}"),
             Err(error) => assert!(!tags && unsupported(error), "{takes:?}"),
         }
-        let sum = AtomicSpec { op: AtomicOp::Sum, datatype: Datatype::U64, call: AtomicCall::Base };
+        let sum = AtomicSpec {
+            op: AtomicOp::Sum,
+            datatype: Datatype::U64,
+            call: AtomicCall::Base,
+        };
         match takes.atomic(sum) {
             Ok(_) => assert!(atomics, "{takes:?}"),
             Err(error) => assert!(!atomics && unsupported(error), "{takes:?}"),

@@ -17,10 +17,12 @@ const BUDGET: usize = 1 << 20;
 /// What packets quote.
 const HERE: u32 = 5;
 
-/// What libfabric 1.17 has been seen to send: ten bytes; the same under a tag, without a packet; an offer of 20000 bytes.
+/// What libfabric 1.17 has been seen to send: ten bytes; the same under a tag, without a packet; an
+/// offer of 20000 bytes.
 const EAGER_PACKET: &str = "03 00 0000 00 00 10 00 5a00000000000000 0400 0000 00000000 0500000000000000 0000000000000000 \
     0000000000000000 0200 0000 00000000 0a00000000000000 0000000000000000 0000000000000000 30313233343536373839";
-const RAW_TAGGED: &str = "03 00 8000 00 00 18 00 2200000000000000 d204000000000000 30313233343536373839";
+const RAW_TAGGED: &str =
+    "03 00 8000 00 00 18 00 2200000000000000 d204000000000000 30313233343536373839";
 const OFFER: &str = "03 00 0000 00 00 10 00 b800000000000000 0402 0000 00000000 0500000000000000 0000000000000000 \
     0000000000000000 0200 0100 00000000 204e000000000000 0000000000000000 d204000000000000 \
     0000000000000000 204e000000000000 0000008000000000 000000000000000000000000000000000000000000000000 \
@@ -36,7 +38,14 @@ fn receiver() -> Receiver {
 }
 
 fn packet(kind: PacketKind, message: u64, len: u64) -> Packet {
-    Packet { kind, connection: HERE, message, tag: None, data: None, len }
+    Packet {
+        kind,
+        connection: HERE,
+        message,
+        tag: None,
+        data: None,
+        len,
+    }
 }
 
 /// A packet within its frame.
@@ -47,13 +56,23 @@ fn framed(packet: &Packet, body: &[u8]) -> Vec<u8> {
 }
 
 fn segment(message: u64, step: Step, body: &[u8], len: usize) -> Vec<u8> {
-    framed(&packet(PacketKind::Segment(step, 0, body.len() as u16), message, len as u64), body)
+    framed(
+        &packet(
+            PacketKind::Segment(step, 0, body.len() as u16),
+            message,
+            len as u64,
+        ),
+        body,
+    )
 }
 
 /// Where a message lies, as it is written.
 fn places(rows: &[Row], count: u8) -> Vec<u8> {
-    let mut bytes: Vec<u8> =
-        rows.iter().flat_map(|row| [row.addr, row.len, row.key]).flat_map(u64::to_ne_bytes).collect();
+    let mut bytes: Vec<u8> = rows
+        .iter()
+        .flat_map(|row| [row.addr, row.len, row.key])
+        .flat_map(u64::to_ne_bytes)
+        .collect();
     bytes.resize(96, 0);
     bytes.extend([count, 0, 0, 0, 0, 0, 0, 0]);
     bytes
@@ -65,14 +84,25 @@ fn packets_read_as_libfabric_writes_them() {
         return;
     }
     let mut receiver = receiver();
-    let ops = [receiver.post(UNTAGGED, None), receiver.post(ANY_TAG, None), receiver.post(ANY_TAG, None)];
+    let ops = [
+        receiver.post(UNTAGGED, None),
+        receiver.post(ANY_TAG, None),
+        receiver.post(ANY_TAG, None),
+    ];
     let bytes = [hex(EAGER_PACKET), hex(RAW_TAGGED), hex(OFFER)].concat();
     assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len());
     for (op, tag) in [(ops[0], None), (ops[1], Some(1234))] {
         let (transfer, bytes) = receiver.got(op);
-        assert_eq!((transfer.tag, transfer.data, bytes), (tag, None, &b"0123456789"[..]));
+        assert_eq!(
+            (transfer.tag, transfer.data, bytes),
+            (tag, None, &b"0123456789"[..])
+        );
     }
-    let row = Row { addr: 0, len: 20_000, key: 0x8000_0000 };
+    let row = Row {
+        addr: 0,
+        len: 20_000,
+        key: 0x8000_0000,
+    };
     assert_eq!(receiver.inbox.ask(), Some(row));
     assert_eq!(receiver.inbox.ask(), None);
     let mut outbox = Outbox::of_rxm(Order::NATIVE, Outgoing::new(HERE));
@@ -120,11 +150,19 @@ impl Side {
 
     fn send(&mut self, tag: Option<u64>, data: Option<u64>, bytes: &[u8]) -> Option<OpKey> {
         if bytes.len() <= EAGER {
-            assert!(self.outbox.push(crate::tag(tag), data, Payload::Whole(bytes)));
+            assert!(
+                self.outbox
+                    .push(crate::tag(tag), data, Payload::Whole(bytes))
+            );
             return None;
         }
         let op = self.receiver.sending(bytes);
-        let row = self.receiver.inbox.replies.offers.add(op, tag, bytes.len(), &self.receiver.maps);
+        let row = self
+            .receiver
+            .inbox
+            .replies
+            .offers
+            .add(op, tag, bytes.len(), &self.receiver.maps);
         assert!(self.outbox.offer(row, tag, data));
         Some(op)
     }
@@ -141,7 +179,10 @@ impl Side {
         }
         self.most_reads = self.most_reads.max(reads);
         let Receiver { inbox, maps, .. } = &mut self.receiver;
-        inbox.replies.answer(&mut self.outbox, (64 << 10, usize::MAX), PEER, maps).unwrap();
+        inbox
+            .replies
+            .answer(&mut self.outbox, (64 << 10, usize::MAX), PEER, maps)
+            .unwrap();
         let count = self.outbox.pending().len().min(most);
         let bytes = self.outbox.pending()[..count].to_vec();
         self.outbox.left(count);
@@ -153,7 +194,10 @@ impl Side {
         let taken = self.receiver.take(&self.unread).unwrap();
         assert!(!taken.held);
         self.unread.drain(..taken.bytes);
-        taken.fetched.into_iter().for_each(|message| self.outbox.fetched(message));
+        taken
+            .fetched
+            .into_iter()
+            .for_each(|message| self.outbox.fetched(message));
     }
 }
 
@@ -178,8 +222,9 @@ proptest! {
         prop_assert_eq!(Packet::decode(&packet.encode()), Ok(packet));
     }
 
-    /// Messages of all lengths both ways, short and offered ones: each comes once, whole, in order and with all it
-    /// carries, however the streams were cut, whether somebody waits or not; and what was offered ends.
+    /// Messages of all lengths both ways, short and offered ones: each comes once, whole, in order
+    /// and with all it carries, however the streams were cut, whether somebody waits or not; and
+    /// what was offered ends.
     #[test]
     fn what_goes_in_comes_out(
         list in prop::collection::vec(
@@ -287,16 +332,37 @@ proptest! {
 
 #[test]
 fn a_packet_may_be_split_anywhere() {
-    let offer = framed(&packet(PacketKind::Offer, 3, 8), &places(&[Row { addr: 0, len: 8, key: 1 }], 1));
+    let offer = framed(
+        &packet(PacketKind::Offer, 3, 8),
+        &places(
+            &[Row {
+                addr: 0,
+                len: 8,
+                key: 1,
+            }],
+            1,
+        ),
+    );
     let eager = framed(&packet(PacketKind::Eager, 0, 10), b"0123456789");
     for (bytes, is_offer) in [(eager, false), (offer, true)] {
         for cut in 0..bytes.len() {
             let mut receiver = receiver();
             let op = receiver.post(UNTAGGED, None);
             let taken = receiver.take(&bytes[..cut]).unwrap().bytes;
-            assert_eq!(taken + receiver.take(&bytes[taken..]).unwrap().bytes, bytes.len(), "cut at {cut}");
+            assert_eq!(
+                taken + receiver.take(&bytes[taken..]).unwrap().bytes,
+                bytes.len(),
+                "cut at {cut}"
+            );
             if is_offer {
-                assert_eq!(receiver.inbox.ask(), Some(Row { addr: 0, len: 8, key: 1 }));
+                assert_eq!(
+                    receiver.inbox.ask(),
+                    Some(Row {
+                        addr: 0,
+                        len: 8,
+                        key: 1
+                    })
+                );
             } else {
                 assert_eq!(receiver.got(op).1, b"0123456789");
             }
@@ -307,7 +373,11 @@ fn a_packet_may_be_split_anywhere() {
 #[test]
 fn what_is_no_packet_of_this_connection_ends_it() {
     use PacketKind::{Done, Eager, Offer, Segment};
-    let row = |len| Row { addr: 0, len, key: 1 };
+    let row = |len| Row {
+        addr: 0,
+        len,
+        key: 1,
+    };
     let first = |len| segment(1, Step::First, &[0; 10], len);
     let with = |mut bytes: Vec<u8>, at: usize, byte: u8| {
         bytes[16 + at] = byte;
@@ -320,7 +390,16 @@ fn what_is_no_packet_of_this_connection_ends_it() {
             assert!(outbox.push(None, None, Payload::Whole(&[0; PREFIX - 1][..])));
             outbox.pending().to_vec()
         }),
-        ("quotes", framed(&Packet { connection: HERE + 1, ..packet(Eager, 0, 3) }, b"abc")),
+        (
+            "quotes",
+            framed(
+                &Packet {
+                    connection: HERE + 1,
+                    ..packet(Eager, 0, 3)
+                },
+                b"abc",
+            ),
+        ),
         ("version", with(eager(), 0, 5)),
         ("version", with(eager(), 32, 3)),
         ("no message", with(eager(), 34, 6)),
@@ -331,30 +410,76 @@ fn what_is_no_packet_of_this_connection_ends_it() {
         ("by writing", with(eager(), 1, 8)),
         ("unknown packet", with(eager(), 1, 9)),
         ("as long as it says", framed(&packet(Eager, 0, 4), b"abc")),
-        ("longer than memory", framed(&packet(Eager, 0, MAX_MESSAGE as u64 + 1), b"abc")),
+        (
+            "longer than memory",
+            framed(&packet(Eager, 0, MAX_MESSAGE as u64 + 1), b"abc"),
+        ),
         ("neither first", with(first(100), 24, 0)),
         ("has not begun", segment(1, Step::Middle, b"abc", 100)),
         ("has not begun", segment(1, Step::Last, b"abc", 3)),
         ("that has begun", [first(100), first(100)].concat()),
         ("longer than their message", first(9)),
-        ("longer than their message", [first(15), segment(1, Step::Last, &[0; 6], 15)].concat()),
-        ("last segment", [first(100), segment(1, Step::Last, &[0; 10], 100)].concat()),
-        ("last segment", [first(20), segment(1, Step::Middle, &[0; 10], 20)].concat()),
-        ("nothing in it", [first(100), segment(1, Step::Middle, &[], 100)].concat()),
+        (
+            "longer than their message",
+            [first(15), segment(1, Step::Last, &[0; 6], 15)].concat(),
+        ),
+        (
+            "last segment",
+            [first(100), segment(1, Step::Last, &[0; 10], 100)].concat(),
+        ),
+        (
+            "last segment",
+            [first(20), segment(1, Step::Middle, &[0; 10], 20)].concat(),
+        ),
+        (
+            "nothing in it",
+            [first(100), segment(1, Step::Middle, &[], 100)].concat(),
+        ),
         ("nothing in it", segment(1, Step::First, &[], 100)),
-        ("longer or shorter", framed(&packet(Offer, 1, 8), &places(&[row(8)], 1)[..103])),
-        ("places", framed(&packet(Offer, 1, 8), &places(&[row(8)], 0))),
-        ("places", framed(&packet(Offer, 1, 8), &places(&[row(8)], 5))),
-        ("as long as its message", framed(&packet(Offer, 1, 9), &places(&[row(8)], 1))),
-        ("as long as its message", framed(&packet(Offer, 1, 0), &places(&[row(0)], 1))),
-        ("as long as its message", framed(&packet(Offer, 1, 6), &places(&[row(u64::MAX), row(7)], 2))),
+        (
+            "longer or shorter",
+            framed(&packet(Offer, 1, 8), &places(&[row(8)], 1)[..103]),
+        ),
+        (
+            "places",
+            framed(&packet(Offer, 1, 8), &places(&[row(8)], 0)),
+        ),
+        (
+            "places",
+            framed(&packet(Offer, 1, 8), &places(&[row(8)], 5)),
+        ),
+        (
+            "as long as its message",
+            framed(&packet(Offer, 1, 9), &places(&[row(8)], 1)),
+        ),
+        (
+            "as long as its message",
+            framed(&packet(Offer, 1, 0), &places(&[row(0)], 1)),
+        ),
+        (
+            "as long as its message",
+            framed(&packet(Offer, 1, 6), &places(&[row(u64::MAX), row(7)], 2)),
+        ),
         (
             "beyond the end",
-            framed(&packet(Offer, 1, 8), &places(&[Row { addr: u64::MAX, len: 8, key: 1 }], 1)),
+            framed(
+                &packet(Offer, 1, 8),
+                &places(
+                    &[Row {
+                        addr: u64::MAX,
+                        len: 8,
+                        key: 1,
+                    }],
+                    1,
+                ),
+            ),
         ),
         ("something in it", framed(&packet(Done, 1, 0), b"abc")),
         ("not offered", framed(&packet(Done, 1, 0), b"")),
-        ("no question", hex("03 03 0000 00 00 10 00 1400000000000000 00000000")),
+        (
+            "no question",
+            hex("03 03 0000 00 00 10 00 1400000000000000 00000000"),
+        ),
     ];
     for (why, bytes) in cases {
         let mut receiver = receiver();
@@ -364,7 +489,10 @@ fn what_is_no_packet_of_this_connection_ends_it() {
     }
     let mut receiver = receiver();
     for number in 0..=MESSAGES_IN_SEGMENTS {
-        let taken = receiver.take(&framed(&packet(Segment(Step::First, 0, 1), number as u64, 2), b"a"));
+        let taken = receiver.take(&framed(
+            &packet(Segment(Step::First, 0, 1), number as u64, 2),
+            b"a",
+        ));
         assert_eq!(taken.is_ok(), number < MESSAGES_IN_SEGMENTS, "{taken:?}");
     }
     assert_eq!(receiver.inbox.end().len(), MESSAGES_IN_SEGMENTS);
@@ -374,8 +502,17 @@ fn what_is_no_packet_of_this_connection_ends_it() {
 #[test]
 fn claims_cost_no_memory() {
     let long = 64 << 20;
-    let offer =
-        framed(&packet(PacketKind::Offer, 1, long), &places(&[Row { addr: 0, len: long, key: 1 }], 1));
+    let offer = framed(
+        &packet(PacketKind::Offer, 1, long),
+        &places(
+            &[Row {
+                addr: 0,
+                len: long,
+                key: 1,
+            }],
+            1,
+        ),
+    );
     for bytes in [offer, segment(1, Step::First, &[0; 10], long as usize)] {
         let mut receiver = receiver();
         let most = largest_allocation(|| {
@@ -405,10 +542,16 @@ fn what_is_offered_is_read_within_its_bounds_and_ends_once() {
     let pending = a.work(usize::MAX);
     let message = u64::from_ne_bytes(*pending[16 + 16..].first_chunk().unwrap());
     let done = framed(&packet(PacketKind::Done, message, 0), b"");
-    for (addr, len, key) in
-        [(1, 100_000, message), (u64::MAX, 2, message), (100_001, 0, message), (0, 1, message + 1)]
-    {
-        assert!(a.receiver.take(&read(addr, len, key)).is_err(), "{len} bytes at {addr} of {key}");
+    for (addr, len, key) in [
+        (1, 100_000, message),
+        (u64::MAX, 2, message),
+        (100_001, 0, message),
+        (0, 1, message + 1),
+    ] {
+        assert!(
+            a.receiver.take(&read(addr, len, key)).is_err(),
+            "{len} bytes at {addr} of {key}"
+        );
     }
     a.receiver.take(&read(7, 50, message)).unwrap();
     let answer = a.work(usize::MAX);
@@ -424,11 +567,18 @@ fn what_is_offered_is_read_within_its_bounds_and_ends_once() {
     // A peer that goes leaves nothing behind.
     let [mut a, _] = Side::pair();
     let op = a.send(Some(3), None, &[0; 20_000]).unwrap();
-    a.receiver.inbox.replies.fail(&mut a.receiver.maps, &Error::Canceled);
-    assert_eq!(a.receiver.end(op).unwrap().error.as_deref(), Some(&Error::Canceled));
+    a.receiver
+        .inbox
+        .replies
+        .fail(&mut a.receiver.maps, &Error::Canceled);
+    assert_eq!(
+        a.receiver.end(op).unwrap().error.as_deref(),
+        Some(&Error::Canceled)
+    );
 }
 
-/// A message that nobody has asked for, and for which there is no room, holds up messages, and nothing else.
+/// A message that nobody has asked for, and for which there is no room, holds up messages, and
+/// nothing else.
 #[test]
 fn what_waits_is_put_aside() {
     let mut sides = Side::pair();
@@ -437,8 +587,15 @@ fn what_waits_is_put_aside() {
     let offers = [0, 1].map(|number| sides[0].send(None, None, &contents(number, len)).unwrap());
     assert!(sides[0].send(None, Some(9), &contents(2, 5000)).is_none());
     for (number, step) in [(0, Step::First), (1, Step::Middle), (2, Step::Last)] {
-        let packet = Packet { connection: 6, ..packet(PacketKind::Segment(step, number, 10), 7, 30) };
-        assert!(sides[0].outbox.packet(&packet, Payload::Whole(&[number as u8; 10][..])));
+        let packet = Packet {
+            connection: 6,
+            ..packet(PacketKind::Segment(step, number, 10), 7, 30)
+        };
+        assert!(
+            sides[0]
+                .outbox
+                .packet(&packet, Payload::Whole(&[number as u8; 10][..]))
+        );
     }
     // The other way round as well.
     let op = sides[1].send(None, None, &contents(4, len)).unwrap();
@@ -449,7 +606,12 @@ fn what_waits_is_put_aside() {
     assert!(a.receiver.got(back).1 == contents(4, len) && b.receiver.got(op).0.len == len);
     assert!(b.receiver.inbox.has_aside());
     let ops = [0; 4].map(|_| sides[1].receiver.post(UNTAGGED, None));
-    assert!(sides[1].receiver.inbox.is_aside_wanted(PEER, &sides[1].receiver.rx));
+    assert!(
+        sides[1]
+            .receiver
+            .inbox
+            .is_aside_wanted(PEER, &sides[1].receiver.rx)
+    );
     sides[1].hear(b"");
     talk(&mut sides, &[usize::MAX]);
     let b = &sides[1].receiver;
@@ -462,16 +624,22 @@ fn what_waits_is_put_aside() {
     assert_eq!(sides[0].receiver.got(offers[1]).0.len, len);
 }
 
-/// What was put aside has waited: when there is room it is taken in, and does not ask for yet another look, for ever.
+/// What was put aside has waited: when there is room it is taken in, and does not ask for yet
+/// another look, for ever.
 #[test]
 fn what_was_put_aside_is_not_put_off() {
     let mut receiver = Receiver::of_rxm(1500, HERE);
-    let bytes = [1, 2].map(|byte| framed(&packet(PacketKind::Eager, 0, 1000), &[byte; 1000])).concat();
+    let bytes = [1, 2]
+        .map(|byte| framed(&packet(PacketKind::Eager, 0, 1000), &[byte; 1000]))
+        .concat();
     assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len());
     assert!(receiver.inbox.has_aside() && !receiver.inbox.is_aside_wanted(PEER, &receiver.rx));
     let first = receiver.post(UNTAGGED, None);
     assert_eq!(receiver.got(first).1, [1; 1000]);
-    assert!(receiver.inbox.is_aside_wanted(PEER, &receiver.rx), "there is room again");
+    assert!(
+        receiver.inbox.is_aside_wanted(PEER, &receiver.rx),
+        "there is room again"
+    );
     receiver.inbox.be_patient(Patience::Left);
     let taken = receiver.take(&[]).unwrap();
     assert!(!taken.is_put_off && !receiver.inbox.has_aside());
@@ -497,11 +665,18 @@ fn what_is_put_aside_is_bounded() {
     assert!(kept > 7 << 20 && !receiver.wants(&bytes));
     let op = receiver.post(UNTAGGED, None);
     assert!(receiver.wants(&bytes));
-    assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len(), "one has made room for another");
+    assert_eq!(
+        receiver.take(&bytes).unwrap().bytes,
+        bytes.len(),
+        "one has made room for another"
+    );
     assert_eq!(receiver.got(op).1, [7; EAGER]);
     // What is longer than any packet is held at once.
     let mut receiver = Receiver::of_rxm(0, HERE);
-    let long = framed(&packet(PacketKind::Eager, 0, 2 * EAGER as u64), &[7; 2 * EAGER]);
+    let long = framed(
+        &packet(PacketKind::Eager, 0, 2 * EAGER as u64),
+        &[7; 2 * EAGER],
+    );
     assert!(receiver.take(&long).unwrap().held);
 }
 
@@ -509,13 +684,32 @@ fn what_is_put_aside_is_bounded() {
 #[test]
 fn what_was_only_offered_goes_with_the_peer() {
     let mut receiver = Receiver::of_rxm(BUDGET, HERE);
-    let offer = |len| framed(&packet(PacketKind::Offer, 1, len), &places(&[Row { addr: 0, len, key: 1 }], 1));
-    let bytes = [offer(1000), offer(2 << 20), framed(&packet(PacketKind::Eager, 0, 3), b"abc")].concat();
+    let offer = |len| {
+        framed(
+            &packet(PacketKind::Offer, 1, len),
+            &places(
+                &[Row {
+                    addr: 0,
+                    len,
+                    key: 1,
+                }],
+                1,
+            ),
+        )
+    };
+    let bytes = [
+        offer(1000),
+        offer(2 << 20),
+        framed(&packet(PacketKind::Eager, 0, 3), b"abc"),
+    ]
+    .concat();
     assert_eq!(receiver.take(&bytes).unwrap().bytes, bytes.len());
     assert!(receiver.inbox.has_aside() && receiver.inbox.awaits_fetches());
     let begun = receiver.inbox.end_fetches();
     assert_eq!(begun.len(), 1);
-    receiver.rx.fail(&mut receiver.maps, begun[0], Error::Canceled);
+    receiver
+        .rx
+        .fail(&mut receiver.maps, begun[0], Error::Canceled);
     assert!(!receiver.inbox.awaits_fetches());
     let op = receiver.post(UNTAGGED, None);
     let rest = offer(5);
@@ -524,14 +718,20 @@ fn what_was_only_offered_goes_with_the_peer() {
     assert!(!receiver.inbox.has_aside() && receiver.inbox.end().is_empty());
 }
 
-/// What was put aside is looked at later, and may be wrong then: the message that is in the middle of arriving fails with the
-/// connection, as any other.
+/// What was put aside is looked at later, and may be wrong then: the message that is in the middle
+/// of arriving fails with the connection, as any other.
 #[test]
 fn a_lie_that_was_put_aside_leaves_no_message_behind() {
     let mut receiver = Receiver::of_rxm(300, HERE);
     let halved = receiver.post(UNTAGGED, None);
     let too_much = framed(&packet(PacketKind::Eager, 0, 1000), &[1; 1000]);
-    let lie = framed(&Packet { connection: HERE + 1, ..packet(PacketKind::Eager, 0, 3) }, b"abc");
+    let lie = framed(
+        &Packet {
+            connection: HERE + 1,
+            ..packet(PacketKind::Eager, 0, 3)
+        },
+        b"abc",
+    );
     let begun = segment(1, Step::First, &[2; 10], 30);
     let last = segment(1, Step::Last, &[2; 20], 30);
     let bytes = [begun, too_much, lie, last[..last.len() - 5].to_vec()].concat();
@@ -540,7 +740,12 @@ fn a_lie_that_was_put_aside_leaves_no_message_behind() {
     assert!(matches!(receiver.take(&[]), Err(Broken(what)) if what.contains("quotes")));
     assert_eq!(receiver.got(aside).0.len, 1000);
     for landing in receiver.inbox.end() {
-        receiver.rx.fail(&mut receiver.maps, landing, Error::Canceled);
+        receiver
+            .rx
+            .fail(&mut receiver.maps, landing, Error::Canceled);
     }
-    assert_eq!(receiver.end(halved).expect("has ended").error.as_deref(), Some(&Error::Canceled));
+    assert_eq!(
+        receiver.end(halved).expect("has ended").error.as_deref(),
+        Some(&Error::Canceled)
+    );
 }

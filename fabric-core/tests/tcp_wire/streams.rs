@@ -60,7 +60,10 @@ fn stream(order: Order, messages: &[Message]) -> Vec<u8> {
     for (number, message) in messages.iter().enumerate() {
         let payload = contents(number, message.len);
         if message.is_open {
-            assert!(outbox.open(&Frame::message(tag(message.tag), message.data, message.len), &[]));
+            assert!(outbox.open(
+                &Frame::message(tag(message.tag), message.data, message.len),
+                &[]
+            ));
             flush(&mut outbox, &mut bytes, usize::MAX);
             bytes.extend_from_slice(&payload);
             outbox.close();
@@ -85,7 +88,8 @@ fn stream(order: Order, messages: &[Message]) -> Vec<u8> {
     bytes
 }
 
-/// Shows a stream in these pieces, what was left over each time with the next one. Returns what was left at the end.
+/// Shows a stream in these pieces, what was left over each time with the next one. Returns what was
+/// left at the end.
 fn show(receiver: &mut Receiver, stream: &[u8], cuts: &[usize]) -> Result<Vec<u8>, Broken> {
     let (mut rest, mut at, mut turn) = (Vec::new(), 0, 0);
     while at < stream.len() {
@@ -102,8 +106,8 @@ fn show(receiver: &mut Receiver, stream: &[u8], cuts: &[usize]) -> Result<Vec<u8
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 100 }))]
 
-    /// Every message comes once, whole, in order and with all it carries, however the stream was cut, whether somebody
-    /// waits or not.
+    /// Every message comes once, whole, in order and with all it carries, however the stream was
+    /// cut, whether somebody waits or not.
     #[test]
     fn what_goes_in_comes_out(
         messages in messages(),
@@ -161,7 +165,11 @@ fn answers_are_owed_for_whole_messages() {
         assert!(taken.owed.is_empty(), "cut at {cut}");
         let rest = [&fin[taken.bytes..cut], &fin[cut..]].concat();
         let taken = receiver.take(&rest).unwrap();
-        assert_eq!((taken.bytes, taken.owed.len()), (rest.len(), 1), "cut at {cut}");
+        assert_eq!(
+            (taken.bytes, taken.owed.len()),
+            (rest.len(), 1),
+            "cut at {cut}"
+        );
     }
     let mut outbox = Outbox::new(Order::Little);
     let frame = Frame::message(None, None, 4);
@@ -171,10 +179,16 @@ fn answers_are_owed_for_whole_messages() {
     assert_eq!(outbox.pending().len(), header, "a message within another");
     outbox.acknowledge(owed());
     outbox.left(outbox.pending().len());
-    assert!(outbox.pending().is_empty(), "nothing comes between a header and its bytes");
+    assert!(
+        outbox.pending().is_empty(),
+        "nothing comes between a header and its bytes"
+    );
     outbox.close();
     // It is the second header on this stream.
-    assert_eq!(outbox.pending(), hex("03 00 0000 02 00 10 01 1000000000000000"));
+    assert_eq!(
+        outbox.pending(),
+        hex("03 00 0000 02 00 10 01 1000000000000000")
+    );
     outbox.acknowledge(owed());
     assert_eq!(outbox.pending().len(), 32);
     outbox.give_up();
@@ -231,9 +245,12 @@ fn a_message_without_a_place_is_held_and_waits_whole() {
 /// A length is a claim until the bytes are there.
 #[test]
 fn claims_cost_no_memory() {
-    for (len, is_broken) in
-        [(1 << 60, true), (u64::MAX - 16, true), (MAX_MESSAGE as u64 + 1, true), (MAX_MESSAGE as u64, false)]
-    {
+    for (len, is_broken) in [
+        (1 << 60, true),
+        (u64::MAX - 16, true),
+        (MAX_MESSAGE as u64 + 1, true),
+        (MAX_MESSAGE as u64, false),
+    ] {
         for is_awaited in [false, true] {
             let mut receiver = Receiver::new(Order::Little, BUDGET);
             if is_awaited {
@@ -251,12 +268,30 @@ fn claims_cost_no_memory() {
 fn what_does_not_fit_is_cut_off_and_the_next_one_comes() {
     for first in [3, 10] {
         let mut receiver = Receiver::new(Order::Little, BUDGET);
-        let (short, next) = (receiver.post(UNTAGGED, Some(4)), receiver.post(UNTAGGED, None));
-        let message = |len| Message { tag: None, data: None, len, is_open: false, answers: false };
+        let (short, next) = (
+            receiver.post(UNTAGGED, Some(4)),
+            receiver.post(UNTAGGED, None),
+        );
+        let message = |len| Message {
+            tag: None,
+            data: None,
+            len,
+            is_open: false,
+            answers: false,
+        };
         let bytes = stream(Order::Little, &[message(10), message(5)]);
-        assert_eq!(show(&mut receiver, &bytes, &[16 + first, 100]), Ok(Vec::new()));
+        assert_eq!(
+            show(&mut receiver, &bytes, &[16 + first, 100]),
+            Ok(Vec::new())
+        );
         let cut = receiver.end(short).unwrap();
-        assert!(matches!(cut.error.as_deref(), Some(Error::Truncated { len: 4, lost: 6 })), "{cut:?}");
+        assert!(
+            matches!(
+                cut.error.as_deref(),
+                Some(Error::Truncated { len: 4, lost: 6 })
+            ),
+            "{cut:?}"
+        );
         assert_eq!(receiver.got(next).1, contents(1, 5));
     }
 }
@@ -269,8 +304,14 @@ fn what_is_not_offered_ends_the_connection() {
             "03 02 0000 00 01 28 00 2800000000000000 0000000000000000 0800000000000000 0000000000000000",
             "may not reach",
         ),
-        ("03 03 0000 00 00 10 00 1400000000000000 00000000", "no question"),
-        ("03 05 0000 01 00 20 00 2000000000000000 0000000000000000 0000000000000000", "rendezvous"),
+        (
+            "03 03 0000 00 00 10 00 1400000000000000 00000000",
+            "no question",
+        ),
+        (
+            "03 05 0000 01 00 20 00 2000000000000000 0000000000000000 0000000000000000",
+            "rendezvous",
+        ),
         ("03 06 0000 01 00 10 00 1000000000000000", "rendezvous"),
         ("03 c8 0000 00 00 10 00 1000000000000000", "unknown"),
     ] {
@@ -284,15 +325,23 @@ fn what_is_not_offered_ends_the_connection() {
 fn a_message_that_ends_early_is_known() {
     let mut receiver = Receiver::new(Order::Little, BUDGET);
     let op = receiver.post(UNTAGGED, None);
-    receiver.take(&hex("03 00 0000 00 00 10 00 1800000000000000 01020304")).unwrap();
+    receiver
+        .take(&hex("03 00 0000 00 00 10 00 1800000000000000 01020304"))
+        .unwrap();
     let landing = receiver.inbox.end().pop().expect("four bytes are missing");
-    receiver.rx.fail(&mut receiver.maps, landing, Error::Canceled);
-    assert_eq!(receiver.end(op).unwrap().error.as_deref(), Some(&Error::Canceled));
+    receiver
+        .rx
+        .fail(&mut receiver.maps, landing, Error::Canceled);
+    assert_eq!(
+        receiver.end(op).unwrap().error.as_deref(),
+        Some(&Error::Canceled)
+    );
     assert_eq!(receiver.inbox.end(), []);
 }
 
-/// A message that finds no receive at all stays for one more look, and for another whenever a receive has taken one: who posts
-/// between two looks gets every message without a buffer in between.
+/// A message that finds no receive at all stays for one more look, and for another whenever a
+/// receive has taken one: who posts between two looks gets every message without a buffer in
+/// between.
 #[test]
 fn messages_wait_for_one_look_where_they_are() {
     let mut outbox = Outbox::new(Order::Little);
@@ -310,10 +359,15 @@ fn messages_wait_for_one_look_where_they_are() {
     };
     assert_eq!(look(&mut receiver, 0, Patience::Left), (0, true));
     let posted = receiver.post(UNTAGGED, None);
-    assert_eq!(look(&mut receiver, 0, Patience::Spent), (one, true), "one is taken, the next one stays");
+    assert_eq!(
+        look(&mut receiver, 0, Patience::Spent),
+        (one, true),
+        "one is taken, the next one stays"
+    );
     assert_eq!(receiver.got(posted).1, [0; 10]);
     let (first, second) = (receiver.post(ANY_TAG, None), receiver.post(UNTAGGED, None));
-    // A receive that takes no such message is one all the same: the program is not about to post its first.
+    // A receive that takes no such message is one all the same: the program is not about to post
+    // its first.
     assert_eq!(look(&mut receiver, one, Patience::Spent), (3 * one, false));
     assert_eq!(receiver.got(second).1, [1; 10]);
     let _ = first;
@@ -322,6 +376,14 @@ fn messages_wait_for_one_look_where_they_are() {
         assert_eq!(receiver.got(late).1, [byte; 10]);
     }
     let mut other = Receiver::new(Order::Little, BUDGET);
-    assert_eq!(look(&mut other, 0, Patience::Spent), (4 * one, false), "nobody posts: they are buffered");
-    assert_eq!(look(&mut other, 3 * one, Patience::None), (one, false), "nor does anybody wait at the end");
+    assert_eq!(
+        look(&mut other, 0, Patience::Spent),
+        (4 * one, false),
+        "nobody posts: they are buffered"
+    );
+    assert_eq!(
+        look(&mut other, 3 * one, Patience::None),
+        (one, false),
+        "nor does anybody wait at the end"
+    );
 }

@@ -24,8 +24,8 @@ fn receive(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
     }
 }
 
-/// The same for a receiver that raises its flag long before it sleeps, and looks once more in between without taking it
-/// down: it leaves the sender alone, and visits it in turn.
+/// The same for a receiver that raises its flag long before it sleeps, and looks once more in
+/// between without taking it down: it leaves the sender alone, and visits it in turn.
 fn receive_left_alone(ring: &mut Consumer<Lines>, number: u8, own: &Bell, theirs: &Bell) {
     let mut alone = false;
     loop {
@@ -66,10 +66,16 @@ fn both_sleep(lines: usize, before: u8, total: u8) {
     sleeps(lines, before, total, receive);
 }
 
-/// `before` messages lie in the ring; two threads send and receive up to `total`, each asleep when it can do nothing.
+/// `before` messages lie in the ring; two threads send and receive up to `total`, each asleep when
+/// it can do nothing.
 ///
 /// Three preemptions: one between a look at a flag and its taking down, one on either side of it.
-fn sleeps(lines: usize, before: u8, total: u8, receive: fn(&mut Consumer<Lines>, u8, &Bell, &Bell)) {
+fn sleeps(
+    lines: usize,
+    before: u8,
+    total: u8,
+    receive: fn(&mut Consumer<Lines>, u8, &Bell, &Bell),
+) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
@@ -92,21 +98,22 @@ fn sleeps(lines: usize, before: u8, total: u8, receive: fn(&mut Consumer<Lines>,
     });
 }
 
-/// A consumer that found nothing after it raised `armed` is rung for the next record (store, fence, load on both
-/// sides): it never sleeps with a record in the ring.
+/// A consumer that found nothing after it raised `armed` is rung for the next record (store, fence,
+/// load on both sides): it never sleeps with a record in the ring.
 #[test]
 fn a_sleeping_consumer_gets_every_message() {
     both_sleep(8, 0, 2);
 }
 
-/// A producer that found no room after it raised `starved` is rung by the next lines that come back: it never sleeps
-/// while there is room. Lines come back one at a time.
+/// A producer that found no room after it raised `starved` is rung by the next lines that come
+/// back: it never sleeps while there is room. Lines come back one at a time.
 #[test]
 fn a_starving_producer_gets_its_room() {
     both_sleep(8, 7, 9);
 }
 
-/// The same while lines come back two at a time: what the consumer keeps to itself does not starve the producer.
+/// The same while lines come back two at a time: what the consumer keeps to itself does not starve
+/// the producer.
 #[test]
 fn batches_do_not_starve_the_producer() {
     both_sleep(16, 15, 17);

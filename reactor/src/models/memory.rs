@@ -1,8 +1,9 @@
 //! The memory of a ring as loom sees it, and a doorbell.
 //!
-//! A line is a header, which is an atomic, and a cell of 64 bytes whose accesses loom checks for races. In real memory
-//! the header is the first eight bytes of the line, so a payload that runs on into a line overwrites that line's
-//! header, and zeroing a header spoils a payload that still lies there. Both happen here too.
+//! A line is a header, which is an atomic, and a cell of 64 bytes whose accesses loom checks for
+//! races. In real memory the header is the first eight bytes of the line, so a payload that runs on
+//! into a line overwrites that line's header, and zeroing a header spoils a payload that still lies
+//! there. Both happen here too.
 #![allow(unsafe_code)] // `Memory::write`, and access to loom's cells
 
 use loom::cell::UnsafeCell;
@@ -41,10 +42,14 @@ impl Lines {
 
     /// The payload of a record.
     pub(super) fn payload(&self, record: Record) -> Vec<u8> {
-        let (first, end) = (record.start / LINE, record.start + record.header.len as usize);
+        let (first, end) = (
+            record.start / LINE,
+            record.start + record.header.len as usize,
+        );
         let mut bytes = Vec::new();
         for line in first..end.div_ceil(LINE) {
-            // SAFETY: the pointer is valid during the closure, and loom checks that nobody writes meanwhile.
+            // SAFETY: the pointer is valid during the closure, and loom checks that nobody writes
+            // meanwhile.
             let mut copy = self.0.cells[line].with(|cell| unsafe { *cell });
             if line > first {
                 let word = self.0.headers[line].load(Ordering::Relaxed);
@@ -83,7 +88,8 @@ impl Memory for Lines {
         while done < bytes.len() {
             let (line, from) = ((at + done) / LINE, (at + done) % LINE);
             let part = &bytes[done..bytes.len().min(done + LINE - from)];
-            // SAFETY: the pointer is valid during the closure, and loom checks that nobody else looks meanwhile.
+            // SAFETY: the pointer is valid during the closure, and loom checks that nobody else
+            // looks meanwhile.
             let cell = self.0.cells[line].with_mut(|cell| unsafe {
                 let cell = &mut *cell;
                 cell[from..from + part.len()].copy_from_slice(part);
@@ -116,7 +122,11 @@ impl Bell {
     pub(super) fn sleep(&self) {
         let mut rung = crate::sync::lock(&self.0.0);
         while !*rung {
-            rung = self.0.1.wait(rung).unwrap_or_else(|poisoned| poisoned.into_inner());
+            rung = self
+                .0
+                .1
+                .wait(rung)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         *rung = false;
     }

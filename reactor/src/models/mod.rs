@@ -1,4 +1,5 @@
-//! Loom models: every schedule of a few threads over the real code, with the memory model of the language.
+//! Loom models: every schedule of a few threads over the real code, with the memory model of the
+//! language.
 //!
 //! | file | invariant |
 //! |---|---|
@@ -8,7 +9,8 @@
 //! | `progress` | while a task waits, somebody drives or every peer will ring |
 //! | `overtaking` | what is sent beside the domain overtakes nothing that waits there |
 //!
-//! `memory`, `wire` and `poll_set` stand in for what loom cannot see: shared memory, a provider and the kernel.
+//! `memory`, `wire` and `poll_set` stand in for what loom cannot see: shared memory, a provider and
+//! the kernel.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test -p fabric-reactor --release --lib models

@@ -1,8 +1,10 @@
-//! A model of the short way beside the domain: what is sent at once never overtakes what waits for credit.
+//! A model of the short way beside the domain: what is sent at once never overtakes what waits for
+//! credit.
 //!
-//! Three threads: one posts a message that has to wait, and says so; one that has heard it sends another, by the short way if
-//! that is open; one gives the credit back, whereupon the first is granted. The engine and its credits are real; the
-//! connection is a list of what went over it, and its short way is that of `provider::shm::lanes`.
+//! Three threads: one posts a message that has to wait, and says so; one that has heard it sends
+//! another, by the short way if that is open; one gives the credit back, whereupon the first is
+//! granted. The engine and its credits are real; the connection is a list of what went over it, and
+//! its short way is that of `provider::shm::lanes`.
 
 use std::sync::Arc;
 
@@ -30,7 +32,10 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new() -> Self {
-        Self { held: AtomicU32::new(0), sent: Mutex::new(Vec::new()) }
+        Self {
+            held: AtomicU32::new(0),
+            sent: Mutex::new(Vec::new()),
+        }
     }
 
     pub(super) fn send(&self, spec: &SendSpec) {
@@ -91,9 +96,13 @@ fn send(engine: &Engine, line: &Line, spec: SendSpec) {
 fn what_is_sent_at_once_overtakes_nothing_that_waits_for_credit() {
     loom::model(|| {
         let line = Arc::new(Line::new());
-        let (_wire, engine) = Wire::engine_with(WaitPolicy::Spin, Progress::Manual, Some(line.clone()));
+        let (_wire, engine) =
+            Wire::engine_with(WaitPolicy::Spin, Progress::Manual, Some(line.clone()));
         let peer = AddressTable::new().insert("shm://peer".parse().expect("an address"));
-        let message = move |tag| SendSpec { tag: Some(tag), ..SendSpec::new(OpKind::Send, peer) };
+        let message = move |tag| SendSpec {
+            tag: Some(tag),
+            ..SendSpec::new(OpKind::Send, peer)
+        };
         {
             let mut locked = engine.lock();
             let mut ep = Hub::new_ep(bindings());
@@ -106,7 +115,8 @@ fn what_is_sent_at_once_overtakes_nothing_that_waits_for_credit() {
             let (engine, posted) = (engine.clone(), posted.clone());
             move || {
                 let mut locked = engine.lock();
-                let waits = locked.queue_send(EP, message(1), Vec::new(), Route::Nobody, Credit::Wait);
+                let waits =
+                    locked.queue_send(EP, message(1), Vec::new(), Route::Nobody, Credit::Wait);
                 locked.finish();
                 drop(locked);
                 waits.expect("it may wait");
@@ -130,7 +140,10 @@ fn what_is_sent_at_once_overtakes_nothing_that_waits_for_credit() {
         first.join().expect("it does not panic");
         let told = second.join().expect("it does not panic");
         let sent = lock(&line.sent).clone();
-        assert!(sent.starts_with(&[1]), "the first was posted before: {sent:?}");
+        assert!(
+            sent.starts_with(&[1]),
+            "the first was posted before: {sent:?}"
+        );
         assert!(
             !told || sent.len() == 2 || engine.lock().hub.ops.len() > 0,
             "the second is nowhere: {sent:?}"

@@ -1,5 +1,5 @@
-//! The wait set of a domain, without a kernel: edges are seen once by whoever looks, the own doorbell by everybody
-//! until the driver silences it.
+//! The wait set of a domain, without a kernel: edges are seen once by whoever looks, the own
+//! doorbell by everybody until the driver silences it.
 
 use std::os::fd::BorrowedFd;
 use std::task::Waker;
@@ -31,7 +31,10 @@ struct Signals {
 
 impl PollSet {
     pub(crate) fn new() -> Result<Self> {
-        Ok(Self { signals: Mutex::new(Signals::default()), changed: Condvar::new() })
+        Ok(Self {
+            signals: Mutex::new(Signals::default()),
+            changed: Condvar::new(),
+        })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -42,14 +45,18 @@ impl PollSet {
         lock(&self.signals).own = false;
     }
 
-    /// No timeout sleeps; a timeout of zero looks; any other lets the others run first, since loom has no time.
+    /// No timeout sleeps; a timeout of zero looks; any other lets the others run first, since loom
+    /// has no time.
     pub(crate) fn wait(&self, timeout: Option<Duration>, mut each: impl FnMut(u64)) -> usize {
         if timeout.is_some_and(|timeout| !timeout.is_zero()) {
             loom::thread::yield_now();
         }
         let mut signals = lock(&self.signals);
         while timeout.is_none() && !signals.own && signals.edges.is_empty() {
-            signals = self.changed.wait(signals).unwrap_or_else(|poisoned| poisoned.into_inner());
+            signals = self
+                .changed
+                .wait(signals)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
         }
         let (edges, own) = (std::mem::take(&mut signals.edges), signals.own);
         drop(signals);
@@ -66,8 +73,8 @@ impl PollSet {
         });
     }
 
-    /// What a runtime's registration of the set's descriptor does: true once after it became readable, otherwise the
-    /// waker is kept.
+    /// What a runtime's registration of the set's descriptor does: true once after it became
+    /// readable, otherwise the waker is kept.
     pub(super) fn became_readable(&self, waker: &Waker) -> bool {
         let mut signals = lock(&self.signals);
         let readable = std::mem::take(&mut signals.readable);

@@ -1,8 +1,9 @@
-//! Models of who drives: the real engine and the real turns of the driver, on a reduced provider and a reduced kernel.
+//! Models of who drives: the real engine and the real turns of the driver, on a reduced provider
+//! and a reduced kernel.
 //!
-//! Three threads: a task that receives, a peer that sends, a driver. A lost wake-up is a deadlock, which loom reports.
-//! Under loom the windows of the wait policy are zero long (`wait/policy.rs`), so that
-//! nothing depends on time.
+//! Three threads: a task that receives, a peer that sends, a driver. A lost wake-up is a deadlock,
+//! which loom reports. Under loom the windows of the wait policy are zero long (`wait/policy.rs`),
+//! so that nothing depends on time.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -53,7 +54,11 @@ fn start(engine: &Arc<Engine>, progress: Progress) -> thread::JoinHandle<()> {
 /// A task that waits for the operation.
 fn wait_for(engine: &Engine, key: OpKey) {
     block_on(poll_fn(|cx| {
-        let polled = engine.poll(cx.waker(), |hub| hub.take_done(key), |hub, waker| hub.register(key, waker));
+        let polled = engine.poll(
+            cx.waker(),
+            |hub| hub.take_done(key),
+            |hub, waker| hub.register(key, waker),
+        );
         if polled.is_pending() {
             assert_somebody_drives(engine);
             // An executor runs others first, also when the task has woken itself.
@@ -63,8 +68,9 @@ fn wait_for(engine: &Engine, key: OpKey) {
     }));
 }
 
-/// The module doc of `engine`: with a task waiting and the lock free, the driver is awake, or the domain is armed, or
-/// the task keeps itself runnable. A thread that watches will look within a period, which loom does not measure.
+/// The module doc of `engine`: with a task waiting and the lock free, the driver is awake, or the
+/// domain is armed, or the task keeps itself runnable. A thread that watches will look within a
+/// period, which loom does not measure.
 fn assert_somebody_drives(engine: &Engine) {
     let locked = engine.lock();
     let awake = matches!(locked.driver, Driver::Awake | Driver::Gone);
@@ -103,7 +109,8 @@ fn an_adaptive_task_is_woken() {
     receive(WaitPolicy::Adaptive, Progress::Manual, 1);
 }
 
-/// A task waits while the driver is a thread, which must not watch then: a message would wait for the end of the period.
+/// A task waits while the driver is a thread, which must not watch then: a message would wait for
+/// the end of the period.
 #[test]
 fn a_thread_does_not_watch_while_a_task_waits() {
     loom::model(|| {
@@ -116,7 +123,10 @@ fn a_thread_does_not_watch_while_a_task_waits() {
             thread::spawn(move || wait_for(&engine, key))
         };
         let next = turns.turn(&engine, None);
-        assert!(next != Next::Watch || engine.lock().hub.waiters == 0, "a task waits and the thread watches");
+        assert!(
+            next != Next::Watch || engine.lock().hub.waiters == 0,
+            "a task waits and the thread watches"
+        );
         wire.send();
         while turns.turn(&engine, None) != Next::Sleep {
             thread::yield_now();
@@ -131,8 +141,8 @@ fn a_task_beside_a_thread_is_woken() {
     receive(WaitPolicy::Park, Progress::Auto, 1);
 }
 
-/// Two tasks wait and the peer's two messages come in any order with their polls: what one task takes up (the
-/// doorbells are off while it polls) is left in order for the other.
+/// Two tasks wait and the peer's two messages come in any order with their polls: what one task
+/// takes up (the doorbells are off while it polls) is left in order for the other.
 #[test]
 fn who_stops_polling_leaves_the_other_served() {
     loom::model(|| {
@@ -153,8 +163,8 @@ fn who_stops_polling_leaves_the_other_served() {
     });
 }
 
-/// A pass by hand takes up the news, and with it the ring of a doorbell, while a task sleeps: the next message rings
-/// again.
+/// A pass by hand takes up the news, and with it the ring of a doorbell, while a task sleeps: the
+/// next message rings again.
 #[test]
 fn a_pass_by_hand_leaves_the_doorbells_armed() {
     loom::model(|| {

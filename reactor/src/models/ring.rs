@@ -8,10 +8,12 @@ use crate::provider::shm::ring::{Consumer, HEADER, LINE, Producer, Reader};
 /// Any kind that a record may have.
 const KIND: u8 = 1;
 
-/// The payload of message `number`. What of it lies over the header of its second line looks like a record of the
-/// next lap.
+/// The payload of message `number`. What of it lies over the header of its second line looks like a
+/// record of the next lap.
 fn message(number: u8, len: usize) -> Vec<u8> {
-    let mut bytes: Vec<u8> = (0..len).map(|at| number.wrapping_mul(37).wrapping_add(at as u8)).collect();
+    let mut bytes: Vec<u8> = (0..len)
+        .map(|at| number.wrapping_mul(37).wrapping_add(at as u8))
+        .collect();
     if let Some(over) = bytes.get_mut(LINE - HEADER..LINE) {
         over.copy_from_slice(&[KIND, number, HEADER as u8, 0, 0, 2, 0, 0]);
     }
@@ -19,19 +21,31 @@ fn message(number: u8, len: usize) -> Vec<u8> {
 }
 
 pub(super) fn try_push(ring: &mut Producer<Lines>, number: u8, len: usize) -> bool {
-    ring.push(KIND, number, HEADER + len, |record| record.put(HEADER, &message(number, len)))
+    ring.push(KIND, number, HEADER + len, |record| {
+        record.put(HEADER, &message(number, len))
+    })
 }
 
-/// Takes the next message if there is one, and checks it. The flag says whether the producer has to be woken.
+/// Takes the next message if there is one, and checks it. The flag says whether the producer has to
+/// be woken.
 pub(super) fn try_pop(ring: &mut Consumer<Lines>, number: u8, len: usize) -> Option<bool> {
     let record = ring.peek().expect("an honest producer breaks nothing")?;
-    assert_eq!((record.header.kind, record.header.flags), (KIND, number), "in order, each once");
+    assert_eq!(
+        (record.header.kind, record.header.flags),
+        (KIND, number),
+        "in order, each once"
+    );
     assert_eq!(record.header.len as usize, HEADER + len);
-    assert_eq!(ring.memory().payload(record), message(number, len), "message {number} is unspoilt");
+    assert_eq!(
+        ring.memory().payload(record),
+        message(number, len),
+        "message {number} is unspoilt"
+    );
     Some(ring.consume(record))
 }
 
-/// Pushes `before` messages and pops `taken` of them, then lets two threads push and pop the rest, all `lens`.
+/// Pushes `before` messages and pops `taken` of them, then lets two threads push and pop the rest,
+/// all `lens`.
 fn deliver(lines: usize, lens: &'static [usize], before: usize, taken: usize) {
     loom::model(move || {
         let memory = Lines::new(lines);
@@ -67,36 +81,52 @@ fn an_empty_ring() {
 
 /// One line a record, seven at a time: the producer waits for lines to come back, and goes around.
 ///
-/// Invariant 3: no line is written before the consumer is done with it. Invariant 1: a header of the last lap is never
-/// taken for a record.
+/// Invariant 3: no line is written before the consumer is done with it. Invariant 1: a header of
+/// the last lap is never taken for a record.
 #[test]
 fn a_full_ring() {
     deliver(8, &[LINE - HEADER; 10], 7, 0);
 }
 
-/// Two-line records, whose second line overwrites a header with payload, and a filler at the end of the array.
+/// Two-line records, whose second line overwrites a header with payload, and a filler at the end of
+/// the array.
 ///
-/// Invariant 2: payload that looks like a header is gone before the consumer can look at its line. The last two
-/// records of one line each lie where the lap before had the second lines of longer ones.
+/// Invariant 2: payload that looks like a header is gone before the consumer can look at its line.
+/// The last two records of one line each lie where the lap before had the second lines of longer
+/// ones.
 #[test]
 fn long_records_and_the_end() {
     const LONG: usize = 2 * LINE - HEADER;
     const SHORT: usize = 8;
-    // Lines 0 to 14, with second lines at 1, 3 and so on; then line 15, and lines 0 and 1 of the second lap.
-    deliver(16, &[LONG, LONG, LONG, LONG, LONG, LONG, SHORT, LONG, SHORT, SHORT, SHORT], 8, 6);
+    // Lines 0 to 14, with second lines at 1, 3 and so on; then line 15, and lines 0 and 1 of the
+    // second lap.
+    deliver(
+        16,
+        &[
+            LONG, LONG, LONG, LONG, LONG, LONG, SHORT, LONG, SHORT, SHORT, SHORT,
+        ],
+        8,
+        6,
+    );
 }
 
-/// As before, but the ring is full when the filler is due: filler and record come together or not at all.
+/// As before, but the ring is full when the filler is due: filler and record come together or not
+/// at all.
 #[test]
 fn a_filler_waits_for_room() {
     const LONG: usize = 2 * LINE - HEADER;
     const SHORT: usize = 8;
-    deliver(16, &[LONG, LONG, LONG, LONG, LONG, LONG, LONG, SHORT, LONG, LONG], 7, 0);
+    deliver(
+        16,
+        &[LONG, LONG, LONG, LONG, LONG, LONG, LONG, SHORT, LONG, LONG],
+        7,
+        0,
+    );
 }
 
-/// A consumer that takes what it finds, once or twice, and closes, while the producer asks what became of its record:
-/// what was taken never counts as lost, and what comes after the end never counts as taken. The ring is large enough that
-/// only the end makes known what was taken.
+/// A consumer that takes what it finds, once or twice, and closes, while the producer asks what
+/// became of its record: what was taken never counts as lost, and what comes after the end never
+/// counts as taken. The ring is large enough that only the end makes known what was taken.
 #[test]
 fn the_last_record_before_the_end() {
     loom::model(|| {
@@ -113,10 +143,21 @@ fn the_last_record_before_the_end() {
         assert!(try_push(&mut producer, 0, 8));
         let found = producer.reader();
         let taken = reader.join().expect("the reader does not panic");
-        assert!(!taken || found != Reader::Closed, "what was taken has arrived");
+        assert!(
+            !taken || found != Reader::Closed,
+            "what was taken has arrived"
+        );
         let after = producer.reader();
-        assert_eq!(after == Reader::Closed, !taken, "and the same is found out later");
+        assert_eq!(
+            after == Reader::Closed,
+            !taken,
+            "and the same is found out later"
+        );
         assert!(try_push(&mut producer, 1, 8));
-        assert_eq!(producer.reader(), Reader::Closed, "nobody takes what comes after the end");
+        assert_eq!(
+            producer.reader(),
+            Reader::Closed,
+            "nobody takes what comes after the end"
+        );
     });
 }

@@ -1,4 +1,5 @@
-//! Models of the op slots, by way of the real engine, hub and table: one completion, for whom it is meant.
+//! Models of the op slots, by way of the real engine, hub and table: one completion, for whom it is
+//! meant.
 
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
@@ -14,7 +15,8 @@ use crate::engine::Engine;
 use crate::ops::Phase;
 use crate::wait::WaitPolicy;
 
-/// A waker that takes the domain's lock. Called under that lock it would wait for itself, which loom reports.
+/// A waker that takes the domain's lock. Called under that lock it would wait for itself, which
+/// loom reports.
 struct Locking {
     engine: Arc<Engine>,
     notify: Notify,
@@ -32,7 +34,10 @@ fn engine() -> Arc<Engine> {
 }
 
 fn complete(engine: &Engine, key: OpKey, len: usize) {
-    engine.lock().hub.complete(key, Outcome::ok(Transfer::sent(len, None)));
+    engine
+        .lock()
+        .hub
+        .complete(key, Outcome::ok(Transfer::sent(len, None)));
 }
 
 /// One poll of the operation's future: the length it ended with.
@@ -47,10 +52,15 @@ fn poll(engine: &Engine, key: OpKey, waker: &Waker) -> Poll<usize> {
 
 fn assert_nothing_is_left(engine: &Engine) {
     let locked = engine.lock();
-    assert_eq!((locked.hub.ops.len(), locked.hub.waiters), (0, 0), "no operation and no waiter is left");
+    assert_eq!(
+        (locked.hub.ops.len(), locked.hub.waiters),
+        (0, 0),
+        "no operation and no waiter is left"
+    );
 }
 
-/// A future that is polled until it is ready gets its outcome, whenever it looks, and is woken without the lock.
+/// A future that is polled until it is ready gets its outcome, whenever it looks, and is woken
+/// without the lock.
 #[test]
 fn a_completion_reaches_its_future_once() {
     loom::model(|| {
@@ -60,7 +70,10 @@ fn a_completion_reaches_its_future_once() {
             let engine = engine.clone();
             thread::spawn(move || complete(&engine, key, 7))
         };
-        let task = Arc::new(Locking { engine: engine.clone(), notify: Notify::new() });
+        let task = Arc::new(Locking {
+            engine: engine.clone(),
+            notify: Notify::new(),
+        });
         let waker = Waker::from(task.clone());
         let len = loop {
             match poll(&engine, key, &waker) {
@@ -75,8 +88,8 @@ fn a_completion_reaches_its_future_once() {
     });
 }
 
-/// The future of a send is dropped while the send ends: the slot is free afterwards, whoever comes first, and a waker
-/// that is dropped is not dropped under the lock.
+/// The future of a send is dropped while the send ends: the slot is free afterwards, whoever comes
+/// first, and a waker that is dropped is not dropped under the lock.
 #[test]
 fn a_dropped_send_leaves_nothing() {
     loom::model(|| {
@@ -86,7 +99,10 @@ fn a_dropped_send_leaves_nothing() {
             let engine = engine.clone();
             thread::spawn(move || complete(&engine, key, 7))
         };
-        let task = Arc::new(Locking { engine: engine.clone(), notify: Notify::new() });
+        let task = Arc::new(Locking {
+            engine: engine.clone(),
+            notify: Notify::new(),
+        });
         if poll(&engine, key, &Waker::from(task)).is_pending() {
             let mut locked = engine.lock();
             locked.abandon(key);
@@ -97,8 +113,8 @@ fn a_dropped_send_leaves_nothing() {
     });
 }
 
-/// The future of a receive is dropped and its slot is used again, while a provider still completes the old name: the
-/// new operation does not notice.
+/// The future of a receive is dropped and its slot is used again, while a provider still completes
+/// the old name: the new operation does not notice.
 #[test]
 fn a_stale_name_never_reaches_a_reused_slot() {
     loom::model(|| {
@@ -117,7 +133,10 @@ fn a_stale_name_never_reaches_a_reused_slot() {
         assert_eq!(fresh.index, stale.index, "the slot is used again");
         completer.join().expect("the completer does not panic");
         let mut locked = engine.lock();
-        assert!(matches!(locked.hub.ops.get(fresh).map(|op| &op.phase), Some(Phase::Posted)));
+        assert!(matches!(
+            locked.hub.ops.get(fresh).map(|op| &op.phase),
+            Some(Phase::Posted)
+        ));
         assert!(locked.hub.take_done(stale).is_none());
         locked.hub.discard(fresh);
         drop(locked);

@@ -1,4 +1,5 @@
-//! A provider reduced to what progress depends on: messages that arrive, receives that wait, a doorbell.
+//! A provider reduced to what progress depends on: messages that arrive, receives that wait, a
+//! doorbell.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,10 +19,11 @@ use crate::ops::{Op, Route};
 use crate::sync::{AtomicU32, Ordering, fence};
 use crate::wait::WaitPolicy;
 
-/// What a peer and the provider share: the same handshake as a ring's, around a count instead of records.
+/// What a peer and the provider share: the same handshake as a ring's, around a count instead of
+/// records.
 ///
-/// `armed` is only ever swapped. Loom does not order a plain store behind the swap of another thread that it came
-/// after, and would report a flag as lost that no machine loses.
+/// `armed` is only ever swapped. Loom does not order a plain store behind the swap of another
+/// thread that it came after, and would report a flag as lost that no machine loses.
 pub(super) struct Wire {
     arrived: AtomicU32,
     armed: AtomicU32,
@@ -41,10 +43,22 @@ impl Wire {
         line: Option<Arc<Line>>,
     ) -> (Arc<Self>, Arc<Engine>) {
         let set = Arc::new(PollSet::new().expect("nothing can fail"));
-        let wire = Self { arrived: AtomicU32::new(0), armed: AtomicU32::new(0), set: set.clone() };
+        let wire = Self {
+            arrived: AtomicU32::new(0),
+            armed: AtomicU32::new(0),
+            set: set.clone(),
+        };
         let wire = Arc::new(wire);
-        let provider = WireDomain { wire: wire.clone(), taken: 0, posted: VecDeque::new(), line };
-        (wire, Arc::new(Engine::new(Box::new(provider), set, policy, progress)))
+        let provider = WireDomain {
+            wire: wire.clone(),
+            taken: 0,
+            posted: VecDeque::new(),
+            line,
+        };
+        (
+            wire,
+            Arc::new(Engine::new(Box::new(provider), set, policy, progress)),
+        )
     }
 
     /// The peer sends a message.
@@ -61,10 +75,21 @@ impl Wire {
 /// Posts an operation whose completion its future hears of.
 pub(super) fn post(engine: &Engine, kind: OpKind) -> OpKey {
     let mut locked = engine.lock();
-    let key = locked.hub.ops.insert(Op::new(EpId(0), kind, Route::Future, AnyBuf::None));
+    let key = locked
+        .hub
+        .ops
+        .insert(Op::new(EpId(0), kind, Route::Future, AnyBuf::None));
     if kind == OpKind::Recv {
         let state = &mut *locked;
-        state.provider.post_recv(&mut state.hub, EpId(0), key, RecvSpec { from: None, tag: None });
+        state.provider.post_recv(
+            &mut state.hub,
+            EpId(0),
+            key,
+            RecvSpec {
+                from: None,
+                tag: None,
+            },
+        );
     }
     locked.finish();
     key
@@ -78,13 +103,25 @@ struct WireDomain {
 }
 
 impl ProviderDomain for WireDomain {
-    fn open_endpoint(&mut self, _: EpId, _: &Info, _: Option<&Address>, _: Receiving<'_>) -> Result<Address> {
+    fn open_endpoint(
+        &mut self,
+        _: EpId,
+        _: &Info,
+        _: Option<&Address>,
+        _: Receiving<'_>,
+    ) -> Result<Address> {
         unreachable!("a model has no endpoints")
     }
 
     fn close_endpoint(&mut self, _: &mut dyn Host, _: EpId) {}
 
-    fn send_now(&mut self, _: &mut dyn Host, _: EpId, _: &SendSpec, _: Payload<'_>) -> Result<SendNow> {
+    fn send_now(
+        &mut self,
+        _: &mut dyn Host,
+        _: EpId,
+        _: &SendSpec,
+        _: Payload<'_>,
+    ) -> Result<SendNow> {
         Ok(SendNow::Done)
     }
 
@@ -118,7 +155,9 @@ impl ProviderDomain for WireDomain {
         if self.wire.arrived.load(Ordering::Acquire) == self.taken {
             return false;
         }
-        let Some(op) = self.posted.pop_front() else { return false };
+        let Some(op) = self.posted.pop_front() else {
+            return false;
+        };
         self.taken += 1;
         host.complete(op, Outcome::ok(Transfer::default()));
         true
@@ -130,7 +169,8 @@ impl ProviderDomain for WireDomain {
         self.wire.armed.swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `Wire::send`.
         fence(Ordering::SeqCst);
-        let quiet = self.wire.arrived.load(Ordering::Relaxed) == self.taken || self.posted.is_empty();
+        let quiet =
+            self.wire.arrived.load(Ordering::Relaxed) == self.taken || self.posted.is_empty();
         if !quiet {
             self.disarm();
         }

@@ -25,10 +25,14 @@ impl Tuning {
     /// That of an endpoint with this offer.
     pub(super) fn of(options: &SocketOptions, info: &Info) -> Result<Self> {
         let class = info.tx.tclass.or(info.domain.tclass);
-        Ok(Self { options: options.clone(), dscp: class.map(|class| class.dscp()).transpose()? })
+        Ok(Self {
+            options: options.clone(),
+            dscp: class.map(|class| class.dscp()).transpose()?,
+        })
     }
 
-    /// Sets what is to be set before a socket is bound or connected; what a listener accepts inherits it.
+    /// Sets what is to be set before a socket is bound or connected; what a listener accepts
+    /// inherits it.
     pub(super) fn apply(&self, socket: impl AsFd, at: SocketAddr) -> Result<(), Errno> {
         let socket = socket.as_fd();
         if let Some(bytes) = self.options.send_buffer {
@@ -45,13 +49,16 @@ impl Tuning {
         }
     }
 
-    /// Opens something at this address; where that leaves the port open, at the first free one of those that are allowed.
+    /// Opens something at this address; where that leaves the port open, at the first free one of
+    /// those that are allowed.
     pub(super) fn open_at<T>(
         &self,
         at: SocketAddr,
         mut open: impl FnMut(SocketAddr) -> Result<T>,
     ) -> Result<T> {
-        let Some(ports) = self.options.ports.clone().filter(|_| at.port() == 0) else { return open(at) };
+        let Some(ports) = self.options.ports.clone().filter(|_| at.port() == 0) else {
+            return open(at);
+        };
         let count = ports.clone().count();
         let first = RandomState::new().hash_one(at) as usize % count;
         let mut opened = Err(Error::Closed(Class::Endpoint));
@@ -67,8 +74,17 @@ impl Tuning {
 
 /// A socket that never blocks, of the family of this address.
 pub(super) fn socket(at: SocketAddr, kind: SocketType) -> Result<OwnedFd, Errno> {
-    let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+    let family = if at.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    rustix::net::socket_with(
+        family,
+        kind,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
 }
 
 /// Binds a socket to an address.
@@ -83,12 +99,17 @@ pub(super) fn name(socket: impl AsFd) -> Result<SocketAddr> {
 }
 
 /// What it means that a call which takes an address was refused.
-pub(super) fn refused(call: &'static str, scheme: Scheme, at: SocketAddr) -> impl Fn(Errno) -> Error {
+pub(super) fn refused(
+    call: &'static str,
+    scheme: Scheme,
+    at: SocketAddr,
+) -> impl Fn(Errno) -> Error {
     move |errno| match (errno, Address::of_socket(scheme, at)) {
         (Errno::ADDRINUSE, Ok(at)) => Error::AddressInUse(at),
-        (Errno::ADDRNOTAVAIL, Ok(at)) => {
-            Error::BadAddress { text: at.to_string(), why: "no interface of this machine has it" }
-        }
+        (Errno::ADDRNOTAVAIL, Ok(at)) => Error::BadAddress {
+            text: at.to_string(),
+            why: "no interface of this machine has it",
+        },
         (errno, _) => Error::os(call, errno.raw_os_error()),
     }
 }

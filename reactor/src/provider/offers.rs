@@ -36,7 +36,10 @@ pub(super) fn offer(provider: &str, caps: Caps) -> Info {
 pub(super) fn reliable(provider: &str, caps: Caps) -> Info {
     let receives = Caps::DIRECTED_RECV | Caps::MULTI_RECV | Caps::TAGGED_MULTI_RECV;
     let memory = Caps::RMA | Caps::ATOMIC | Caps::RMA_DIRECTIONS | Caps::RMA_EVENT;
-    let mut info = offer(provider, caps | Caps::TAGGED | receives | memory | Caps::FENCE);
+    let mut info = offer(
+        provider,
+        caps | Caps::TAGGED | receives | memory | Caps::FENCE,
+    );
     info.domain.mr_mode = MrMode::SCALABLE.union(MrMode::BASIC);
     info.domain.mr_cnt = 1 << 16;
     info.domain.cq_data_size = 8;

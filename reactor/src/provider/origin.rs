@@ -1,8 +1,9 @@
 //! Whether this is still the process that made something.
 //!
-//! A child that was forked shares what its parent has: the other end of a connection, shared memory, the set that the
-//! parent sleeps on. Whatever a child drops is dropped a second time, and must not end what its parent goes on using. So
-//! ends are only made known by the process that began.
+//! A child that was forked shares what its parent has: the other end of a connection, shared
+//! memory, the set that the parent sleeps on. Whatever a child drops is dropped a second time, and
+//! must not end what its parent goes on using. So ends are only made known by the process that
+//! began.
 #![allow(unsafe_code)] // one call: a function to be run in children
 
 use std::sync::Once;
@@ -20,8 +21,9 @@ impl Origin {
     pub(crate) fn here() -> Self {
         static COUNTED: Once = Once::new();
         COUNTED.call_once(|| {
-            // SAFETY: the function is there as long as the program, and may run in a child that was just forked: it does
-            // nothing but add. Without the memory to remember it children are not told apart, as they never were.
+            // SAFETY: the function is there as long as the program, and may run in a child that was
+            // just forked: it does nothing but add. Without the memory to remember it children are
+            // not told apart, as they never were.
             unsafe { libc::pthread_atfork(None, None, Some(forked)) };
         });
         Self(FORKS.load(Ordering::Relaxed))

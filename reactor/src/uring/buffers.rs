@@ -1,14 +1,15 @@
 //! Memory that receives are given when something comes, and leases of it.
 //!
-//! The kernel takes a buffer from a ring of them when it has bytes for it, and says which one it was. From then on the bytes
-//! are this side's, until the buffer is put back into the ring.
+//! The kernel takes a buffer from a ring of them when it has bytes for it, and says which one it
+//! was. From then on the bytes are this side's, until the buffer is put back into the ring.
 //!
 //! # Safety
 //!
-//! The memory is mapped once, shared with the kernel, and unmapped when neither a ring nor a lease is left; a ring that did
-//! not see all its operations end keeps it for ever (`ring`). Of each buffer there is one lease at most, made from a completion
-//! that names it, and the kernel does not touch the buffer before the lease has put it back. The entries of the ring are
-//! written by this side only, under a lock, and published by its tail.
+//! The memory is mapped once, shared with the kernel, and unmapped when neither a ring nor a lease
+//! is left; a ring that did not see all its operations end keeps it for ever (`ring`). Of each
+//! buffer there is one lease at most, made from a completion that names it, and the kernel does not
+//! touch the buffer before the lease has put it back. The entries of the ring are written by this
+//! side only, under a lock, and published by its tail.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -38,7 +39,8 @@ pub(super) struct Buffers {
     filled: Mutex<u16>,
 }
 
-// SAFETY: the memory belongs to no thread; entries are written under the lock, buffers by whoever has them.
+// SAFETY: the memory belongs to no thread; entries are written under the lock, buffers by whoever
+// has them.
 unsafe impl Send for Buffers {}
 // SAFETY: likewise.
 unsafe impl Sync for Buffers {}
@@ -50,17 +52,35 @@ impl Buffers {
         let mapped = first + usize::from(count) * len;
         // SAFETY: new memory, anywhere.
         let memory = unsafe {
-            mmap_anonymous(ptr::null_mut(), mapped, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+            mmap_anonymous(
+                ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
         }?;
         let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { memory, mapped, first, count, len, filled: Mutex::new(0) })
+        Ok(Self {
+            memory,
+            mapped,
+            first,
+            count,
+            len,
+            filled: Mutex::new(0),
+        })
     }
 
     /// Tells the kernel of them, and gives it all.
     pub(super) fn register(&self, submitter: &Submitter<'_>) -> io::Result<()> {
-        // SAFETY: the entries are at the start of a page, there are as many, and they stay while a ring is left.
+        // SAFETY: the entries are at the start of a page, there are as many, and they stay while a
+        // ring is left.
         unsafe {
-            submitter.register_buf_ring_with_flags(self.memory.as_ptr() as u64, self.count, GROUP, 0)?;
+            submitter.register_buf_ring_with_flags(
+                self.memory.as_ptr() as u64,
+                self.count,
+                GROUP,
+                0,
+            )?;
         }
         (0..self.count).for_each(|id| self.put_back(id));
         Ok(())
@@ -68,20 +88,32 @@ impl Buffers {
 
     /// A lease of what the kernel has put there.
     pub(super) fn lease(self: &Arc<Self>, id: u16, len: usize) -> Lease {
-        assert!(id < self.count && len <= self.len, "the kernel names a buffer that there is not");
-        Lease { from: From::Ring(self.clone(), id), at: 0, len }
+        assert!(
+            id < self.count && len <= self.len,
+            "the kernel names a buffer that there is not"
+        );
+        Lease {
+            from: From::Ring(self.clone(), id),
+            at: 0,
+            len,
+        }
     }
 
     fn buffer(&self, id: u16) -> *mut u8 {
         // SAFETY: within the memory, as `id` is below `count`.
-        unsafe { self.memory.as_ptr().add(self.first + usize::from(id) * self.len) }
+        unsafe {
+            self.memory
+                .as_ptr()
+                .add(self.first + usize::from(id) * self.len)
+        }
     }
 
     /// The kernel may use a buffer again.
     fn put_back(&self, id: u16) {
         let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
         let entries = self.memory.as_ptr().cast::<BufRingEntry>();
-        // SAFETY: within the memory, and nobody else writes entries. The kernel reads this one after the tail says so.
+        // SAFETY: within the memory, and nobody else writes entries. The kernel reads this one
+        // after the tail says so.
         unsafe {
             let entry = &mut *entries.add(usize::from(*filled & (self.count - 1)));
             entry.set_addr(self.buffer(id) as u64);
@@ -89,7 +121,8 @@ impl Buffers {
             entry.set_bid(id);
         }
         *filled = filled.wrapping_add(1);
-        // SAFETY: the tail is a field of the first entry that is none of those written above, and aligned.
+        // SAFETY: the tail is a field of the first entry that is none of those written above, and
+        // aligned.
         let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(entries).cast_mut()) };
         // SYNC: the kernel loads the tail with acquire before it reads entries.
         tail.store(*filled, Ordering::Release);
@@ -129,7 +162,11 @@ impl Lease {
             return self;
         }
         let own: Box<[u8]> = (*self).into();
-        Self { at: 0, len: own.len(), from: From::Own(own) }
+        Self {
+            at: 0,
+            len: own.len(),
+            from: From::Own(own),
+        }
     }
 }
 
@@ -138,8 +175,11 @@ impl Deref for Lease {
 
     fn deref(&self) -> &[u8] {
         let all = match &self.from {
-            // SAFETY: the kernel has written so many bytes there, and does not touch them before they are put back.
-            From::Ring(buffers, id) => unsafe { std::slice::from_raw_parts(buffers.buffer(*id), self.len) },
+            // SAFETY: the kernel has written so many bytes there, and does not touch them before
+            // they are put back.
+            From::Ring(buffers, id) => unsafe {
+                std::slice::from_raw_parts(buffers.buffer(*id), self.len)
+            },
             From::Own(bytes) => bytes,
         };
         &all[self.at..]

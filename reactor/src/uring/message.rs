@@ -44,16 +44,27 @@ impl Message {
     pub(super) fn of_buffer(own: Box<[u8]>, op: OpKey, buf: AnyBuf) -> Box<Self> {
         let message = Self::empty(own, Some((op, buf)));
         let buf: *const Option<(OpKey, AnyBuf)> = &raw const message.buffer;
-        // SAFETY: what was boxed does not move with its box, and nothing but the header and its parts is written meanwhile.
-        let payload = unsafe { &*buf }.as_ref().map_or(Payload::Whole(&[]), |(_, buf)| buf.payload());
+        // SAFETY: what was boxed does not move with its box, and nothing but the header and its
+        // parts is written meanwhile.
+        let payload = unsafe { &*buf }
+            .as_ref()
+            .map_or(Payload::Whole(&[]), |(_, buf)| buf.payload());
         message.of(|add| payload.for_each(|_, part| add(part)))
     }
 
     fn empty(own: Box<[u8]>, buffer: Option<(OpKey, AnyBuf)>) -> Box<Self> {
-        let none = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        let none = libc::iovec {
+            iov_base: ptr::null_mut(),
+            iov_len: 0,
+        };
         // SAFETY: no name, no control data, no flags: all zero.
         let header = unsafe { std::mem::zeroed() };
-        Box::new(Self { header, parts: [none; PARTS], own, buffer })
+        Box::new(Self {
+            header,
+            parts: [none; PARTS],
+            own,
+            buffer,
+        })
     }
 
     /// Points to its own bytes, and to those that are added.
@@ -66,7 +77,10 @@ impl Message {
                 return;
             }
             let len = bytes.len().min(room);
-            parts[count] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: len };
+            parts[count] = libc::iovec {
+                iov_base: bytes.as_ptr().cast_mut().cast(),
+                iov_len: len,
+            };
             (count, room) = (count + 1, room - len);
         };
         // SAFETY: what was boxed does not move with its box.

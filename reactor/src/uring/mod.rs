@@ -11,8 +11,8 @@
 //!
 //! # The life of an operation
 //!
-//! Each rule has tests of its name in `tests`, the last two in `zero_copy_tests` and `timed_tests`, which fail, or never end, when
-//! it is broken.
+//! Each rule has tests of its name in `tests`, the last two in `zero_copy_tests` and `timed_tests`,
+//! which fail, or never end, when it is broken.
 //!
 //! | | rule | test |
 //! |---|---|---|
@@ -30,8 +30,9 @@
 //!
 //! # Threads
 //!
-//! Whoever holds the domain's lock submits and reaps: a task here, a thread there, under automatic progress as well, because
-//! polls of the application drive in place. So there is no single issuer, and work is not deferred to one.
+//! Whoever holds the domain's lock submits and reaps: a task here, a thread there, under automatic
+//! progress as well, because polls of the application drive in place. So there is no single issuer,
+//! and work is not deferred to one.
 
 mod buffers;
 mod message;

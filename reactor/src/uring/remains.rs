@@ -1,7 +1,8 @@
 //! What is left of a ring that is gone: memory at which the kernel still looks.
 //!
-//! What was sent from where it lies is looked at until the peer has acknowledged it, and nothing ends that but the end of the
-//! connection, which the kernel sees to when it is closed, in minutes. So it is waited for on a thread of its own.
+//! What was sent from where it lies is looked at until the peer has acknowledged it, and nothing
+//! ends that but the end of the connection, which the kernel sees to when it is closed, in minutes.
+//! So it is waited for on a thread of its own.
 
 use std::sync::Arc;
 use std::thread;
@@ -22,7 +23,11 @@ pub(super) struct Remains {
 
 impl Remains {
     pub(super) fn new(uring: IoUring, slots: Slab<Slot>, buffers: Arc<Buffers>) -> Self {
-        Self { uring, slots, buffers }
+        Self {
+            uring,
+            slots,
+            buffers,
+        }
     }
 
     /// Frees each slot when its last completion has come.
@@ -30,18 +35,24 @@ impl Remains {
         self.reap();
         if !self.slots.is_empty() {
             // Without a thread they are kept.
-            let _ = thread::Builder::new().name("fab-remains".into()).spawn(move || {
-                while !self.slots.is_empty() && self.wait() {
-                    self.reap();
-                }
-            });
+            let _ = thread::Builder::new()
+                .name("fab-remains".into())
+                .spawn(move || {
+                    while !self.slots.is_empty() && self.wait() {
+                        self.reap();
+                    }
+                });
         }
     }
 
     /// Waits for a completion. False when that will never do.
     fn wait(&self) -> bool {
-        let waited = self.uring.submit_and_wait(1).map_err(|error| error.raw_os_error());
-        let again = [Errno::INTR, Errno::BUSY, Errno::AGAIN].map(|errno| Err(Some(errno.raw_os_error())));
+        let waited = self
+            .uring
+            .submit_and_wait(1)
+            .map_err(|error| error.raw_os_error());
+        let again =
+            [Errno::INTR, Errno::BUSY, Errno::AGAIN].map(|errno| Err(Some(errno.raw_os_error())));
         waited.is_ok() || again.contains(&waited)
     }
 

@@ -2,9 +2,10 @@
 //!
 //! # Safety
 //!
-//! What the kernel is told of lives as long as it may look: descriptors and headers in the slot, which lives until the last
-//! completion; receive memory until all slots have ended; and the bytes that a send leaves where they lie by the promise of
-//! [`Ring::send`]. The maps of the ring are not there in forked children, so nothing here touches them in one.
+//! What the kernel is told of lives as long as it may look: descriptors and headers in the slot,
+//! which lives until the last completion; receive memory until all slots have ended; and the bytes
+//! that a send leaves where they lie by the promise of [`Ring::send`]. The maps of the ring are not
+//! there in forked children, so nothing here touches them in one.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -34,7 +35,11 @@ const CANCELLATION: u64 = u64::MAX;
 /// Attempts to hand over what is queued before that is put off.
 const ATTEMPTS: u32 = 16;
 /// How long a ring that is dropped waits for its operations.
-const FAREWELL: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_secs(5) };
+const FAREWELL: Duration = if cfg!(test) {
+    Duration::from_secs(1)
+} else {
+    Duration::from_secs(5)
+};
 /// How large a ring is, and how its work is done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
@@ -52,7 +57,13 @@ pub(crate) struct Shape {
 impl Shape {
     /// For the connections of a domain.
     pub(crate) fn usual(cooperative: bool) -> Self {
-        Self { submissions: 128, completions: 1024, buffers: 64, buffer_len: 16 << 10, cooperative }
+        Self {
+            submissions: 128,
+            completions: 1024,
+            buffers: 64,
+            buffer_len: 16 << 10,
+            cooperative,
+        }
     }
 }
 
@@ -80,7 +91,8 @@ pub(crate) enum What {
     End,
     /// A send has ended.
     Sent(Sent),
-    /// The kernel does not look any more at the buffer that a send was given, which has ended before.
+    /// The kernel does not look any more at the buffer that a send was given, which has ended
+    /// before.
     Released(Released),
     /// A receive has failed, or was cancelled.
     Failed(Errno),
@@ -116,7 +128,10 @@ impl Ring {
     /// The kernel refuses it, or does not know all that is needed (Linux 6.0 does).
     pub(crate) fn open(shape: Shape) -> io::Result<Self> {
         let mut builder = IoUring::builder();
-        builder.dontfork().setup_submit_all().setup_cqsize(shape.completions);
+        builder
+            .dontfork()
+            .setup_submit_all()
+            .setup_cqsize(shape.completions);
         if shape.cooperative {
             builder.setup_coop_taskrun().setup_taskrun_flag();
         }
@@ -152,25 +167,28 @@ impl Ring {
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
     }
 
-    /// Receives from a socket, from the next [`submit`](Self::submit) on, until it is cancelled, the peer sends no more, or
-    /// there is no memory.
+    /// Receives from a socket, from the next [`submit`](Self::submit) on, until it is cancelled,
+    /// the peer sends no more, or there is no memory.
     ///
     /// # Errors
     /// There is no room, and handing over what is queued has failed.
     pub(crate) fn receive(&mut self, socket: &Arc<OwnedFd>, owner: u64) -> io::Result<Ticket> {
         let entry = opcode::RecvMulti::new(Fd(socket.as_raw_fd()), GROUP).build();
-        self.begin(&mut [entry], Slot::new(socket, owner)).map_err(|(error, _)| error)
+        self.begin(&mut [entry], Slot::new(socket, owner))
+            .map_err(|(error, _)| error)
     }
 
-    /// Sends these bytes, from the next [`submit`](Self::submit) on: those given away, and behind them the others, as many
-    /// as one send takes. Less is sent only if the connection breaks or the send is cancelled.
+    /// Sends these bytes, from the next [`submit`](Self::submit) on: those given away, and behind
+    /// them the others, as many as one send takes. Less is sent only if the connection breaks or
+    /// the send is cancelled.
     ///
     /// # Errors
-    /// There is no room, and handing over what is queued has failed; with the bytes that were given away.
+    /// There is no room, and handing over what is queued has failed; with the bytes that were given
+    /// away.
     ///
     /// # Safety
-    /// `others` must stay where they are, and not be written to, until the last completion was returned by
-    /// [`next`](Self::next) or [`take_back`](Self::take_back).
+    /// `others` must stay where they are, and not be written to, until the last completion was
+    /// returned by [`next`](Self::next) or [`take_back`](Self::take_back).
     pub(crate) unsafe fn send(
         &mut self,
         socket: &Arc<OwnedFd>,
@@ -180,10 +198,20 @@ impl Ring {
     ) -> Result<Ticket, Box<[u8]>> {
         let message = Message::new(own, others);
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-        let entry =
-            opcode::SendMsg::new(Fd(socket.as_raw_fd()), message.header()).flags(flags as u32).build();
-        self.begin(&mut [entry], Slot { message: Some(message), ..Slot::new(socket, owner) })
-            .map_err(|(_, slot)| slot.message.map_or_else(Box::default, |message| message.into_parts().0))
+        let entry = opcode::SendMsg::new(Fd(socket.as_raw_fd()), message.header())
+            .flags(flags as u32)
+            .build();
+        self.begin(
+            &mut [entry],
+            Slot {
+                message: Some(message),
+                ..Slot::new(socket, owner)
+            },
+        )
+        .map_err(|(_, slot)| {
+            slot.message
+                .map_or_else(Box::default, |message| message.into_parts().0)
+        })
     }
 
     /// Whether the kernel may know [`send_zero_copy`](Self::send_zero_copy).
@@ -191,9 +219,10 @@ impl Ring {
         self.has_zero_copy
     }
 
-    /// Likewise, and behind the bytes given away those of a buffer, which the ring has until the kernel has looked at it for
-    /// the last time: the kernel need not copy it. The end of the send comes as one completion, the buffer as another one
-    /// behind that; also when the send is taken back, or the kernel does not know this.
+    /// Likewise, and behind the bytes given away those of a buffer, which the ring has until the
+    /// kernel has looked at it for the last time: the kernel need not copy it. The end of the send
+    /// comes as one completion, the buffer as another one behind that; also when the send is taken
+    /// back, or the kernel does not know this.
     ///
     /// # Errors
     /// As [`send`](Self::send); with what was given away.
@@ -208,16 +237,24 @@ impl Ring {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let entry = opcode::SendMsgZc::new(Fd(socket.as_raw_fd()), message.header());
         let entry = entry.ioprio(REPORT_USAGE).flags(flags as u32).build();
-        self.begin(&mut [entry], Slot { message: Some(message), ..Slot::new(socket, owner) }).map_err(
-            |(_, slot)| {
-                let (own, buffer) = slot.message.map(|message| message.into_parts()).unwrap_or_default();
-                (own, buffer.map(|(_, buf)| buf).unwrap_or_default())
+        self.begin(
+            &mut [entry],
+            Slot {
+                message: Some(message),
+                ..Slot::new(socket, owner)
             },
         )
+        .map_err(|(_, slot)| {
+            let (own, buffer) = slot
+                .message
+                .map(|message| message.into_parts())
+                .unwrap_or_default();
+            (own, buffer.map(|(_, buf)| buf).unwrap_or_default())
+        })
     }
 
-    /// Queues an operation, which may have a timer behind it: all of its entries, or none. What they point to is in the slot, or
-    /// stays by the promise of [`send`](Self::send).
+    /// Queues an operation, which may have a timer behind it: all of its entries, or none. What
+    /// they point to is in the slot, or stays by the promise of [`send`](Self::send).
     pub(super) fn begin(
         &mut self,
         entries: &mut [squeue::Entry],
@@ -241,11 +278,13 @@ impl Ring {
     }
 
     fn push(&mut self, entries: &[squeue::Entry]) -> io::Result<()> {
-        let room = |submission: squeue::SubmissionQueue<'_>| submission.capacity() - submission.len();
+        let room =
+            |submission: squeue::SubmissionQueue<'_>| submission.capacity() - submission.len();
         if room(self.uring.submission()) < entries.len() {
             self.submit_queued()?;
         }
-        // SAFETY: what they point to lives in their slot, or as long as who called `send` has promised.
+        // SAFETY: what they point to lives in their slot, or as long as who called `send` has
+        // promised.
         unsafe { self.uring.submission().push_multiple(entries) }
             .map_err(|_| io::ErrorKind::WouldBlock.into())
     }
@@ -253,32 +292,45 @@ impl Ring {
     /// Nobody wants to hear of an operation any more: it is cancelled, and ends by itself.
     pub(crate) fn abandon(&mut self, ticket: Ticket) {
         if let Some(slot) = self.slot(ticket) {
-            debug_assert!(slot.message.is_none(), "what a send leaves where it lies would be freed");
+            debug_assert!(
+                slot.message.is_none(),
+                "what a send leaves where it lies would be freed"
+            );
             slot.owner = None;
             self.cancel(ticket);
         }
     }
 
-    /// Asks for the end of an operation, from the next [`submit`](Self::submit) on. It comes as a completion.
+    /// Asks for the end of an operation, from the next [`submit`](Self::submit) on. It comes as a
+    /// completion.
     pub(crate) fn cancel(&mut self, ticket: Ticket) {
         if !self.origin.is_here() || self.slot(ticket).is_none() {
             return;
         }
-        let entry = opcode::AsyncCancel::new(ticket.0).build().user_data(CANCELLATION);
-        if self.push(&[entry.flags(squeue::Flags::SKIP_SUCCESS)]).is_err() {
+        let entry = opcode::AsyncCancel::new(ticket.0)
+            .build()
+            .user_data(CANCELLATION);
+        if self
+            .push(&[entry.flags(squeue::Flags::SKIP_SUCCESS)])
+            .is_err()
+        {
             self.to_cancel.push(ticket.0);
         }
     }
 
-    /// Ends a send, waits for it, and tells what has become of it. `None` if there is no such send. The buffer of one that
-    /// has some comes later.
+    /// Ends a send, waits for it, and tells what has become of it. `None` if there is no such send.
+    /// The buffer of one that has some comes later.
     ///
-    /// The kernel ends a send at once, unless it is about to do it: then when that is done, and it does not wait for room.
+    /// The kernel ends a send at once, unless it is about to do it: then when that is done, and it
+    /// does not wait for room.
     pub(crate) fn take_back(&mut self, ticket: Ticket) -> Option<Sent> {
         if !self.origin.is_here() {
             return None;
         }
-        if self.slot(ticket).is_some_and(|slot| slot.stage != Stage::Whole) {
+        if self
+            .slot(ticket)
+            .is_some_and(|slot| slot.stage != Stage::Whole)
+        {
             // It has ended, and only its buffer is outstanding.
             return None;
         }
@@ -294,7 +346,8 @@ impl Ring {
                 };
             }
             self.slot(ticket)?;
-            // The cancellation may have found no room, and nothing else would end a send that waits for some.
+            // The cancellation may have found no room, and nothing else would end a send that waits
+            // for some.
             let _ = self.submit();
             self.wait();
         }
@@ -311,7 +364,11 @@ impl Ring {
             self.fetch();
             let at = self.fetched.iter().position(|raw| raw.name == ticket.0);
             if let Some(raw) = at.and_then(|at| self.fetched.remove(at)) {
-                if let Some(Completion { what: What::Bytes(lease), .. }) = self.made_of(raw) {
+                if let Some(Completion {
+                    what: What::Bytes(lease),
+                    ..
+                }) = self.made_of(raw)
+                {
                     rest.push(lease);
                 }
             } else {
@@ -333,7 +390,11 @@ impl Ring {
         for name in std::mem::take(&mut self.to_cancel) {
             self.cancel(Ticket(name));
         }
-        if self.uring.submission().is_empty() { Ok(()) } else { self.submit_queued() }
+        if self.uring.submission().is_empty() {
+            Ok(())
+        } else {
+            self.submit_queued()
+        }
     }
 
     fn submit_queued(&mut self) -> io::Result<()> {
@@ -347,7 +408,8 @@ impl Ring {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// What to do before a call that has failed is made again; the error if that would be of no use.
+    /// What to do before a call that has failed is made again; the error if that would be of no
+    /// use.
     fn retry(&mut self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::INTR) => Ok(()),
@@ -402,7 +464,8 @@ impl Ring {
             submission.cq_overflow() || submission.taskrun()
         };
         if asks {
-            // Completions that found no room come when they are asked for, and so does work that waits for a call.
+            // Completions that found no room come when they are asked for, and so does work that
+            // waits for a call.
             let _ = self.uring.submit();
         }
         self.uring.completion().next().map(Raw::of)
@@ -417,8 +480,8 @@ impl Ring {
     /// What a completion means to its owner, if there is one.
     fn made_of(&mut self, raw: Raw) -> Option<Completion> {
         let is_last = !cqueue::more(raw.flags);
-        let lease =
-            cqueue::buffer_select(raw.flags).map(|id| self.buffers.lease(id, raw.result.max(0) as usize));
+        let lease = cqueue::buffer_select(raw.flags)
+            .map(|id| self.buffers.lease(id, raw.result.max(0) as usize));
         if raw.name == CANCELLATION {
             return None;
         }
@@ -430,7 +493,11 @@ impl Ring {
             return self.made_of_half(raw);
         }
         let owner = slot.owner;
-        if slot.message.as_ref().is_some_and(|message| message.has_buffer()) {
+        if slot
+            .message
+            .as_ref()
+            .is_some_and(|message| message.has_buffer())
+        {
             let what = if cqueue::notif(raw.flags) {
                 let slot = self.slots.remove(index(raw.name));
                 What::Released(slot.released(raw.result.cast_unsigned() & COPIED != 0)?)
@@ -438,21 +505,41 @@ impl Ring {
                 let sent = slot.ended(raw.result())?;
                 if is_last {
                     // The kernel has not begun: there will be no word about the buffer.
-                    self.fetched.push_front(Raw { flags: NOTIF, ..raw });
+                    self.fetched.push_front(Raw {
+                        flags: NOTIF,
+                        ..raw
+                    });
                 }
                 What::Sent(sent)
             };
             let is_last = matches!(what, What::Released(_));
-            return Some(Completion { owner: owner?, ticket: Ticket(raw.name), what, is_last });
+            return Some(Completion {
+                owner: owner?,
+                ticket: Ticket(raw.name),
+                what,
+                is_last,
+            });
         }
-        let message = if is_last { self.slots.remove(index(raw.name)).message } else { None };
+        let message = if is_last {
+            self.slots.remove(index(raw.name)).message
+        } else {
+            None
+        };
         let what = match (message, raw.result(), lease) {
-            (Some(message), result, _) => What::Sent(Sent { result, own: message.into_parts().0 }),
+            (Some(message), result, _) => What::Sent(Sent {
+                result,
+                own: message.into_parts().0,
+            }),
             (None, Err(errno), _) => What::Failed(errno),
             (None, Ok(1..), Some(lease)) => What::Bytes(lease),
             (None, Ok(_), _) => What::End,
         };
-        Some(Completion { owner: owner?, ticket: Ticket(raw.name), what, is_last })
+        Some(Completion {
+            owner: owner?,
+            ticket: Ticket(raw.name),
+            what,
+            is_last,
+        })
     }
 
     fn slot(&mut self, ticket: Ticket) -> Option<&mut Slot> {
@@ -483,26 +570,37 @@ impl Ring {
 
     #[cfg(all(test, not(loom)))]
     pub(super) fn forge(&mut self, name: u64, result: i32) {
-        self.fetched.push_back(Raw { name, result, flags: 0 });
+        self.fetched.push_back(Raw {
+            name,
+            result,
+            flags: 0,
+        });
     }
 
     /// An operation that never ends.
     #[cfg(all(test, not(loom)))]
     pub(super) fn haunt(&mut self, socket: &Arc<OwnedFd>) {
-        self.slots.insert(Slot { owner: None, ..Slot::new(socket, 0) });
+        self.slots.insert(Slot {
+            owner: None,
+            ..Slot::new(socket, 0)
+        });
     }
 
-    /// Cancels everything and waits until all has ended, but for buffers that are still being looked at, or has not for long.
-    /// True when it has.
+    /// Cancels everything and waits until all has ended, but for buffers that are still being
+    /// looked at, or has not for long. True when it has.
     fn end(&mut self) -> bool {
         let until = Instant::now() + FAREWELL;
         let _ = self.submit();
         // What was fetched before comes no second time, whether anything is under way or not.
         self.drain();
-        let is_under_way = |slots: &Slab<Slot>| slots.iter().any(|(_, slot)| slot.stage == Stage::Whole);
+        let is_under_way =
+            |slots: &Slab<Slot>| slots.iter().any(|(_, slot)| slot.stage == Stage::Whole);
         while is_under_way(&self.slots) && Instant::now() < until {
             let pause = Some(Timespec::new().nsec(10_000_000));
-            let _ = self.uring.submitter().register_sync_cancel(pause, CancelBuilder::any());
+            let _ = self
+                .uring
+                .submitter()
+                .register_sync_cancel(pause, CancelBuilder::any());
             self.fetch();
             self.drain();
         }
@@ -517,13 +615,18 @@ impl Ring {
     }
 }
 
-/// Whether the kernel knows everything that is needed here; and if so, whether it knows sends without copies too.
+/// Whether the kernel knows everything that is needed here; and if so, whether it knows sends
+/// without copies too.
 fn probe(uring: &IoUring) -> io::Result<bool> {
     let mut probe = Probe::new();
     uring.submitter().register_probe(&mut probe)?;
     // Receives that go on by themselves came with this one, and cannot be asked for by name.
     let since = opcode::SendZc::CODE;
-    let (receive, send, cancel) = (opcode::RecvMulti::CODE, opcode::SendMsg::CODE, opcode::AsyncCancel::CODE);
+    let (receive, send, cancel) = (
+        opcode::RecvMulti::CODE,
+        opcode::SendMsg::CODE,
+        opcode::AsyncCancel::CODE,
+    );
     let (connect, timer) = (opcode::Connect::CODE, opcode::LinkTimeout::CODE);
     let needed = [receive, send, cancel, connect, timer, since];
     let known = needed.into_iter().all(|code| probe.is_supported(code));

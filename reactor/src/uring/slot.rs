@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use super::message::Message;
 use super::timed::Timed;
 
-/// The kernel is to say whether it has copied what it was to send from where it lies (`IORING_SEND_ZC_REPORT_USAGE`), and says
-/// so (`IORING_NOTIF_USAGE_ZC_COPIED`).
+/// The kernel is to say whether it has copied what it was to send from where it lies
+/// (`IORING_SEND_ZC_REPORT_USAGE`), and says so (`IORING_NOTIF_USAGE_ZC_COPIED`).
 pub(super) const REPORT_USAGE: u16 = 1 << 3;
 pub(super) const COPIED: u32 = 1 << 31;
 /// What marks the second completion of such a send (`IORING_CQE_F_NOTIF`).
@@ -63,7 +63,8 @@ pub(super) struct Slot {
     pub(super) stage: Stage,
 }
 
-/// How far a send with a buffer has come. It has two completions: of the send, and of the last look at its memory.
+/// How far a send with a buffer has come. It has two completions: of the send, and of the last look
+/// at its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// It has none; or it has not ended.
@@ -84,15 +85,28 @@ impl Slot {
     /// Of an operation on this socket that needs nothing else, before it has its number.
     pub(super) fn new(socket: &Arc<OwnedFd>, owner: u64) -> Self {
         let (socket, owner) = (Some(socket.clone()), Some(owner));
-        Self { generation: 0, owner, socket, message: None, timed: None, stage: Stage::Whole }
+        Self {
+            generation: 0,
+            owner,
+            socket,
+            message: None,
+            timed: None,
+            stage: Stage::Whole,
+        }
     }
 
-    /// A send with a buffer has ended. What was given away with it is copied: it is still being looked at. The connection is
-    /// not held by that, so that it ends when it is closed, and the last look with it.
+    /// A send with a buffer has ended. What was given away with it is copied: it is still being
+    /// looked at. The connection is not held by that, so that it ends when it is closed, and the
+    /// last look with it.
     pub(super) fn ended(&mut self, result: Result<usize, Errno>) -> Option<Sent> {
         self.socket = None;
-        self.stage = Stage::Ended { has_sent: result.is_ok_and(|count| count > 0) };
-        Some(Sent { result, own: self.message.as_ref()?.own().into() })
+        self.stage = Stage::Ended {
+            has_sent: result.is_ok_and(|count| count > 0),
+        };
+        Some(Sent {
+            result,
+            own: self.message.as_ref()?.own().into(),
+        })
     }
 
     /// The kernel has looked at the buffer for the last time.
@@ -110,7 +124,8 @@ impl Slot {
 impl Raw {
     /// How many bytes have moved, or why not. It has another meaning in a word about a buffer.
     pub(super) fn result(&self) -> Result<usize, Errno> {
-        let count = u32::try_from(self.result).map_err(|_| Errno::from_raw_os_error(-self.result))?;
+        let count =
+            u32::try_from(self.result).map_err(|_| Errno::from_raw_os_error(-self.result))?;
         Ok(count as usize)
     }
 
@@ -120,7 +135,11 @@ impl Raw {
     }
 
     pub(super) fn of(entry: cqueue::Entry) -> Self {
-        Self { name: entry.user_data(), result: entry.result(), flags: entry.flags() }
+        Self {
+            name: entry.user_data(),
+            result: entry.result(),
+            flags: entry.flags(),
+        }
     }
 }
 

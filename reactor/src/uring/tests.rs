@@ -1,4 +1,5 @@
-//! The rules of an operation's life, one by one. Where the kernel refuses rings there is nothing to test.
+//! The rules of an operation's life, one by one. Where the kernel refuses rings there is nothing to
+//! test.
 #![allow(unsafe_code)] // sends that leave bytes where they lie
 
 use std::io::{ErrorKind, Read, Write};
@@ -14,8 +15,13 @@ use rustix::io::Errno;
 
 use super::{Completion, Ring, Shape, What};
 
-pub(super) const SMALL: Shape =
-    Shape { submissions: 4, completions: 8, buffers: 4, buffer_len: 4096, cooperative: true };
+pub(super) const SMALL: Shape = Shape {
+    submissions: 4,
+    completions: 8,
+    buffers: 4,
+    buffer_len: 4096,
+    cooperative: true,
+};
 
 pub(super) fn ring() -> Option<Ring> {
     match Ring::open(SMALL) {
@@ -47,8 +53,8 @@ pub(super) fn next(ring: &mut Ring) -> Completion {
     }
 }
 
-/// Does something while calls for the ring fail. A filter may refuse them from one moment to the next; here the descriptor is
-/// exchanged for another one's.
+/// Does something while calls for the ring fail. A filter may refuse them from one moment to the
+/// next; here the descriptor is exchanged for another one's.
 pub(super) fn without_kernel(ring: &mut Ring, act: impl FnOnce(&mut Ring)) {
     let fd = ring.raw();
     let other = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -76,13 +82,19 @@ pub(crate) fn forbidding<T: Send>(errno: i32, act: impl FnOnce() -> T + Send) ->
     ];
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let filter =
-                libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut().cast() };
-            // SAFETY: for this thread only, which ends with this function; the program is there for the call.
+            let filter = libc::sock_fprog {
+                len: filter.len() as u16,
+                filter: filter.as_ptr().cast_mut().cast(),
+            };
+            // SAFETY: for this thread only, which ends with this function; the program is there for
+            // the call.
             unsafe {
                 assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
                 let mode = libc::SECCOMP_MODE_FILTER;
-                assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter), 0);
+                assert_eq!(
+                    libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter),
+                    0
+                );
             }
             act()
         });
@@ -90,20 +102,32 @@ pub(crate) fn forbidding<T: Send>(errno: i32, act: impl FnOnce() -> T + Send) ->
     })
 }
 
-/// From now on this process locks no more memory than this, and this thread has no right to all the same.
+/// From now on this process locks no more memory than this, and this thread has no right to all the
+/// same.
 pub(super) fn limit_locked_memory(bytes: u64) {
     const VERSION_3: u32 = 0x2008_0522;
-    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    let limit = libc::rlimit {
+        rlim_cur: bytes,
+        rlim_max: bytes,
+    };
     let (header, rights) = ([VERSION_3, 0], [0u32; 6]);
-    // SAFETY: both are read, and nothing is written: header and rights are as long as this version says.
+    // SAFETY: both are read, and nothing is written: header and rights are as long as this version
+    // says.
     unsafe {
         assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit), 0);
-        assert_eq!(libc::syscall(libc::SYS_capset, header.as_ptr(), rights.as_ptr()), 0);
+        assert_eq!(
+            libc::syscall(libc::SYS_capset, header.as_ptr(), rights.as_ptr()),
+            0
+        );
     }
 }
 
 fn bytes(what: &What) -> &[u8] {
-    if let What::Bytes(lease) = what { lease } else { panic!("{what:?}") }
+    if let What::Bytes(lease) = what {
+        lease
+    } else {
+        panic!("{what:?}")
+    }
 }
 
 #[test]
@@ -115,7 +139,10 @@ fn rule_1_a_slot_lives_until_the_last_completion() {
     for round in 0..20u8 {
         far.write_all(&[round; 100]).unwrap();
         let completion = next(&mut ring);
-        assert_eq!((completion.owner, completion.ticket, completion.is_last), (7, ticket, false));
+        assert_eq!(
+            (completion.owner, completion.ticket, completion.is_last),
+            (7, ticket, false)
+        );
         assert_eq!(bytes(&completion.what), [round; 100]);
         assert_eq!(ring.under_way(), 1);
     }
@@ -133,7 +160,10 @@ fn rule_2_a_completion_of_nothing_is_counted_and_ignored() {
     ring.cancel(old);
     ring.submit().unwrap();
     let ended = next(&mut ring);
-    assert!(matches!(ended.what, What::Failed(Errno::CANCELED)) && ended.is_last, "{ended:?}");
+    assert!(
+        matches!(ended.what, What::Failed(Errno::CANCELED)) && ended.is_last,
+        "{ended:?}"
+    );
     // The same slot, and another operation.
     let new = ring.receive(&near, 2).unwrap();
     assert!(new != old && new.0 as u32 == old.0 as u32);
@@ -160,7 +190,10 @@ fn rule_3_what_was_queued_is_kept_when_it_cannot_be_handed_over() {
     ring.submit().unwrap();
     far.write_all(b"after all").unwrap();
     let completion = next(&mut ring);
-    assert_eq!((completion.ticket, bytes(&completion.what)), (ticket, &b"after all"[..]));
+    assert_eq!(
+        (completion.ticket, bytes(&completion.what)),
+        (ticket, &b"after all"[..])
+    );
 }
 
 #[test]
@@ -183,7 +216,10 @@ fn rule_3_what_finds_no_room_was_never_the_kernels() {
         let mut far = far;
         far.write_all(&[owner as u8; 10]).unwrap();
         let completion = next(&mut ring);
-        assert_eq!((completion.owner, bytes(&completion.what)), (owner as u64, &[owner as u8; 10][..]));
+        assert_eq!(
+            (completion.owner, bytes(&completion.what)),
+            (owner as u64, &[owner as u8; 10][..])
+        );
     }
 }
 
@@ -195,20 +231,38 @@ fn rule_4_a_busy_or_interrupted_call_is_made_again() {
     ring.submit().unwrap();
     far.write_all(b"meanwhile").unwrap();
     ring.receive(&other, 2).unwrap();
-    ring.refusals.extend([Errno::INTR, Errno::BUSY, Errno::INTR, Errno::AGAIN, Errno::BUSY]);
+    ring.refusals.extend([
+        Errno::INTR,
+        Errno::BUSY,
+        Errno::INTR,
+        Errno::AGAIN,
+        Errno::BUSY,
+    ]);
     ring.submit().unwrap();
     assert!(ring.refusals.is_empty(), "all of them were heard");
     other_far.write_all(b"handed over").unwrap();
     let mut got = [next(&mut ring), next(&mut ring)];
     got.sort_by_key(|completion| completion.owner);
-    assert_eq!((got[0].ticket, bytes(&got[0].what)), (first, &b"meanwhile"[..]));
-    assert_eq!((got[1].owner, bytes(&got[1].what)), (2, &b"handed over"[..]));
+    assert_eq!(
+        (got[0].ticket, bytes(&got[0].what)),
+        (first, &b"meanwhile"[..])
+    );
+    assert_eq!(
+        (got[1].owner, bytes(&got[1].what)),
+        (2, &b"handed over"[..])
+    );
     // Waiting goes on likewise.
-    ring.refusals.extend([Errno::INTR, Errno::BUSY, Errno::INTR]);
+    ring.refusals
+        .extend([Errno::INTR, Errno::BUSY, Errno::INTR]);
     let body = vec![7; 30_000_000];
     // SAFETY: `body` lives until it was taken back.
     let ticket = unsafe { ring.send(&near, 8, Box::new([]), &[&body]) }.unwrap();
-    assert!(ring.take_back(ticket).unwrap().result.is_ok_and(|count| count < body.len()));
+    assert!(
+        ring.take_back(ticket)
+            .unwrap()
+            .result
+            .is_ok_and(|count| count < body.len())
+    );
 }
 
 #[test]
@@ -217,7 +271,10 @@ fn rule_4_a_call_that_is_refused_for_good_is_an_error_and_loses_nothing() {
     let (near, mut far) = pair();
     ring.receive(&near, 1).unwrap();
     ring.refusals.push_back(Errno::PERM);
-    assert_eq!(ring.submit().unwrap_err().kind(), ErrorKind::PermissionDenied);
+    assert_eq!(
+        ring.submit().unwrap_err().kind(),
+        ErrorKind::PermissionDenied
+    );
     ring.refusals.extend([Errno::BUSY; 100]);
     assert_eq!(ring.submit().unwrap_err().kind(), ErrorKind::WouldBlock);
     assert!(!ring.refusals.is_empty(), "attempts have an end");
@@ -237,7 +294,11 @@ fn rule_4_completions_that_find_no_room_are_fetched() {
         ring.receive(near, owner as u64).unwrap();
     }
     ring.submit().unwrap();
-    let mut owners: Vec<_> = pairs.iter().map(|_| next(&mut ring)).map(|ended| ended.owner).collect();
+    let mut owners: Vec<_> = pairs
+        .iter()
+        .map(|_| next(&mut ring))
+        .map(|ended| ended.owner)
+        .collect();
     owners.sort_unstable();
     assert_eq!(owners, (0..40).collect::<Vec<_>>());
     assert_eq!(ring.under_way(), 0);
@@ -253,7 +314,10 @@ fn rule_5_what_was_abandoned_closes_its_descriptor_when_it_ends() {
     drop(near);
     // Not handed over yet: the peer sees no end, and nothing takes the descriptor's place.
     far.set_nonblocking(true).unwrap();
-    assert_eq!(far.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(
+        far.read(&mut [0; 8]).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
     far.set_nonblocking(false).unwrap();
     ring.receive(&other, 6).unwrap();
     ring.submit().unwrap();
@@ -284,11 +348,18 @@ fn rule_6_a_ring_that_is_dropped_waits_for_its_operations() {
     for (near, far) in pairs {
         assert_eq!(Arc::strong_count(&near), 1);
         drop(near);
-        assert_eq!((&far).read(&mut [0; 8]).map_err(|error| error.kind()).unwrap_or(0), 0);
+        assert_eq!(
+            (&far)
+                .read(&mut [0; 8])
+                .map_err(|error| error.kind())
+                .unwrap_or(0),
+            0
+        );
     }
 }
 
-/// Connections inside the machine end the moment their last owner has gone: so the kernel is none when the ring is.
+/// Connections inside the machine end the moment their last owner has gone: so the kernel is none
+/// when the ring is.
 #[test]
 fn rule_6_nothing_is_under_way_any_more_when_a_ring_is_dropped() {
     for _ in 0..50 {
@@ -319,12 +390,24 @@ fn rule_6_what_does_not_end_keeps_its_memory() {
     ring.haunt(&near);
     let buffers = ring.buffers();
     drop(ring);
-    assert_eq!((Arc::strong_count(&buffers), Arc::strong_count(&near)), (2, 2));
+    assert_eq!(
+        (Arc::strong_count(&buffers), Arc::strong_count(&near)),
+        (2, 2)
+    );
 }
 
 #[test]
 fn rule_7_what_the_kernel_refuses_is_an_error() {
-    let wrong = [Shape { submissions: 0, ..SMALL }, Shape { completions: 1, ..SMALL }];
+    let wrong = [
+        Shape {
+            submissions: 0,
+            ..SMALL
+        },
+        Shape {
+            completions: 1,
+            ..SMALL
+        },
+    ];
     for shape in wrong {
         assert!(Ring::open(shape).is_err(), "{shape:?}");
     }
@@ -344,15 +427,30 @@ fn rule_8_lengths_are_cut_to_what_a_completion_can_tell_of() {
     use super::message::{LONGEST, Message};
     // Nothing looks at the bytes, so there is no memory behind them.
     let huge = vec![0; LONGEST + 5];
-    assert_eq!(Message::new([1, 2, 3].into(), &[&huge, &huge]).len(), LONGEST);
-    assert_eq!(Message::new([1, 2, 3].into(), &[&huge[..7], &huge[..9]]).len(), 19);
+    assert_eq!(
+        Message::new([1, 2, 3].into(), &[&huge, &huge]).len(),
+        LONGEST
+    );
+    assert_eq!(
+        Message::new([1, 2, 3].into(), &[&huge[..7], &huge[..9]]).len(),
+        19
+    );
     let few: Vec<&[u8]> = vec![b"x"; 100];
-    assert_eq!(Message::new(Box::new([]), &few).len(), super::message::PARTS);
+    assert_eq!(
+        Message::new(Box::new([]), &few).len(),
+        super::message::PARTS
+    );
 }
 
 #[test]
 fn rule_9_memory_that_cannot_be_registered_is_an_error() {
-    assert!(Ring::open(Shape { buffers: 3, ..SMALL }).is_err());
+    assert!(
+        Ring::open(Shape {
+            buffers: 3,
+            ..SMALL
+        })
+        .is_err()
+    );
 }
 
 /// The limit is one of the process, so it is another one that has it.
@@ -362,16 +460,32 @@ fn rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error() {
     const NAME: &str = "uring::tests::rule_9_a_ring_beyond_the_limit_of_locked_memory_is_an_error";
     if std::env::var_os(ALONE).is_some() {
         limit_locked_memory(0);
-        let refused = Ring::open(Shape { buffers: 1024, ..SMALL }).err().expect("it takes 4 MiB");
-        assert!([Some(libc::ENOMEM), Some(libc::EPERM)].contains(&refused.raw_os_error()), "{refused}");
+        let refused = Ring::open(Shape {
+            buffers: 1024,
+            ..SMALL
+        })
+        .err()
+        .expect("it takes 4 MiB");
+        assert!(
+            [Some(libc::ENOMEM), Some(libc::EPERM)].contains(&refused.raw_os_error()),
+            "{refused}"
+        );
         return println!("refused");
     }
     let Some(ring) = ring() else { return };
     drop(ring);
     let mut program = Command::new(std::env::current_exe().unwrap());
-    let output = program.args(["--exact", NAME, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let output = program
+        .args(["--exact", NAME, "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("refused"), "{}\n{said}", output.status);
+    assert!(
+        output.status.success() && said.contains("refused"),
+        "{}\n{said}",
+        output.status
+    );
 }
 
 /// Bytes of all parts, more than a socket holds, in one operation.
@@ -390,13 +504,19 @@ fn a_long_send_is_one_operation() {
         all
     });
     let sent = next(&mut ring);
-    let What::Sent(done) = sent.what else { panic!("{sent:?}") };
-    assert_eq!((done.result, &done.own[..], sent.is_last), (Ok(30_000_004), &b"head"[..], true));
+    let What::Sent(done) = sent.what else {
+        panic!("{sent:?}")
+    };
+    assert_eq!(
+        (done.result, &done.own[..], sent.is_last),
+        (Ok(30_000_004), &b"head"[..], true)
+    );
     let all = reader.join().unwrap();
     assert!(all[..4] == *b"head" && all[4..] == body);
 }
 
-/// What has left says so when it is taken back: the rest can be sent in another way, and nothing twice.
+/// What has left says so when it is taken back: the rest can be sent in another way, and nothing
+/// twice.
 #[test]
 fn a_send_that_is_taken_back_tells_how_far_it_came() {
     let Some(mut ring) = ring() else { return };
@@ -418,7 +538,12 @@ fn a_send_that_is_taken_back_tells_how_far_it_came() {
 #[test]
 fn the_end_of_a_thread_loses_nothing() {
     for cooperative in [true, false] {
-        let Ok(ring) = Ring::open(Shape { cooperative, ..SMALL }) else { return };
+        let Ok(ring) = Ring::open(Shape {
+            cooperative,
+            ..SMALL
+        }) else {
+            return;
+        };
         let mut ring = ring;
         let (near, mut far) = pair();
         let mut got = Vec::new();
@@ -443,11 +568,16 @@ fn the_end_of_a_thread_loses_nothing() {
                 }
             }
         }
-        assert!(got.chunks(50).enumerate().all(|(round, chunk)| chunk == [round as u8; 50]));
+        assert!(
+            got.chunks(50)
+                .enumerate()
+                .all(|(round, chunk)| chunk == [round as u8; 50])
+        );
     }
 }
 
-/// Without memory a receive ends, and begins again when there is some; what has come in between is there.
+/// Without memory a receive ends, and begins again when there is some; what has come in between is
+/// there.
 #[test]
 fn want_of_buffers_ends_a_receive_and_loses_nothing() {
     let Some(mut ring) = ring() else { return };
@@ -477,7 +607,9 @@ fn want_of_buffers_ends_a_receive_and_loses_nothing() {
 
 #[test]
 fn a_ticket_says_nothing_about_another_ring() {
-    let (Some(mut one), Some(mut other)) = (ring(), ring()) else { return };
+    let (Some(mut one), Some(mut other)) = (ring(), ring()) else {
+        return;
+    };
     let (near, _far) = pair();
     let ticket = one.receive(&near, 0).unwrap();
     other.cancel(ticket);

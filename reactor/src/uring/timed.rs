@@ -1,14 +1,16 @@
 //! Operations that have their time: the kernel ends them when it is over, whoever looks.
 //!
-//! Such an operation is two entries that are linked: itself, and behind it a timeout of the kernel's, the *timer*. They have one
-//! slot, two names, and a completion each, which come in any order.
+//! Such an operation is two entries that are linked: itself, and behind it a timeout of the
+//! kernel's, the *timer*. They have one slot, two names, and a completion each, which come in any
+//! order.
 //!
 //! # What the kernel copies, and when
 //!
-//! Time and address are read within the call that takes the entries over, and never again: the time when its entry is looked
-//! at, the address then (since Linux 6.10) or in the first attempt, which for an operation that waits for no other is made
-//! by the same call. But which entries a call has taken that has failed, or has taken fewer than there were, is not looked
-//! into here, and what is queued may be read by any later call. So both stay in the slot until both completions are in.
+//! Time and address are read within the call that takes the entries over, and never again: the time
+//! when its entry is looked at, the address then (since Linux 6.10) or in the first attempt, which
+//! for an operation that waits for no other is made by the same call. But which entries a call has
+//! taken that has failed, or has taken fewer than there were, is not looked into here, and what is
+//! queued may be read by any later call. So both stay in the slot until both completions are in.
 //!
 //! # What two results say together
 //!
@@ -20,10 +22,11 @@
 //!
 //! # Threads that end
 //!
-//! The kernel leaves operations alone whose thread has ended, but does nothing more for them. When the socket is ready the
-//! operation ends with `ECANCELED`. When the timer fires it is the timer that ends, with `ECANCELED` or `ENOENT`, and its
-//! operation goes on. One that was not taken over together with its operation is refused likewise (`EINVAL`). So when a timer
-//! ends in any way but by `ETIME`, and its operation has not, that is cancelled from here.
+//! The kernel leaves operations alone whose thread has ended, but does nothing more for them. When
+//! the socket is ready the operation ends with `ECANCELED`. When the timer fires it is the timer
+//! that ends, with `ECANCELED` or `ENOENT`, and its operation goes on. One that was not taken over
+//! together with its operation is refused likewise (`EINVAL`). So when a timer ends in any way but
+//! by `ETIME`, and its operation has not, that is cancelled from here.
 
 use std::io;
 use std::net::SocketAddr;
@@ -65,12 +68,21 @@ pub(super) struct Timed {
 impl Timed {
     fn new(to: SocketAddr, time: Duration) -> Box<Self> {
         let time = Timespec::from(time.min(LONGEST));
-        Box::new(Self { to: to.into(), time, operation: None, timer: None })
+        Box::new(Self {
+            to: to.into(),
+            time,
+            operation: None,
+            timer: None,
+        })
     }
 
     /// One of the two has ended. False if it has before.
     fn note(&mut self, raw: Raw) -> bool {
-        let half = if raw.name & TIMER == 0 { &mut self.operation } else { &mut self.timer };
+        let half = if raw.name & TIMER == 0 {
+            &mut self.operation
+        } else {
+            &mut self.timer
+        };
         let is_first = half.is_none();
         half.get_or_insert(raw.result);
         is_first
@@ -101,12 +113,19 @@ pub(super) fn meaning(operation: i32, timer: i32) -> Ended {
 
 /// It has ended, and not by itself.
 fn says_nothing(errno: Errno) -> bool {
-    [Errno::CANCELED, Errno::INTR, Errno::ALREADY, Errno::INPROGRESS, Errno::AGAIN].contains(&errno)
+    [
+        Errno::CANCELED,
+        Errno::INTR,
+        Errno::ALREADY,
+        Errno::INPROGRESS,
+        Errno::AGAIN,
+    ]
+    .contains(&errno)
 }
 
 impl Ring {
-    /// Connects a socket, from the next [`submit`](Self::submit) on, within this time. How it has ended comes as one completion;
-    /// until then the socket is nobody else's.
+    /// Connects a socket, from the next [`submit`](Self::submit) on, within this time. How it has
+    /// ended comes as one completion; until then the socket is nobody else's.
     ///
     /// # Errors
     /// There is no room for two entries, and handing over what is queued has failed.
@@ -118,15 +137,25 @@ impl Ring {
         time: Duration,
     ) -> io::Result<Ticket> {
         let timed = Timed::new(to, time);
-        let entry =
-            opcode::Connect::new(Fd(socket.as_raw_fd()), timed.to.as_ptr().cast(), timed.to.addr_len());
+        let entry = opcode::Connect::new(
+            Fd(socket.as_raw_fd()),
+            timed.to.as_ptr().cast(),
+            timed.to.addr_len(),
+        );
         let timer = opcode::LinkTimeout::new(&raw const timed.time).build();
         let mut entries = [entry.build().flags(squeue::Flags::IO_LINK), timer];
-        self.begin(&mut entries, Slot { timed: Some(timed), ..Slot::new(socket, owner) })
-            .map_err(|(error, _)| error)
+        self.begin(
+            &mut entries,
+            Slot {
+                timed: Some(timed),
+                ..Slot::new(socket, owner)
+            },
+        )
+        .map_err(|(error, _)| error)
     }
 
-    /// Why an operation that has its time has failed by itself, if that is known already. Its completion comes all the same.
+    /// Why an operation that has its time has failed by itself, if that is known already. Its
+    /// completion comes all the same.
     pub(crate) fn failure(&mut self, ticket: Ticket) -> Option<Errno> {
         self.fetch();
         let raw = self.fetched.iter().find(|raw| raw.name == ticket.0)?;
@@ -137,7 +166,10 @@ impl Ring {
     #[cfg(all(test, not(loom)))]
     pub(super) fn haunt_timed(&mut self, socket: &Arc<OwnedFd>, owner: u64) -> Ticket {
         let timed = Timed::new(([127, 0, 0, 1], 1).into(), Duration::ZERO);
-        Ticket(self.slots.insert(Slot { timed: Some(timed), ..Slot::new(socket, owner) }) as u64)
+        Ticket(self.slots.insert(Slot {
+            timed: Some(timed),
+            ..Slot::new(socket, owner)
+        }) as u64)
     }
 
     /// What the end of an operation that has its time, or of its timer, means to its owner.
@@ -151,7 +183,12 @@ impl Ring {
             self.cancel(ticket);
         } else if let Some(ended) = timed.ended() {
             let owner = self.slots.remove(index(raw.name)).owner?;
-            return Some(Completion { owner, ticket, what: What::Timed(ended), is_last: true });
+            return Some(Completion {
+                owner,
+                ticket,
+                what: What::Timed(ended),
+                is_last: true,
+            });
         }
         None
     }

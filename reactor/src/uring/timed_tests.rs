@@ -31,7 +31,8 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, at)
 }
 
-/// Where somebody listens who has no room for more: attempts are not answered, for as long as it accepts nobody.
+/// Where somebody listens who has no room for more: attempts are not answered, for as long as it
+/// accepts nobody.
 fn busy() -> (TcpListener, SocketAddr, TcpStream) {
     let (listener, at) = listener();
     rustix::net::listen(&listener, 0).unwrap();
@@ -52,23 +53,38 @@ fn begin(ring: &mut Ring, socket: &Arc<OwnedFd>, to: SocketAddr, time: Duration)
 /// How it ends; nothing is left of it then.
 fn end(ring: &mut Ring, ticket: Ticket) -> Ended {
     let completion = next(ring);
-    assert_eq!((completion.owner, completion.ticket, completion.is_last), (7, ticket, true));
+    assert_eq!(
+        (completion.owner, completion.ticket, completion.is_last),
+        (7, ticket, true)
+    );
     assert_eq!(ring.under_way(), 0);
-    if let What::Timed(ended) = completion.what { ended } else { panic!("{completion:?}") }
+    if let What::Timed(ended) = completion.what {
+        ended
+    } else {
+        panic!("{completion:?}")
+    }
 }
 
 /// Nothing more comes, and whatever did belonged to something.
 fn assert_over(ring: &mut Ring, socket: &Arc<OwnedFd>) {
     ring.submit().unwrap();
     assert!(ring.next().is_none());
-    assert_eq!((ring.under_way(), ring.strays(), Arc::strong_count(socket)), (0, 0, 1));
+    assert_eq!(
+        (ring.under_way(), ring.strays(), Arc::strong_count(socket)),
+        (0, 0, 1)
+    );
 }
 
 #[test]
 fn rule_11_an_operation_ends_by_itself_or_by_its_time() {
     let ((_open, open), (_busy, busy, _first)) = (listener(), busy());
     for cooperative in [true, false] {
-        let Ok(mut ring) = Ring::open(Shape { cooperative, ..SMALL }) else { return };
+        let Ok(mut ring) = Ring::open(Shape {
+            cooperative,
+            ..SMALL
+        }) else {
+            return;
+        };
         for (to, time, expected) in [
             (open, LONG, Ended::Itself(Ok(0))),
             (open, Duration::MAX, Ended::Itself(Ok(0))),
@@ -115,7 +131,10 @@ fn rule_11_what_two_results_say() {
     let both = |operation: E, timer: E| meaning(-operation.raw_os_error(), -timer.raw_os_error());
     for timer in [E::CANCELED, E::TIME, E::NOENT, E::ALREADY, E::INVAL] {
         assert_eq!(meaning(0, -timer.raw_os_error()), Ended::Itself(Ok(0)));
-        assert_eq!(both(E::CONNREFUSED, timer), Ended::Itself(Err(E::CONNREFUSED)));
+        assert_eq!(
+            both(E::CONNREFUSED, timer),
+            Ended::Itself(Err(E::CONNREFUSED))
+        );
         // The kernel's own patience, which is not that of the timer.
         assert_eq!(both(E::TIMEDOUT, timer), Ended::Itself(Err(E::TIMEDOUT)));
     }
@@ -138,8 +157,15 @@ fn rule_11_a_slot_lives_until_both_completions_in_any_order() {
         let socket = socket();
         // Never handed over.
         let ticket = ring.haunt_timed(&socket, 7);
-        let halves = [(ticket.0, 0), (ticket.0 | TIMER, -Errno::TIME.raw_os_error())];
-        let [first, second] = if is_timer_first { [halves[1], halves[0]] } else { halves };
+        let halves = [
+            (ticket.0, 0),
+            (ticket.0 | TIMER, -Errno::TIME.raw_os_error()),
+        ];
+        let [first, second] = if is_timer_first {
+            [halves[1], halves[0]]
+        } else {
+            halves
+        };
         ring.forge(first.0, first.1);
         // The same again, and both of another generation.
         ring.forge(first.0, canceled);
@@ -192,11 +218,23 @@ fn rule_11_there_is_room_for_both_entries_or_for_none() {
     }
     ring.connect(&socket(), 8, open, LONG).unwrap();
     ring.submit().unwrap();
-    let mut ends: Vec<_> = (0..7).map(|_| next(&mut ring)).map(|end| (end.owner, end.what)).collect();
+    let mut ends: Vec<_> = (0..7)
+        .map(|_| next(&mut ring))
+        .map(|end| (end.owner, end.what))
+        .collect();
     ends.sort_by_key(|(owner, _)| *owner);
-    assert_eq!(ends.iter().map(|(owner, _)| *owner).collect::<Vec<_>>(), [1, 2, 4, 5, 6, 7, 8]);
-    assert!(matches!(ends[0].1, What::Timed(Ended::TimedOut)), "{ends:?}");
-    assert!(matches!(ends[6].1, What::Timed(Ended::Itself(Ok(0)))), "{ends:?}");
+    assert_eq!(
+        ends.iter().map(|(owner, _)| *owner).collect::<Vec<_>>(),
+        [1, 2, 4, 5, 6, 7, 8]
+    );
+    assert!(
+        matches!(ends[0].1, What::Timed(Ended::TimedOut)),
+        "{ends:?}"
+    );
+    assert!(
+        matches!(ends[6].1, What::Timed(Ended::Itself(Ok(0)))),
+        "{ends:?}"
+    );
     assert_eq!((ring.under_way(), ring.strays()), (0, 0));
 }
 
@@ -235,11 +273,17 @@ fn rule_11_a_ring_that_is_dropped_waits_for_both() {
     assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 1));
 }
 
-/// The kernel does no more for it: not when the peer answers, and not when the time is over. But it ends.
+/// The kernel does no more for it: not when the peer answers, and not when the time is over. But it
+/// ends.
 #[test]
 fn rule_11_the_end_of_a_thread_leaves_nothing_without_an_end() {
     for cooperative in [true, false] {
-        let Ok(mut ring) = Ring::open(Shape { cooperative, ..SMALL }) else { return };
+        let Ok(mut ring) = Ring::open(Shape {
+            cooperative,
+            ..SMALL
+        }) else {
+            return;
+        };
         let (listener, busy, _first) = busy();
         let begun_by_another = |ring: &mut Ring, time| {
             let socket = socket();
@@ -249,7 +293,10 @@ fn rule_11_the_end_of_a_thread_leaves_nothing_without_an_end() {
         };
         let (socket, ticket) = begun_by_another(&mut ring, SHORT);
         let ended = end_submitting(&mut ring, ticket);
-        assert!(matches!(ended, Ended::Disturbed | Ended::TimedOut), "{ended:?}");
+        assert!(
+            matches!(ended, Ended::Disturbed | Ended::TimedOut),
+            "{ended:?}"
+        );
         assert_over(&mut ring, &socket);
         // It would be the one there is room for.
         drop(socket);
@@ -257,8 +304,14 @@ fn rule_11_the_end_of_a_thread_leaves_nothing_without_an_end() {
         drop(listener.accept().unwrap());
         // There is room now, and the kernel asks once more.
         let ended = end_submitting(&mut ring, ticket);
-        assert!(matches!(ended, Ended::Disturbed | Ended::Itself(Ok(0))), "{ended:?}");
-        assert!(rustix::net::getpeername(&socket).is_ok(), "there is a connection all the same");
+        assert!(
+            matches!(ended, Ended::Disturbed | Ended::Itself(Ok(0))),
+            "{ended:?}"
+        );
+        assert!(
+            rustix::net::getpeername(&socket).is_ok(),
+            "there is a connection all the same"
+        );
         assert_over(&mut ring, &socket);
     }
 }
@@ -271,9 +324,16 @@ fn end_submitting(ring: &mut Ring, ticket: Ticket) -> Ended {
         ring.submit().unwrap();
         if let Some(completion) = ended {
             assert_eq!((completion.ticket, ring.under_way()), (ticket, 0));
-            return if let What::Timed(ended) = completion.what { ended } else { panic!("{completion:?}") };
+            return if let What::Timed(ended) = completion.what {
+                ended
+            } else {
+                panic!("{completion:?}")
+            };
         }
-        let _ = poll(&mut [PollFd::from_borrowed_fd(ring.event(), PollFlags::IN)], None);
+        let _ = poll(
+            &mut [PollFd::from_borrowed_fd(ring.event(), PollFlags::IN)],
+            None,
+        );
         ring.heard();
     }
 }

@@ -1,5 +1,6 @@
-//! Sends with buffers: whose those are until the kernel has looked for the last time. Inside this machine that is when the
-//! bytes have been copied for the peer, so a peer that has no room for them keeps the kernel looking.
+//! Sends with buffers: whose those are until the kernel has looked for the last time. Inside this
+//! machine that is when the bytes have been copied for the peer, so a peer that has no room for
+//! them keeps the kernel looking.
 #![allow(unsafe_code)] // a buffer of its own kind
 
 use std::io::Read;
@@ -18,7 +19,10 @@ use rustix::net::{AddressFamily, SocketType};
 use super::tests::{SMALL, limit_locked_memory, next, ring};
 use super::{Completion, Released, Ring, Sent, Way, What};
 
-const OP: OpKey = OpKey { index: 7, generation: 3 };
+const OP: OpKey = OpKey {
+    index: 7,
+    generation: 3,
+};
 /// More than a peer takes that reads nothing, less than is kept for it.
 const LEN: usize = 120_000;
 
@@ -31,7 +35,13 @@ fn narrow_pair() -> (Arc<OwnedFd>, TcpStream) {
     // SAFETY: an option of that length.
     let set = unsafe {
         let (value, len) = ((&raw const segment).cast(), size_of::<i32>() as u32);
-        libc::setsockopt(listener.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG, value, len)
+        libc::setsockopt(
+            listener.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_MAXSEG,
+            value,
+            len,
+        )
     };
     assert_eq!(set, 0);
     let any = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0);
@@ -50,19 +60,29 @@ fn content(len: usize) -> Vec<u8> {
 
 /// A send of a short head and of this many bytes in a buffer, which has begun.
 fn begin(ring: &mut Ring, near: &Arc<OwnedFd>, buf: AnyBuf) -> super::Ticket {
-    let ticket = ring.send_zero_copy(near, 8, (*b"head").into(), (OP, buf)).unwrap();
+    let ticket = ring
+        .send_zero_copy(near, 8, (*b"head").into(), (OP, buf))
+        .unwrap();
     ring.submit().unwrap();
     ticket
 }
 
 fn sent(completion: Completion) -> Sent {
     assert!(!completion.is_last, "its buffer is still to come");
-    if let What::Sent(sent) = completion.what { sent } else { panic!("{completion:?}") }
+    if let What::Sent(sent) = completion.what {
+        sent
+    } else {
+        panic!("{completion:?}")
+    }
 }
 
 fn released(completion: Completion) -> Released {
     assert!(completion.is_last, "nothing more comes of it");
-    if let What::Released(released) = completion.what { released } else { panic!("{completion:?}") }
+    if let What::Released(released) = completion.what {
+        released
+    } else {
+        panic!("{completion:?}")
+    }
 }
 
 /// Nothing has come, and nothing is about to: the kernel has been asked.
@@ -80,7 +100,9 @@ fn assert_read(far: &mut TcpStream, len: usize) {
 
 #[test]
 fn rule_10_a_buffer_outlives_its_send_until_the_kernel_looks_no_more() {
-    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else {
+        return;
+    };
     let (near, mut far) = narrow_pair();
     begin(&mut ring, &near, AnyBuf::Vec(content(LEN)));
     let done = sent(next(&mut ring));
@@ -95,14 +117,20 @@ fn rule_10_a_buffer_outlives_its_send_until_the_kernel_looks_no_more() {
     for len in [LEN, 10] {
         let back = released(next(&mut ring));
         assert!(back.op == OP && back.buf.bytes() == content(len));
-        assert_eq!(back.way, Some(Way::Copied), "there is no other way inside this machine");
+        assert_eq!(
+            back.way,
+            Some(Way::Copied),
+            "there is no other way inside this machine"
+        );
     }
     assert_eq!((ring.under_way(), ring.strays()), (0, 0));
 }
 
 #[test]
 fn rule_10_what_is_taken_back_comes_back_later() {
-    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else {
+        return;
+    };
     let (near, mut far) = narrow_pair();
     let all = 30_000_000;
     let ticket = begin(&mut ring, &near, AnyBuf::Vec(content(all)));
@@ -119,7 +147,9 @@ fn rule_10_what_is_taken_back_comes_back_later() {
 #[test]
 fn rule_10_a_connection_that_breaks_gives_buffers_back() {
     for is_this_side in [false, true] {
-        let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+        let Some(mut ring) = ring().filter(Ring::has_zero_copy) else {
+            return;
+        };
         let (near, far) = narrow_pair();
         begin(&mut ring, &near, AnyBuf::Vec(content(LEN)));
         sent(next(&mut ring));
@@ -160,14 +190,19 @@ impl Drop for Watched {
 
 fn watched(len: usize) -> (AnyBuf, Receiver<()>) {
     let (gone, is_gone) = channel();
-    (AnyBuf::Custom(Box::new(Watched(content(len), gone))), is_gone)
+    (
+        AnyBuf::Custom(Box::new(Watched(content(len), gone))),
+        is_gone,
+    )
 }
 
 #[test]
 fn rule_10_buffers_outlive_a_ring_that_is_dropped() {
     // A send that has ended before, and one that is cut short.
     for len in [LEN, 30_000_000] {
-        let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+        let Some(mut ring) = ring().filter(Ring::has_zero_copy) else {
+            return;
+        };
         let (near, mut far) = narrow_pair();
         let (buf, is_gone) = watched(len);
         begin(&mut ring, &near, buf);
@@ -186,10 +221,13 @@ fn rule_10_buffers_outlive_a_ring_that_is_dropped() {
 
 #[test]
 fn rule_10_a_ring_that_is_dropped_gives_up_what_was_not_begun() {
-    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else {
+        return;
+    };
     let (near, far) = narrow_pair();
     let (buf, is_gone) = watched(LEN);
-    ring.send_zero_copy(&near, 8, Box::new([]), (OP, buf)).unwrap();
+    ring.send_zero_copy(&near, 8, Box::new([]), (OP, buf))
+        .unwrap();
     drop(ring);
     drop(far);
     is_gone.recv().unwrap();
@@ -198,12 +236,17 @@ fn rule_10_a_ring_that_is_dropped_gives_up_what_was_not_begun() {
 /// Sockets inside the machine do not know it, as some of the network's do not.
 #[test]
 fn rule_10_a_refusal_gives_the_buffer_back_likewise() {
-    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else {
+        return;
+    };
     let (near, mut far) = UnixStream::pair().unwrap();
     let near = Arc::new(OwnedFd::from(near));
     begin(&mut ring, &near, AnyBuf::Vec(content(LEN)));
     let done = sent(next(&mut ring));
-    assert_eq!((done.result, &done.own[..]), (Err(Errno::OPNOTSUPP), &b"head"[..]));
+    assert_eq!(
+        (done.result, &done.own[..]),
+        (Err(Errno::OPNOTSUPP), &b"head"[..])
+    );
     let back = released(next(&mut ring));
     assert!(back.op == OP && back.way.is_none() && back.buf.bytes() == content(LEN));
     assert_eq!((ring.under_way(), ring.strays()), (0, 0));
@@ -213,14 +256,17 @@ fn rule_10_a_refusal_gives_the_buffer_back_likewise() {
 
 #[test]
 fn rule_10_what_finds_no_room_comes_back_at_once() {
-    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else {
+        return;
+    };
     let (near, _far) = narrow_pair();
     for _ in 0..SMALL.submissions {
         ring.receive(&near, 0).unwrap();
     }
     ring.refusals.extend([Errno::PERM]);
-    let (own, buf) =
-        ring.send_zero_copy(&near, 8, (*b"head").into(), (OP, AnyBuf::Vec(content(LEN)))).unwrap_err();
+    let (own, buf) = ring
+        .send_zero_copy(&near, 8, (*b"head").into(), (OP, AnyBuf::Vec(content(LEN))))
+        .unwrap_err();
     assert!(own[..] == *b"head" && buf.bytes() == content(LEN));
 }
 
@@ -228,7 +274,8 @@ fn rule_10_what_finds_no_room_comes_back_at_once() {
 #[test]
 fn rule_10_beyond_the_limit_of_locked_memory_it_is_refused() {
     const ALONE: &str = "FABRIC_TEST_NO_LOCKED_MEMORY";
-    const NAME: &str = "uring::zero_copy_tests::rule_10_beyond_the_limit_of_locked_memory_it_is_refused";
+    const NAME: &str =
+        "uring::zero_copy_tests::rule_10_beyond_the_limit_of_locked_memory_it_is_refused";
     if std::env::var_os(ALONE).is_some() {
         // Enough for the ring.
         limit_locked_memory(2 << 20);
@@ -236,22 +283,37 @@ fn rule_10_beyond_the_limit_of_locked_memory_it_is_refused() {
         let (near, _far) = narrow_pair();
         begin(&mut ring, &near, AnyBuf::Vec(content(30_000_000)));
         let result = sent(next(&mut ring)).result;
-        assert!([Err(Errno::NOBUFS), Err(Errno::NOMEM)].contains(&result), "{result:?}");
+        assert!(
+            [Err(Errno::NOBUFS), Err(Errno::NOMEM)].contains(&result),
+            "{result:?}"
+        );
         let back = released(next(&mut ring));
         assert!(back.way.is_none() && back.buf.bytes() == content(30_000_000));
         return println!("refused");
     }
-    let Some(_) = ring().filter(Ring::has_zero_copy) else { return };
+    let Some(_) = ring().filter(Ring::has_zero_copy) else {
+        return;
+    };
     let mut program = Command::new(std::env::current_exe().unwrap());
-    let output = program.args(["--exact", NAME, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let output = program
+        .args(["--exact", NAME, "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("refused"), "{}\n{said}", output.status);
+    assert!(
+        output.status.success() && said.contains("refused"),
+        "{}\n{said}",
+        output.status
+    );
 }
 
 /// Vectors go as they are, and what one send cannot tell of is left.
 #[test]
 fn vectors_are_sent_as_far_as_one_send_goes() {
-    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+    let Some(mut ring) = ring().filter(Ring::has_zero_copy) else {
+        return;
+    };
     let (near, mut far) = narrow_pair();
     let parts = |count: usize| {
         let parts: Vec<Vec<u8>> = content(10 * count).chunks(10).map(Vec::from).collect();
@@ -269,17 +331,26 @@ fn vectors_are_sent_as_far_as_one_send_goes() {
 #[test]
 fn rule_10_a_ring_that_is_dropped_looks_at_what_was_fetched() {
     for len in [LEN, 30_000_000] {
-        let Some(mut ring) = ring().filter(Ring::has_zero_copy) else { return };
+        let Some(mut ring) = ring().filter(Ring::has_zero_copy) else {
+            return;
+        };
         let (near, far) = narrow_pair();
         let (buf, is_gone) = watched(len);
         // The peer breaks the connection: both completions are there when it is taken back.
-        let ticket = ring.send_zero_copy(&near, 8, (*b"head").into(), (OP, buf)).unwrap();
+        let ticket = ring
+            .send_zero_copy(&near, 8, (*b"head").into(), (OP, buf))
+            .unwrap();
         ring.submit().unwrap();
         drop(far);
         std::thread::sleep(std::time::Duration::from_millis(100));
         let _ = ring.take_back(ticket);
         drop(near);
         drop(ring);
-        assert!(is_gone.recv_timeout(std::time::Duration::from_secs(3)).is_ok(), "{len} is kept for ever");
+        assert!(
+            is_gone
+                .recv_timeout(std::time::Duration::from_secs(3))
+                .is_ok(),
+            "{len} is kept for ever"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! How long to look for news before going to sleep.
 //!
-//! A polled message costs a fraction of a microsecond, a kernel wake-up tens of them, so this choice is the latency.
-//! Spinning pays only while every spinner has a core of its own: with fewer cores than spinners nobody spins.
+//! A polled message costs a fraction of a microsecond, a kernel wake-up tens of them, so this
+//! choice is the latency. Spinning pays only while every spinner has a core of its own: with fewer
+//! cores than spinners nobody spins.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,18 +16,19 @@ use std::time::{Duration, Instant};
 #[doc(alias = "FI_WAIT_UNSPEC")]
 #[doc(alias = "FI_WAIT_FD")]
 pub enum WaitPolicy {
-    /// Never sleeps: a pending operation keeps its task runnable. Lowest latency, one core busy. Other tasks of the
-    /// same executor run in between.
+    /// Never sleeps: a pending operation keeps its task runnable. Lowest latency, one core busy.
+    /// Other tasks of the same executor run in between.
     Spin,
-    /// Looks for a while, longer when looking paid off lately, then sleeps until the peer rings the doorbell.
+    /// Looks for a while, longer when looking paid off lately, then sleeps until the peer rings the
+    /// doorbell.
     #[default]
     Adaptive,
     /// Sleeps at once. Lowest CPU use, every message to a sleeper costs a kernel wake-up.
     Park,
 }
 
-/// Looks within one poll of a future. A poll must not hold up the executor: this is a few microseconds, also where a
-/// look takes ten times as long because nothing is optimised.
+/// Looks within one poll of a future. A poll must not hold up the executor: this is a few
+/// microseconds, also where a look takes ten times as long because nothing is optimised.
 const POLL_LOOKS: u32 = if cfg!(loom) {
     1
 } else if cfg!(debug_assertions) {
@@ -37,8 +39,8 @@ const POLL_LOOKS: u32 = if cfg!(loom) {
 /// Looks that are still made when looking never pays off.
 const FEWEST_LOOKS: u32 = if cfg!(loom) { 0 } else { 2 };
 
-/// Polls in a row whose looking came to nothing, before looking is taken to be of no use; and how often it is tried
-/// nevertheless from then on.
+/// Polls in a row whose looking came to nothing, before looking is taken to be of no use; and how
+/// often it is tried nevertheless from then on.
 const PATIENCE: u32 = 4;
 const PROBE: u32 = 16;
 
@@ -54,8 +56,17 @@ pub(crate) struct Spinner {
 
 impl Spinner {
     pub(crate) fn new(policy: WaitPolicy) -> Self {
-        let policy = if cores() < 2 { WaitPolicy::Park } else { policy };
-        Self { misses: 0, policy, paid: 0, lost: 0 }
+        let policy = if cores() < 2 {
+            WaitPolicy::Park
+        } else {
+            policy
+        };
+        Self {
+            misses: 0,
+            policy,
+            paid: 0,
+            lost: 0,
+        }
     }
 
     /// How often to look.
@@ -63,7 +74,9 @@ impl Spinner {
         match self.policy {
             WaitPolicy::Park => 0,
             WaitPolicy::Spin => POLL_LOOKS,
-            WaitPolicy::Adaptive if self.misses < PATIENCE || self.misses.is_multiple_of(PROBE) => POLL_LOOKS,
+            WaitPolicy::Adaptive if self.misses < PATIENCE || self.misses.is_multiple_of(PROBE) => {
+                POLL_LOOKS
+            }
             WaitPolicy::Adaptive => FEWEST_LOOKS,
         }
     }
@@ -106,14 +119,19 @@ fn cores() -> usize {
 #[derive(Debug)]
 pub(crate) struct Window {
     length: Duration,
-    /// When the driver began to look without finding anything, and whether anything was found since it woke.
+    /// When the driver began to look without finding anything, and whether anything was found since
+    /// it woke.
     since: Option<Instant>,
     found: bool,
 }
 
 impl Window {
     pub(crate) fn new() -> Self {
-        Self { length: LONGEST, since: None, found: false }
+        Self {
+            length: LONGEST,
+            since: None,
+            found: false,
+        }
     }
 
     /// There was news.
@@ -135,8 +153,11 @@ impl Window {
         if since.elapsed() < self.length {
             return true;
         }
-        self.length =
-            if self.found { (self.length * 2).min(LONGEST) } else { (self.length / 2).max(SHORTEST) };
+        self.length = if self.found {
+            (self.length * 2).min(LONGEST)
+        } else {
+            (self.length / 2).max(SHORTEST)
+        };
         self.found = false;
         self.close();
         false

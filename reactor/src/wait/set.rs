@@ -1,5 +1,5 @@
-//! What a sleeping domain waits on: an epoll set with the doorbells and sockets of its provider, and a doorbell of
-//! its own.
+//! What a sleeping domain waits on: an epoll set with the doorbells and sockets of its provider,
+//! and a doorbell of its own.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +13,8 @@ use super::unwatchable;
 /// The token of the domain's own doorbell.
 const OWN: u64 = u64::MAX;
 
-/// An epoll set, level-triggered. The domain's own doorbell in it is drained by the driver only: whoever else looks at
-/// the set cannot swallow it.
+/// An epoll set, level-triggered. The domain's own doorbell in it is drained by the driver only:
+/// whoever else looks at the set cannot swallow it.
 #[derive(Debug)]
 pub(crate) struct PollSet {
     epoll: OwnedFd,
@@ -25,8 +25,8 @@ impl PollSet {
     pub(crate) fn new() -> Result<Self> {
         let failed = |call| move |errno: rustix::io::Errno| Error::os(call, errno.raw_os_error());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
-        let doorbell =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("eventfd2"))?;
+        let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(failed("eventfd2"))?;
         let set = Self { epoll, doorbell };
         set.watch(set.doorbell.as_fd(), OWN).map_err(unwatchable)?;
         Ok(set)
@@ -43,12 +43,18 @@ impl PollSet {
         let _ = rustix::io::read(&self.doorbell, &mut count);
     }
 
-    /// Waits and hands the token of every ready descriptor to `each`; returns how many there were. No timeout: as
-    /// long as it takes.
-    pub(crate) fn wait(&self, timeout: Option<std::time::Duration>, mut each: impl FnMut(u64)) -> usize {
+    /// Waits and hands the token of every ready descriptor to `each`; returns how many there were.
+    /// No timeout: as long as it takes.
+    pub(crate) fn wait(
+        &self,
+        timeout: Option<std::time::Duration>,
+        mut each: impl FnMut(u64),
+    ) -> usize {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let mut events =
-            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 32];
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; 32];
         // An interrupted or failed wait is an empty one: the caller looks for news anyway.
         let count = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()).unwrap_or(0);
         for event in &events[..count] {
@@ -69,7 +75,12 @@ impl WaitSet for PollSet {
 
     fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
+        Ok(epoll::add(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(token),
+            flags,
+        )?)
     }
 
     fn rewatch(&self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
@@ -79,7 +90,12 @@ impl WaitSet for PollSet {
             Interest::Write => epoll::EventFlags::OUT,
             Interest::Both => read | epoll::EventFlags::OUT,
         };
-        Ok(epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), flags)?)
+        Ok(epoll::modify(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(token),
+            flags,
+        )?)
     }
 
     fn unwatch(&self, fd: BorrowedFd<'_>) {

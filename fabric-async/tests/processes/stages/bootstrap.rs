@@ -18,12 +18,21 @@ pub(super) fn calls(stage: &str, name: &str) -> ! {
     }
     let socket = knock_at(bare(name));
     if stage != "connected" {
-        let segment = memory(4096 + 64 * 64, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
+        let segment = memory(
+            4096 + 64 * 64,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        );
         if stage == "spoke" {
             // A whole message of eight bytes, and the beginning of one of a hundred.
-            let records = [(1u64 | 16 << 16 | 1 << 40, 77u64), (2 | 24 << 16 | 1 << 40, 100)];
+            let records = [
+                (1u64 | 16 << 16 | 1 << 40, 77u64),
+                (2 | 24 << 16 | 1 << 40, 100),
+            ];
             for (line, (header, payload)) in records.into_iter().enumerate() {
-                let bytes: Vec<u8> = [header, payload, 0].into_iter().flat_map(u64::to_le_bytes).collect();
+                let bytes: Vec<u8> = [header, payload, 0]
+                    .into_iter()
+                    .flat_map(u64::to_le_bytes)
+                    .collect();
                 rustix::io::pwrite(&segment, &bytes, 4096 + 64 * line as u64).unwrap();
             }
         }
@@ -69,8 +78,12 @@ pub(super) mod survives {
     }
 
     pub(crate) async fn spoke(survivor: &mut Survivor, mut victim: Peer) {
-        // What it said is there; of what it had begun only the end, and that only if it was received by then.
-        let (whole, begun) = (survivor.ep.recv().start().unwrap(), survivor.ep.recv().start().unwrap());
+        // What it said is there; of what it had begun only the end, and that only if it was
+        // received by then.
+        let (whole, begun) = (
+            survivor.ep.recv().start().unwrap(),
+            survivor.ep.recv().start().unwrap(),
+        );
         victim.goes_on();
         assert_eq!(whole.await.unwrap()[..], 77u64.to_le_bytes());
         assert_gone(&begun.await.unwrap_err().error);
@@ -79,12 +92,18 @@ pub(super) mod survives {
 
     /// Sends until the victim is there to be sent to, and then until it is not any more.
     async fn sends(survivor: &mut Survivor) -> Error {
-        let peer = survivor.ep.address_vector().insert(survivor.victims_name()).unwrap();
+        let peer = survivor
+            .ep
+            .address_vector()
+            .insert(survivor.victims_name())
+            .unwrap();
         let (mut came, mut sent) = (false, 0);
         let error = loop {
             match survivor.ep.send(peer, "are you there?").await {
                 Ok(_) => (came, sent) = (true, sent + 1),
-                Err(failed) if came || !matches!(failed.error, Error::NoSuchPeer(_)) => break failed.error,
+                Err(failed) if came || !matches!(failed.error, Error::NoSuchPeer(_)) => {
+                    break failed.error;
+                }
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
             }
         };
@@ -107,10 +126,22 @@ pub(super) mod survives {
     }
 
     pub(crate) async fn asked(survivor: &mut Survivor, _victim: Peer) {
-        let peer = survivor.ep.address_vector().insert(survivor.victims_name()).unwrap();
+        let peer = survivor
+            .ep
+            .address_vector()
+            .insert(survivor.victims_name())
+            .unwrap();
         let error = loop {
-            match survivor.ep.write(peer, RemoteAddr { key: 5, offset: 0 }, "x").await.unwrap_err().error {
-                Error::NoSuchPeer(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
+            match survivor
+                .ep
+                .write(peer, RemoteAddr { key: 5, offset: 0 }, "x")
+                .await
+                .unwrap_err()
+                .error
+            {
+                Error::NoSuchPeer(_) => {
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await
+                }
                 error => break error,
             }
         };

@@ -50,10 +50,17 @@ pub(super) async fn writing(name: &str) -> ! {
     let (ep, peer) = meet(name).await;
     let remote = region(&ep, peer).await;
     for turn in 1..=TURNS {
-        ep.write(peer, remote.at(8), turn.to_le_bytes().to_vec()).await.unwrap();
-        ep.atomic(peer, remote.at(0), AtomicOp::Sum, 1u64).await.unwrap();
+        ep.write(peer, remote.at(8), turn.to_le_bytes().to_vec())
+            .await
+            .unwrap();
+        ep.atomic(peer, remote.at(0), AtomicOp::Sum, 1u64)
+            .await
+            .unwrap();
     }
-    let _long = ep.write(peer, remote.at(16), vec![7; AREA - 16]).start().unwrap();
+    let _long = ep
+        .write(peer, remote.at(16), vec![7; AREA - 16])
+        .start()
+        .unwrap();
     super::die()
 }
 
@@ -61,7 +68,10 @@ pub(super) async fn writing(name: &str) -> ! {
 pub(super) async fn owning(name: &str) -> ! {
     let (ep, peer) = meet(name).await;
     let region = ep.domain().alloc(4096, BOTH).unwrap();
-    ep.send(peer, region.remote().to_bytes().to_vec()).tag(1).await.unwrap();
+    ep.send(peer, region.remote().to_bytes().to_vec())
+        .tag(1)
+        .await
+        .unwrap();
     while region.load::<u64>(0).unwrap() < TURNS {
         tokio::task::yield_now().await;
     }
@@ -104,23 +114,42 @@ pub(super) mod survives {
             held.push(unsafe { survivor.ep.recv_lent() }.tag(1).await.unwrap());
         }
         survivor.hears_of_the_death(victim).await;
-        assert!(held.iter().all(|frame| frame.len() == FRAME && frame.iter().all(|byte| *byte == 5)));
+        assert!(
+            held.iter()
+                .all(|frame| frame.len() == FRAME && frame.iter().all(|byte| *byte == 5))
+        );
     }
 
     pub(crate) async fn writing(survivor: &mut Survivor, victim: Peer) {
         let region = survivor.ep.domain().alloc(AREA, BOTH).unwrap();
         let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
-        survivor.ep.send(peer, region.remote().to_bytes().to_vec()).tag(2).await.unwrap();
+        survivor
+            .ep
+            .send(peer, region.remote().to_bytes().to_vec())
+            .tag(2)
+            .await
+            .unwrap();
         survivor.hears_of_the_death(victim).await;
-        assert_eq!(region.load::<u64>(0).unwrap(), TURNS, "every operation that ended was done once");
+        assert_eq!(
+            region.load::<u64>(0).unwrap(),
+            TURNS,
+            "every operation that ended was done once"
+        );
         assert_eq!(region.load::<u64>(8).unwrap(), TURNS);
-        assert_eq!(region.load::<u64>(AREA - 8).unwrap(), 0, "it died before the end");
+        assert_eq!(
+            region.load::<u64>(AREA - 8).unwrap(),
+            0,
+            "it died before the end"
+        );
     }
 
     pub(crate) async fn owning(survivor: &mut Survivor, victim: Peer) {
         let ep = survivor.ep.clone();
         let place = ep.recv().tag(1).await.unwrap();
-        let (peer, remote) = (place.source().unwrap(), RemoteRegion::from_bytes(&place).unwrap());
+        let (peer, remote) = (
+            place.source().unwrap(),
+            RemoteRegion::from_bytes(&place).unwrap(),
+        );
         let mut turns = 0u64;
         let error = loop {
             let at = remote.at(0);
@@ -138,10 +167,18 @@ pub(super) mod survives {
     pub(crate) async fn locking(survivor: &mut Survivor, victim: Peer) {
         let region = survivor.ep.domain().alloc(64, BOTH).unwrap();
         let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
-        survivor.ep.send(peer, region.remote().to_bytes().to_vec()).tag(2).await.unwrap();
+        survivor
+            .ep
+            .send(peer, region.remote().to_bytes().to_vec())
+            .tag(2)
+            .await
+            .unwrap();
         survivor.hears_of_the_death(victim).await;
         // The lock is whose it was; who hears of the death can take it over.
-        assert_eq!(region.compare_atomic(0, AtomicOp::Cswap, 0u64, 42).unwrap(), 42);
+        assert_eq!(
+            region.compare_atomic(0, AtomicOp::Cswap, 0u64, 42).unwrap(),
+            42
+        );
         assert_eq!(region.load::<u64>(0).unwrap(), 0);
     }
 }

@@ -9,7 +9,11 @@ const WORDS: u64 = 100;
 /// Dies with the first pieces of a long message under way.
 pub(super) async fn mid_send(name: &str) -> ! {
     // In pieces: one that its receiver copies is nobody's when its sender dies before.
-    let ep = Endpoint::options().single_copy_from(usize::MAX).bind("shm://").await.unwrap();
+    let ep = Endpoint::options()
+        .single_copy_from(usize::MAX)
+        .bind("shm://")
+        .await
+        .unwrap();
     let peer = ep.lookup(name).await.unwrap();
     ep.send(peer, "here").tag(1).await.unwrap();
     ep.recv().tag(2).from(peer).await.unwrap();
@@ -20,7 +24,11 @@ pub(super) async fn mid_send(name: &str) -> ! {
 /// Dies with the first pieces of a long message taken.
 pub(super) async fn mid_receive(name: &str) -> ! {
     // In pieces: one that its receiver copies is nobody's when its sender dies before.
-    let ep = Endpoint::options().single_copy_from(usize::MAX).bind("shm://").await.unwrap();
+    let ep = Endpoint::options()
+        .single_copy_from(usize::MAX)
+        .bind("shm://")
+        .await
+        .unwrap();
     let peer = ep.lookup(name).await.unwrap();
     ep.send(peer, "here").tag(1).await.unwrap();
     ep.recv().tag(2).from(peer).await.unwrap();
@@ -45,7 +53,10 @@ pub(super) async fn unconfirmed(name: &str) -> ! {
     let peer = ep.lookup(name).await.unwrap();
     ep.send(peer, "here").tag(1).await.unwrap();
     for word in 0..WORDS {
-        assert_eq!(ep.recv().tag(3).from(peer).await.unwrap()[..8], word.to_le_bytes());
+        assert_eq!(
+            ep.recv().tag(3).from(peer).await.unwrap()[..8],
+            word.to_le_bytes()
+        );
     }
     ep.recv().tag(2).from(peer).await.unwrap();
     super::die()
@@ -56,7 +67,10 @@ pub(super) async fn last_words(name: &str) -> ! {
     let ep = Endpoint::bind("shm://").await.unwrap();
     let peer = ep.lookup(name).await.unwrap();
     for word in 0..WORDS {
-        ep.send(peer, word.to_le_bytes().to_vec()).tag(1).await.unwrap();
+        ep.send(peer, word.to_le_bytes().to_vec())
+            .tag(1)
+            .await
+            .unwrap();
     }
     super::die()
 }
@@ -81,18 +95,26 @@ pub(super) mod survives {
     pub(crate) async fn mid_receive(survivor: &mut Survivor, victim: Peer) {
         let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
         survivor.ep.send(peer, "go").tag(2).await.unwrap();
-        let failed = survivor.ep.send(peer, vec![9; LONG]).tag(3).await.unwrap_err();
+        let failed = survivor
+            .ep
+            .send(peer, vec![9; LONG])
+            .tag(3)
+            .await
+            .unwrap_err();
         assert_gone(&failed.error);
         assert_eq!(failed.buf.len(), LONG, "the buffer comes back");
         survivor.hears_of_the_death(victim).await;
     }
 
-    /// Every send that waits ends once: those of futures with their buffers, those of the queue as entries.
+    /// Every send that waits ends once: those of futures with their buffers, those of the queue as
+    /// entries.
     pub(crate) async fn unread(survivor: &mut Survivor, victim: Peer) {
         let ep = survivor.ep.clone();
         let peer = ep.recv().tag(1).await.unwrap().source().unwrap();
         let first = ep.send(peer, vec![1; LONG]).tag(3).start().unwrap();
-        let behind: Vec<_> = (0..50u8).map(|at| ep.send(peer, vec![at; 100]).start().unwrap()).collect();
+        let behind: Vec<_> = (0..50u8)
+            .map(|at| ep.send(peer, vec![at; 100]).start().unwrap())
+            .collect();
         let process = rustix::process::Pid::from_child(&victim.0);
         rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
         assert_gone(&first.await.unwrap_err().error);
@@ -113,8 +135,11 @@ pub(super) mod survives {
                 let mut message = word.to_le_bytes().to_vec();
                 message.resize([8, 100, 20_000][word as usize % 3], 1);
                 let request = ep.send(peer, message).tag(3);
-                let request =
-                    if word % 2 == 0 { request.delivery_complete() } else { request.match_complete() };
+                let request = if word % 2 == 0 {
+                    request.delivery_complete()
+                } else {
+                    request.match_complete()
+                };
                 request.start().unwrap()
             })
             .collect();
@@ -123,7 +148,10 @@ pub(super) mod survives {
             match send.await {
                 Ok(_) => assert!(word < WORDS as usize, "message {word} was not received"),
                 Err(failed) => {
-                    assert!(word >= WORDS as usize, "message {word} was received: {failed}");
+                    assert!(
+                        word >= WORDS as usize,
+                        "message {word} was received: {failed}"
+                    );
                     assert_gone(&failed.error);
                     assert_eq!(failed.buf[..8], (word as u64).to_le_bytes());
                 }
@@ -139,8 +167,20 @@ pub(super) mod survives {
         // Looked at only when it is dead.
         survivor.hears_of_the_death(victim).await;
         for word in 1..WORDS {
-            assert_eq!(survivor.ep.recv().tag(1).await.unwrap()[..], word.to_le_bytes());
+            assert_eq!(
+                survivor.ep.recv().tag(1).await.unwrap()[..],
+                word.to_le_bytes()
+            );
         }
-        assert_gone(&survivor.ep.recv().tag(1).from(peer).await.unwrap_err().error);
+        assert_gone(
+            &survivor
+                .ep
+                .recv()
+                .tag(1)
+                .from(peer)
+                .await
+                .unwrap_err()
+                .error,
+        );
     }
 }

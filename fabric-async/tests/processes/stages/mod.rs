@@ -1,6 +1,8 @@
-//! A process kills itself at every stage of its life with a peer. What the peer sees, and that it keeps nothing.
+//! A process kills itself at every stage of its life with a peer. What the peer sees, and that it
+//! keeps nothing.
 //!
-//! For every stage there is a part that the victim plays to its end, and next to it what the survivor does meanwhile.
+//! For every stage there is a part that the victim plays to its end, and next to it what the
+//! survivor does meanwhile.
 
 mod bootstrap;
 mod memory;
@@ -38,7 +40,9 @@ fn die() -> ! {
 pub(crate) async fn play(stage: &str, name: &str) -> ! {
     match stage {
         "connected" | "greeted" | "spoke" => bootstrap::calls(stage, name),
-        "unaccepted" | "accepted" | "heard" | "welcomed" | "asked" => bootstrap::listens(stage, name),
+        "unaccepted" | "accepted" | "heard" | "welcomed" | "asked" => {
+            bootstrap::listens(stage, name)
+        }
         "mid_send" => messages::mid_send(name).await,
         "mid_receive" => messages::mid_receive(name).await,
         "unread" => messages::unread(name).await,
@@ -61,14 +65,21 @@ pub(crate) fn sleep(stage: &str, name: &str) -> ! {
 impl Survivor {
     /// A name for the victim of this round to listen at.
     fn victims_name(&self) -> String {
-        format!("shm://victim-{}-{:?}-{}", std::process::id(), self.progress, self.round)
+        format!(
+            "shm://victim-{}-{:?}-{}",
+            std::process::id(),
+            self.progress,
+            self.round
+        )
     }
 
     /// Waits for the end of a peer whose name begins like this.
     async fn hears_of_the_end(&mut self, of: &str) -> DownReason {
         loop {
             match self.events.next().await.kind {
-                EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with(of) => return reason,
+                EventKind::PeerDown { peer, reason, .. } if peer.name().starts_with(of) => {
+                    return reason;
+                }
                 EventKind::PeerConnected { .. } | EventKind::PeerDown { .. } => {}
                 other => panic!("{other:?}"),
             }
@@ -77,7 +88,8 @@ impl Survivor {
 
     /// Waits for the death of this peer, then for that of its process.
     async fn hears_of_the_death(&mut self, mut victim: Peer) {
-        // With what follows in the names it makes: another process's number may begin with this one.
+        // With what follows in the names it makes: another process's number may begin with this
+        // one.
         let process = format!("{}.", victim.0.id());
         assert_eq!(self.hears_of_the_end(&process).await, DownReason::Died);
         ended(&mut victim).await;
@@ -87,7 +99,10 @@ impl Survivor {
     async fn goes_on(&self) {
         let word = (self.round as u64).to_le_bytes();
         self.ep.send(self.friend, word.to_vec()).await.unwrap();
-        assert_eq!(self.ep.recv().tag(4).from(self.friend).await.unwrap()[..], word);
+        assert_eq!(
+            self.ep.recv().tag(4).from(self.friend).await.unwrap()[..],
+            word
+        );
         still_works(&self.ep).await;
     }
 }
@@ -110,16 +125,28 @@ fn stage(stage: &str, survives: impl AsyncFn(&mut Survivor, Peer)) {
     alone(&format!("stages::{stage}"), || {
         for progress in [Progress::Manual, Progress::Auto] {
             run(async {
-                let ep = Endpoint::options().progress(progress).bind("shm://").await.unwrap();
+                let ep = Endpoint::options()
+                    .progress(progress)
+                    .bind("shm://")
+                    .await
+                    .unwrap();
                 let events = ep.events().unwrap();
                 let _friend = Peer::start("echo", &ep.name().to_string());
                 let friend = ep.recv().tag(3).await.unwrap().source().unwrap();
-                let mut survivor = Survivor { ep, events, friend, round: 0, progress };
+                let mut survivor = Survivor {
+                    ep,
+                    events,
+                    friend,
+                    round: 0,
+                    progress,
+                };
                 let mut before: Option<Census> = None;
                 for round in 0..ROUNDS {
                     survivor.round = round;
                     let name = match stage {
-                        "unaccepted" | "accepted" | "heard" | "welcomed" | "asked" => survivor.victims_name(),
+                        "unaccepted" | "accepted" | "heard" | "welcomed" | "asked" => {
+                            survivor.victims_name()
+                        }
                         _ => survivor.ep.name().to_string(),
                     };
                     survives(&mut survivor, Peer::start(&format!("dies-{stage}"), &name)).await;

@@ -22,19 +22,28 @@ fn parked(name: &str) -> ! {
         }
     };
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    runtime.enable_all().on_thread_park(falls_asleep).build().unwrap().block_on(async {
-        let ep = Endpoint::bind("shm://").await.unwrap();
-        let peer = ep.lookup(name).await.unwrap();
-        ep.send(peer, "here").tag(1).await.unwrap();
-        ASLEEP.set(ep.domain()).expect("once");
-        ep.recv().tag(99).await.unwrap();
-        unreachable!("nobody sends that")
-    })
+    runtime
+        .enable_all()
+        .on_thread_park(falls_asleep)
+        .build()
+        .unwrap()
+        .block_on(async {
+            let ep = Endpoint::bind("shm://").await.unwrap();
+            let peer = ep.lookup(name).await.unwrap();
+            ep.send(peer, "here").tag(1).await.unwrap();
+            ASLEEP.set(ep.domain()).expect("once");
+            ep.recv().tag(99).await.unwrap();
+            unreachable!("nobody sends that")
+        })
 }
 
 /// Dies when its driver thread has gone to sleep.
 async fn parked_thread(name: &str) -> ! {
-    let ep = Endpoint::options().progress(Progress::Auto).bind("shm://").await.unwrap();
+    let ep = Endpoint::options()
+        .progress(Progress::Auto)
+        .bind("shm://")
+        .await
+        .unwrap();
     let peer = ep.lookup(name).await.unwrap();
     ep.send(peer, "here").tag(1).await.unwrap();
     let _waits = ep.recv().tag(99).start().unwrap();
@@ -51,7 +60,16 @@ pub(super) mod survives {
     /// The survivor is asleep itself when its peer dies, and wakes up for that.
     pub(crate) async fn parked(survivor: &mut Survivor, victim: Peer) {
         let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
-        assert_gone(&survivor.ep.recv().tag(2).from(peer).await.unwrap_err().error);
+        assert_gone(
+            &survivor
+                .ep
+                .recv()
+                .tag(2)
+                .from(peer)
+                .await
+                .unwrap_err()
+                .error,
+        );
         // To ring at the dead does no harm.
         let error = loop {
             if let Err(failed) = survivor.ep.send(peer, "wake up").await {

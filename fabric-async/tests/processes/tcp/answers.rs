@@ -19,7 +19,10 @@ async fn listener() -> (TcpListener, String) {
 }
 
 /// What a send comes to whose peer does this with the connection.
-async fn sent_to<F: Future<Output = ()>>(ep: &Endpoint, answer: impl FnOnce(TcpStream) -> F) -> Error {
+async fn sent_to<F: Future<Output = ()>>(
+    ep: &Endpoint,
+    answer: impl FnOnce(TcpStream) -> F,
+) -> Error {
     let (listener, name) = listener().await;
     let peer = ep.address_vector().insert(&name[..]).unwrap();
     let answering = async {
@@ -44,7 +47,11 @@ fn nobody_there_is_known_at_once() {
         assert!(matches!(error, Error::NoSuchPeer(_)), "{error}");
         let peer = ep.address_vector().insert(&name[..]).unwrap();
         let failed = ep.send(peer, vec![1; 100]).await.unwrap_err();
-        assert!(matches!(failed.error, Error::NoSuchPeer(_)), "{}", failed.error);
+        assert!(
+            matches!(failed.error, Error::NoSuchPeer(_)),
+            "{}",
+            failed.error
+        );
         assert_eq!(failed.buf, [1; 100]);
         still_works(&ep).await;
     });
@@ -57,11 +64,17 @@ fn answers_that_are_none_are_errors() {
         let error = sent_to(&ep, |socket| async move { drop(socket) }).await;
         assert!(matches!(error, Error::PeerGone(_)), "{error}");
         let error = sent_to(&ep, |mut socket| async move {
-            socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+            socket
+                .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                .await
+                .unwrap();
             let _ = socket.read(&mut [0]).await;
         })
         .await;
-        assert!(matches!(&error, Error::Protocol { what, .. } if what.contains("version")), "{error}");
+        assert!(
+            matches!(&error, Error::Protocol { what, .. } if what.contains("version")),
+            "{error}"
+        );
         let error = sent_to(&ep, |mut socket| async move {
             let refusal = Control::new(ControlKind::Refuse, b"no").unwrap().encode();
             socket.write_all(&refusal).await.unwrap();
@@ -69,17 +82,23 @@ fn answers_that_are_none_are_errors() {
         .await;
         assert!(matches!(error, Error::Refused { .. }), "{error}");
         let error = sent_to(&ep, |mut socket| async move {
-            let question = Control::new(ControlKind::Request, &[0; 8]).unwrap().encode();
+            let question = Control::new(ControlKind::Request, &[0; 8])
+                .unwrap()
+                .encode();
             socket.write_all(&question).await.unwrap();
             let _ = socket.read(&mut [0]).await;
         })
         .await;
-        assert!(matches!(&error, Error::Protocol { what, .. } if what.contains("question")), "{error}");
+        assert!(
+            matches!(&error, Error::Protocol { what, .. } if what.contains("question")),
+            "{error}"
+        );
         still_works(&ep).await;
     });
 }
 
-/// One that always refuses as if it asked itself, and never does, and one that says nothing: both have their time.
+/// One that always refuses as if it asked itself, and never does, and one that says nothing: both
+/// have their time.
 #[test]
 fn patience_has_an_end() {
     run(async {
@@ -106,8 +125,8 @@ fn patience_has_an_end() {
     });
 }
 
-/// The peer asks as well, and its question goes before ours; but it resets the connection before it is answered. What is
-/// to be sent asks once more.
+/// The peer asks as well, and its question goes before ours; but it resets the connection before it
+/// is answered. What is to be sent asks once more.
 #[test]
 fn a_caller_that_has_gone_again_is_asked_again() {
     run(async {
@@ -116,7 +135,10 @@ fn a_caller_that_has_gone_again_is_asked_again() {
         let at = SocketAddr::from(([127, 0, 0, 2], 0));
         let listener = TcpListener::bind(at).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let peer = ep.address_vector().insert(&format!("tcp://127.0.0.2:{port}")[..]).unwrap();
+        let peer = ep
+            .address_vector()
+            .insert(&format!("tcp://127.0.0.2:{port}")[..])
+            .unwrap();
         let sent = ep.send(peer, "hello").start().unwrap();
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(at).unwrap();

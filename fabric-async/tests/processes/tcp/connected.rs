@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fabric_async::{
-    Access, AtomicOp, ConnectionRequest, Endpoint, EpType, Error, EventKind, Fabric, Hints, PassiveEndpoint,
-    Progress, RemoteRegion, SHARED_CONTEXT, discover,
+    Access, AtomicOp, ConnectionRequest, Endpoint, EpType, Error, EventKind, Fabric, Hints,
+    PassiveEndpoint, Progress, RemoteRegion, SHARED_CONTEXT, discover,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -23,13 +23,18 @@ pub(crate) async fn caller(name: &str) {
     }
 }
 
-/// Plays the part of one that accepts everybody, and sends back what they send. Tells whoever has started it where it is.
+/// Plays the part of one that accepts everybody, and sends back what they send. Tells whoever has
+/// started it where it is.
 pub(crate) async fn door(parent: &str) {
     let mut door = PassiveEndpoint::bind("tcp://").await.expect("bind");
-    let own =
-        Endpoint::connect(parent).private_data(door.name().to_string()).await.expect("the survivor is there");
+    let own = Endpoint::connect(parent)
+        .private_data(door.name().to_string())
+        .await
+        .expect("the survivor is there");
     while let Some(request) = door.next().await {
-        let Ok(ep) = request.accept("welcome").await else { continue };
+        let Ok(ep) = request.accept("welcome").await else {
+            continue;
+        };
         tokio::spawn(async move { send_back(&ep).await });
     }
     drop(own);
@@ -38,55 +43,89 @@ pub(crate) async fn door(parent: &str) {
 /// Tickets that a clerk takes.
 const TICKETS: u64 = 200;
 
-/// Plays the part of one that is told where tickets are, takes some, and tells their sum; then it goes on at another counter until
-/// somebody ends it.
+/// Plays the part of one that is told where tickets are, takes some, and tells their sum; then it
+/// goes on at another counter until somebody ends it.
 pub(crate) async fn clerk(name: &str) {
     let id = std::process::id().to_le_bytes();
-    let ep = Endpoint::connect(name).private_data(id).timeout(LONG).await.expect("somebody is there");
+    let ep = Endpoint::connect(name)
+        .private_data(id)
+        .timeout(LONG)
+        .await
+        .expect("somebody is there");
     let peer = ep.peer().expect("a connected endpoint");
     let where_from = ep.recv().tag(1).await.expect("told");
     let tickets = RemoteRegion::from_bytes(&where_from).expect("a region");
     let mut sum = 0;
     for _ in 0..TICKETS {
-        sum += ep.fetch_add(peer, tickets.at(0), 1u64).await.expect("a ticket");
+        sum += ep
+            .fetch_add(peer, tickets.at(0), 1u64)
+            .await
+            .expect("a ticket");
     }
-    ep.send(peer, sum.to_le_bytes().to_vec()).tag(2).await.expect("heard");
-    while ep.atomic(peer, tickets.at(8), AtomicOp::Sum, 1u64).await.is_ok() {}
+    ep.send(peer, sum.to_le_bytes().to_vec())
+        .tag(2)
+        .await
+        .expect("heard");
+    while ep
+        .atomic(peer, tickets.at(8), AtomicOp::Sum, 1u64)
+        .await
+        .is_ok()
+    {}
 }
 
-/// Clerks share tickets, and a pool of receives takes their reports. One that is killed takes nothing of the others with it.
+/// Clerks share tickets, and a pool of receives takes their reports. One that is killed takes
+/// nothing of the others with it.
 #[test]
 fn clerks_are_killed_while_they_count() {
     const CLERKS: u64 = 3;
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let hints = Hints::new().provider("tcp").ep_type(EpType::Msg).progress(progress);
-            let info = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT)).await.unwrap().swap_remove(0);
+            let hints = Hints::new()
+                .provider("tcp")
+                .ep_type(EpType::Msg)
+                .progress(progress);
+            let info = discover(&hints.ep_rx_ctx_cnt(SHARED_CONTEXT))
+                .await
+                .unwrap()
+                .swap_remove(0);
             let fabric = Fabric::open(&info).unwrap();
             let domain = fabric.domain(&info).unwrap();
             let mut eq = fabric.event_queue(64).unwrap();
             domain.bind_eq(&eq).unwrap();
             let pool = domain.shared_receive(&info).unwrap().open().unwrap();
             let mut door = fabric.passive_endpoint(&info).unwrap().listen().unwrap();
-            let region = domain.alloc(16, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+            let region = domain
+                .alloc(16, Access::REMOTE_READ | Access::REMOTE_WRITE)
+                .unwrap();
             let mut clerks = Vec::new();
             for _ in 0..CLERKS {
                 let child = Peer::start("tcp clerk", &door.name().to_string());
                 let request = request_of(&mut door, &child).await;
                 let ep = domain.endpoint(&info).unwrap().bind_shared(&pool).unwrap();
                 let ep = ep.accept(request, "").await.unwrap();
-                ep.send(ep.peer().unwrap(), region.remote().to_bytes().to_vec()).tag(1).await.unwrap();
+                ep.send(ep.peer().unwrap(), region.remote().to_bytes().to_vec())
+                    .tag(1)
+                    .await
+                    .unwrap();
                 clerks.push((ep, child));
             }
             let mut sum = 0;
             for _ in 0..CLERKS {
                 let report = pool.recv().tag(2).await.unwrap();
                 let from = pool.received_by(&report.transfer);
-                assert!(clerks.iter().any(|(ep, _)| Some(ep.id()) == from && report.source() == ep.peer()));
+                assert!(
+                    clerks
+                        .iter()
+                        .any(|(ep, _)| Some(ep.id()) == from && report.source() == ep.peer())
+                );
                 sum += u64::from_le_bytes(report[..].try_into().unwrap());
             }
             let all = CLERKS * TICKETS;
-            assert_eq!((region.load(0), sum), (Ok(all), all * (all - 1) / 2), "each ticket was taken once");
+            assert_eq!(
+                (region.load(0), sum),
+                (Ok(all), all * (all - 1) / 2),
+                "each ticket was taken once"
+            );
             let never = pool.recv().start().unwrap();
             while let Some((ep, mut child)) = clerks.pop() {
                 child.0.kill().unwrap();
@@ -145,26 +184,54 @@ async fn ends_with(ep: Endpoint, mut peer: Peer) {
     peer.0.kill().unwrap();
     peer.0.wait().unwrap();
     let failed = sent.await.unwrap_err();
-    assert!(failed.error.is_peer_gone() && failed.buf.len() == 100 << 20, "{}", failed.error);
+    assert!(
+        failed.error.is_peer_gone() && failed.buf.len() == 100 << 20,
+        "{}",
+        failed.error
+    );
     // A message may have begun to come back.
     assert!(awaited.await.unwrap_err().error.is_peer_gone());
-    assert!(matches!(events.next().await.kind, EventKind::Connected { .. }));
-    assert!(matches!(events.next().await.kind, EventKind::Shutdown { .. }));
-    assert!(ep.send(number, "anything").await.unwrap_err().error.is_peer_gone());
+    assert!(matches!(
+        events.next().await.kind,
+        EventKind::Connected { .. }
+    ));
+    assert!(matches!(
+        events.next().await.kind,
+        EventKind::Shutdown { .. }
+    ));
+    assert!(
+        ep.send(number, "anything")
+            .await
+            .unwrap_err()
+            .error
+            .is_peer_gone()
+    );
 }
 
 #[test]
 fn killed_callers_are_noticed_and_others_come() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let mut door = Endpoint::options().progress(progress).listen("tcp://").await.unwrap();
+            let mut door = Endpoint::options()
+                .progress(progress)
+                .listen("tcp://")
+                .await
+                .unwrap();
             let name = door.name().to_string();
             let friend = Peer::start("tcp caller", &name);
-            let friend =
-                request_of(&mut door, &friend).await.accept("").await.map(|ep| (ep, friend)).unwrap();
+            let friend = request_of(&mut door, &friend)
+                .await
+                .accept("")
+                .await
+                .map(|ep| (ep, friend))
+                .unwrap();
             for _ in 0..5 {
                 let victim = Peer::start("tcp caller", &name);
-                let ep = request_of(&mut door, &victim).await.accept("come in").await.unwrap();
+                let ep = request_of(&mut door, &victim)
+                    .await
+                    .accept("come in")
+                    .await
+                    .unwrap();
                 talk(&ep).await;
                 ends_with(ep, victim).await;
                 talk(&friend.0).await;
@@ -186,11 +253,17 @@ fn a_killed_door_is_noticed_and_another_is_found() {
                 let connect = || Endpoint::options().progress(progress).connect(&there[..]);
                 let (one, two) = tokio::join!(async { connect().await }, async { connect().await });
                 let (one, two) = (one.unwrap(), two.unwrap());
-                assert_eq!((one.private_data(), two.private_data()), (&b"welcome"[..], &b"welcome"[..]));
+                assert_eq!(
+                    (one.private_data(), two.private_data()),
+                    (&b"welcome"[..], &b"welcome"[..])
+                );
                 tokio::join!(talk(&one), talk(&two));
                 ends_with(one, child).await;
                 assert!(two.recv().await.unwrap_err().error.is_peer_gone());
-                assert_eq!(connect().await.unwrap_err(), Error::NoSuchPeer(there.parse().unwrap()));
+                assert_eq!(
+                    connect().await.unwrap_err(),
+                    Error::NoSuchPeer(there.parse().unwrap())
+                );
             }
         });
     }
@@ -217,7 +290,11 @@ fn callers_may_be_killed_before_they_are_accepted() {
             }
         }
         let friend = Peer::start("tcp caller", &name);
-        let ep = request_of(&mut door, &friend).await.accept("in time").await.unwrap();
+        let ep = request_of(&mut door, &friend)
+            .await
+            .accept("in time")
+            .await
+            .unwrap();
         talk(&ep).await;
     });
 }
@@ -226,17 +303,35 @@ fn callers_may_be_killed_before_they_are_accepted() {
 #[test]
 fn who_says_nothing_is_thrown_out() {
     run(async {
-        let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg)).await.unwrap().swap_remove(0);
+        let info = discover(&Hints::new().provider("tcp").ep_type(EpType::Msg))
+            .await
+            .unwrap()
+            .swap_remove(0);
         let fabric = Fabric::open(&info).unwrap();
         let mut eq = fabric.event_queue(16).unwrap();
-        let mut door = fabric.passive_endpoint(&info).unwrap().bind_eq(&eq).unwrap().listen().unwrap();
-        let mut silent = TcpStream::connect(door.name().socket().unwrap()).await.unwrap();
+        let mut door = fabric
+            .passive_endpoint(&info)
+            .unwrap()
+            .bind_eq(&eq)
+            .unwrap()
+            .listen()
+            .unwrap();
+        let mut silent = TcpStream::connect(door.name().socket().unwrap())
+            .await
+            .unwrap();
         // Half of a request is nothing either.
-        let mut halfway = TcpStream::connect(door.name().socket().unwrap()).await.unwrap();
+        let mut halfway = TcpStream::connect(door.name().socket().unwrap())
+            .await
+            .unwrap();
         halfway.write_all(&[3, 0, 0, 0, 0, 0, 0, 0]).await.unwrap();
         for _ in 0..2 {
-            let EventKind::Rejected { error } = eq.next().await.kind else { panic!("it has said nothing") };
-            assert!(error.to_string().contains("has not said who it is"), "{error}");
+            let EventKind::Rejected { error } = eq.next().await.kind else {
+                panic!("it has said nothing")
+            };
+            assert!(
+                error.to_string().contains("has not said who it is"),
+                "{error}"
+            );
         }
         assert_eq!(silent.read(&mut [0; 64]).await.unwrap_or(0), 0);
         assert_eq!(halfway.read(&mut [0; 64]).await.unwrap_or(0), 0);

@@ -3,7 +3,9 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use fabric_async::{Address, DownReason, Endpoint, Error, EventKind, EventQueue, Progress, Protocol, Scheme};
+use fabric_async::{
+    Address, DownReason, Endpoint, Error, EventKind, EventQueue, Progress, Protocol, Scheme,
+};
 use fabric_core::tcp::rxm::{Acceptance, Rejection, Request};
 use fabric_core::tcp::{Control, ControlKind, Dialect, Question};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,7 +19,11 @@ use crate::witness::killed_after;
 const LONG: usize = 3_000_000;
 
 async fn in_rxm() -> Endpoint {
-    Endpoint::options().protocol(Protocol::Rxm).bind("tcp://").await.unwrap()
+    Endpoint::options()
+        .protocol(Protocol::Rxm)
+        .bind("tcp://")
+        .await
+        .unwrap()
 }
 
 /// Reads a control message.
@@ -32,7 +38,10 @@ async fn hear(socket: &mut TcpStream) -> Control {
 }
 
 async fn say(socket: &mut TcpStream, kind: ControlKind, private: &[u8]) {
-    socket.write_all(&Control::new(kind, private).unwrap().encode()).await.unwrap();
+    socket
+        .write_all(&Control::new(kind, private).unwrap().encode())
+        .await
+        .unwrap();
 }
 
 /// A packet within its frame, with everything at will.
@@ -50,8 +59,14 @@ pub(super) fn packet(connection: u64, kind: u8, len: u64, body: &[u8]) -> Vec<u8
 
 /// Asks an endpoint for a connection in RXM; what packets there must quote.
 pub(super) async fn accepted(ep: &Endpoint) -> (TcpStream, u64) {
-    let mut socket = TcpStream::connect(ep.name().socket().unwrap()).await.unwrap();
-    let request = Request { port: 9, instance: 7, connection: 3 };
+    let mut socket = TcpStream::connect(ep.name().socket().unwrap())
+        .await
+        .unwrap();
+    let request = Request {
+        port: 9,
+        instance: 7,
+        connection: 3,
+    };
     say(&mut socket, ControlKind::Request, &request.encode()).await;
     let answer = hear(&mut socket).await;
     assert_eq!(answer.kind, ControlKind::Accept);
@@ -63,16 +78,24 @@ pub(super) async fn accepted(ep: &Endpoint) -> (TcpStream, u64) {
 fn peers_of_both_dialects_live_side_by_side() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let server = Endpoint::options().progress(progress).bind("tcp://").await.unwrap();
+            let server = Endpoint::options()
+                .progress(progress)
+                .bind("tcp://")
+                .await
+                .unwrap();
             let native = Endpoint::bind("tcp://").await.unwrap();
-            let rxm = Endpoint::options().progress(progress).protocol(Protocol::Rxm);
+            let rxm = Endpoint::options()
+                .progress(progress)
+                .protocol(Protocol::Rxm);
             let rxm = rxm.bind("tcp://").await.unwrap();
             for (number, client) in [&native, &rxm, &native, &rxm].into_iter().enumerate() {
                 let peer = client.lookup(server.name()).await.unwrap();
                 for len in [0, 100, 16 << 10, (16 << 10) + 1, LONG] {
                     let message = vec![number as u8; len];
-                    let (sent, got) =
-                        tokio::join!(client.send(peer, message.clone()).tag(5), server.recv().tag(5));
+                    let (sent, got) = tokio::join!(
+                        client.send(peer, message.clone()).tag(5),
+                        server.recv().tag(5)
+                    );
                     sent.unwrap();
                     let got = got.unwrap();
                     assert!(got[..] == message);
@@ -88,24 +111,37 @@ fn peers_of_both_dialects_live_side_by_side() {
     }
 }
 
-/// Each dials the other before it hears of it, in one dialect or in two: one connection is left, and nothing is lost.
+/// Each dials the other before it hears of it, in one dialect or in two: one connection is left,
+/// and nothing is lost.
 #[test]
 fn two_that_dial_each_other_at_once_agree() {
     for is_mixed in [false, true] {
         run(async {
             for round in 0..50 {
-                let (a, b) = (in_rxm().await, if is_mixed { bound().await.0 } else { in_rxm().await });
+                let (a, b) = (
+                    in_rxm().await,
+                    if is_mixed {
+                        bound().await.0
+                    } else {
+                        in_rxm().await
+                    },
+                );
                 let (a, b) = if round % 2 == 0 { (a, b) } else { (b, a) };
                 let to_b = a.address_vector().insert(b.name()).unwrap();
                 let to_a = b.address_vector().insert(a.name()).unwrap();
                 let message = |number: u8| vec![number; 1 + round * 1000];
-                let ab: Vec<_> =
-                    (0..5).map(|number| a.send(to_b, message(number)).start().unwrap()).collect();
-                let ba: Vec<_> =
-                    (0..5).map(|number| b.send(to_a, message(number)).start().unwrap()).collect();
+                let ab: Vec<_> = (0..5)
+                    .map(|number| a.send(to_b, message(number)).start().unwrap())
+                    .collect();
+                let ba: Vec<_> = (0..5)
+                    .map(|number| b.send(to_a, message(number)).start().unwrap())
+                    .collect();
                 for number in 0..5 {
                     for ep in [&a, &b] {
-                        assert!(ep.recv().await.unwrap()[..] == message(number), "round {round}");
+                        assert!(
+                            ep.recv().await.unwrap()[..] == message(number),
+                            "round {round}"
+                        );
                     }
                 }
                 for sent in ab.into_iter().chain(ba) {
@@ -130,7 +166,11 @@ fn kills_are_noticed_and_disturb_nobody() {
             let killer = killed_after(victim, Duration::from_micros(kill * 300));
             chatter_until_gone(&ep, source).await;
             let failed = offered.await.unwrap_err();
-            assert!(is_gone(&failed.error) && failed.buf.len() == 30 << 20, "{}", failed.error);
+            assert!(
+                is_gone(&failed.error) && failed.buf.len() == 30 << 20,
+                "{}",
+                failed.error
+            );
             killer.join().unwrap();
             next_end(&mut events).await;
         }
@@ -138,8 +178,8 @@ fn kills_are_noticed_and_disturb_nobody() {
     });
 }
 
-/// Waits for the end of the connection with this peer. Others may come and go: who has got the port of an endpoint that is gone
-/// is called by those who still look for it.
+/// Waits for the end of the connection with this peer. Others may come and go: who has got the port
+/// of an endpoint that is gone is called by those who still look for it.
 async fn end_of(events: &mut EventQueue, name: &Address) {
     loop {
         if let EventKind::PeerDown { peer, .. } = events.next().await.kind
@@ -150,14 +190,17 @@ async fn end_of(events: &mut EventQueue, name: &Address) {
     }
 }
 
-/// Who does not understand the native question is asked again, and is not asked that way a second time.
+/// Who does not understand the native question is asked again, and is not asked that way a second
+/// time.
 #[test]
 fn who_speaks_rxm_only_is_found_out_once() {
     run(async {
         let (ep, mut events) = bound().await;
         // On an address that nobody else calls.
         let [.., high, low] = std::process::id().to_be_bytes();
-        let listener = TcpListener::bind((Ipv4Addr::new(127, high, low, 4), 0)).await.unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::new(127, high, low, 4), 0))
+            .await
+            .unwrap();
         let name = Address::of_socket(Scheme::Tcp, listener.local_addr().unwrap()).unwrap();
         let peer = ep.address_vector().insert(name.clone()).unwrap();
         let mut asked = Vec::new();
@@ -168,10 +211,19 @@ fn who_speaks_rxm_only_is_found_out_once() {
                     let question = Question::read(hear(&mut socket).await.private()).unwrap();
                     asked.push(question.dialect());
                     let Question::Rxm(request) = question else {
-                        say(&mut socket, ControlKind::Refuse, &Rejection::Refused.encode()).await;
+                        say(
+                            &mut socket,
+                            ControlKind::Refuse,
+                            &Rejection::Refused.encode(),
+                        )
+                        .await;
                         continue;
                     };
-                    let accepted = Acceptance { instance: 5, connection: 77 }.encode();
+                    let accepted = Acceptance {
+                        instance: 5,
+                        connection: 77,
+                    }
+                    .encode();
                     say(&mut socket, ControlKind::Accept, &accepted).await;
                     let mut packet = [0; 16 + 64 + 5];
                     socket.read_exact(&mut packet).await.unwrap();
@@ -183,7 +235,8 @@ fn who_speaks_rxm_only_is_found_out_once() {
                     return Ok(());
                 }
             };
-            // A send that has failed is told at once: nobody would ever call the other half of this.
+            // A send that has failed is told at once: nobody would ever call the other half of
+            // this.
             let sent = tokio::try_join!(ep.send(peer, "hello"), answering);
             sent.unwrap_or_else(|failed| panic!("round {round}: {}", failed.error));
             end_of(&mut events, &name).await;
@@ -195,7 +248,11 @@ fn who_speaks_rxm_only_is_found_out_once() {
 
 async fn next_reason(events: &mut EventQueue) -> &'static str {
     loop {
-        if let EventKind::PeerDown { reason: DownReason::Protocol(what), .. } = events.next().await.kind {
+        if let EventKind::PeerDown {
+            reason: DownReason::Protocol(what),
+            ..
+        } = events.next().await.kind
+        {
             return what;
         }
     }
@@ -205,13 +262,26 @@ async fn next_reason(events: &mut EventQueue) -> &'static str {
 fn who_breaks_the_rules_loses_its_connection_and_nothing_else() {
     run(async {
         let (ep, mut events) = bound().await;
-        let mut strange = TcpStream::connect(ep.name().socket().unwrap()).await.unwrap();
-        let mut request = Request { port: 9, instance: 7, connection: 3 }.encode();
+        let mut strange = TcpStream::connect(ep.name().socket().unwrap())
+            .await
+            .unwrap();
+        let mut request = Request {
+            port: 9,
+            instance: 7,
+            connection: 3,
+        }
+        .encode();
         request[8] = 1;
         say(&mut strange, ControlKind::Request, &request).await;
-        assert_eq!(hear(&mut strange).await.private(), Rejection::Refused.encode());
+        assert_eq!(
+            hear(&mut strange).await.private(),
+            Rejection::Refused.encode()
+        );
         let error = next_rejection(&mut events).await;
-        assert!(matches!(&error, Error::Protocol { what, .. } if what.contains("limit")), "{error}");
+        assert!(
+            matches!(&error, Error::Protocol { what, .. } if what.contains("limit")),
+            "{error}"
+        );
         let (good, connection) = accepted(&ep).await;
         drop(good);
         next_end(&mut events).await;
@@ -225,7 +295,10 @@ fn who_breaks_the_rules_loses_its_connection_and_nothing_else() {
             }),
             ("not offered", packet(0, 3, 0, b"")),
             ("places", packet(0, 2, 3, &[0; 104])),
-            ("an answer to no question", vec![3, 3, 0, 0, 0, 0, 16, 0, 16, 0, 0, 0, 0, 0, 0, 0]),
+            (
+                "an answer to no question",
+                vec![3, 3, 0, 0, 0, 0, 16, 0, 16, 0, 0, 0, 0, 0, 0, 0],
+            ),
         ];
         for (why, mut bytes) in cases {
             let (mut socket, connection) = accepted(&ep).await;

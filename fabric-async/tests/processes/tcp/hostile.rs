@@ -10,11 +10,15 @@ use crate::run;
 
 /// A connection that has said nothing yet.
 async fn knock(ep: &Endpoint) -> TcpStream {
-    TcpStream::connect(ep.name().socket().unwrap()).await.unwrap()
+    TcpStream::connect(ep.name().socket().unwrap())
+        .await
+        .unwrap()
 }
 
 pub(super) fn request(port: u16, instance: u32) -> Vec<u8> {
-    Control::new(ControlKind::Request, &Hello::new(port, instance).encode()).unwrap().encode()
+    Control::new(ControlKind::Request, &Hello::new(port, instance).encode())
+        .unwrap()
+        .encode()
 }
 
 /// A connection that was accepted.
@@ -55,9 +59,12 @@ fn who_is_no_peer_is_sent_away_with_the_reason() {
             bytes
         };
         let no_private = Control::new(ControlKind::Request, &[]).unwrap().encode();
-        let other = Control::new(ControlKind::Request, &[1, 2, 4, 3, 0x39, 0x30, 2, 0, 0, 64, 0, 0])
-            .unwrap()
-            .encode();
+        let other = Control::new(
+            ControlKind::Request,
+            &[1, 2, 4, 3, 0x39, 0x30, 2, 0, 0, 64, 0, 0],
+        )
+        .unwrap()
+        .encode();
         let cases = [
             ("version", b"GET / HTTP/1.1\r\n\r\n".to_vec(), 0),
             ("version", vec![0; 500], 0),
@@ -99,7 +106,8 @@ fn a_request_may_come_in_pieces() {
     });
 }
 
-/// What connected endpoints say of themselves means nothing to one that talks with many, and is nothing that it says.
+/// What connected endpoints say of themselves means nothing to one that talks with many, and is
+/// nothing that it says.
 #[test]
 fn marks_of_connected_endpoints_mean_nothing_here() {
     run(async {
@@ -180,7 +188,8 @@ fn half_a_message_fails_its_receive() {
                 while ep.stats().received.bytes == 0 && rest(&socket) > 0 {
                     tokio::task::yield_now().await;
                 }
-                rustix::net::sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO)).unwrap();
+                rustix::net::sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO))
+                    .unwrap();
             }
             drop(socket);
             let failed = receiving.await.unwrap_err();
@@ -209,7 +218,10 @@ fn what_breaks_the_rules_ends_that_connection_only() {
             ("no question", header(3, 0, 0, 16, 20)),
             ("rendezvous", header(6, 0, 1, 16, 16)),
             ("unknown operation", header(200, 0, 0, 16, 16)),
-            ("lacks a part", [&header(1, 0, 0, 23, 40)[..], &tag].concat()),
+            (
+                "lacks a part",
+                [&header(1, 0, 0, 23, 40)[..], &tag].concat(),
+            ),
         ];
         // One that waits for something sees none of it.
         let quiet = ep.recv().tag(1).start().unwrap();
@@ -220,11 +232,17 @@ fn what_breaks_the_rules_ends_that_connection_only() {
             socket.write_all(&[good, bytes].concat()).await.unwrap();
             assert_eq!(ep.recv().await.unwrap()[..], [number as u8]);
             let end = next_end(&mut events).await;
-            assert!(matches!(end, DownReason::Protocol(what) if what.contains(reason)), "{reason}: {end:?}");
+            assert!(
+                matches!(end, DownReason::Protocol(what) if what.contains(reason)),
+                "{reason}: {end:?}"
+            );
             assert_eq!(until_gone(socket).await, [], "{reason}");
         }
         still_works(&ep).await;
-        assert!(matches!(quiet.cancel().await, fabric_async::Canceled::Withdrawn(_)));
+        assert!(matches!(
+            quiet.cancel().await,
+            fabric_async::Canceled::Withdrawn(_)
+        ));
     });
 }
 
@@ -235,7 +253,10 @@ fn claims_wait_for_their_bytes() {
         let (ep, mut events) = bound().await;
         let mut socket = accepted(&ep, 9).await;
         let receiving = ep.recv().start().unwrap();
-        socket.write_all(&[&header(0, 0, 0, 16, 16 + (1 << 40))[..], b"a little"].concat()).await.unwrap();
+        socket
+            .write_all(&[&header(0, 0, 0, 16, 16 + (1 << 40))[..], b"a little"].concat())
+            .await
+            .unwrap();
         still_works(&ep).await;
         drop(socket);
         assert!(receiving.await.unwrap_err().error.is_peer_gone());
@@ -249,9 +270,14 @@ fn who_does_not_read_holds_up_nobody() {
     run(async {
         let (ep, _events) = bound().await;
         let mut socket = accepted(&ep, 9).await;
-        socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+        socket
+            .write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat())
+            .await
+            .unwrap();
         let stuck = ep.recv().await.unwrap().source().unwrap();
-        let mut sends: Vec<_> = (0..20).map(|_| ep.send(stuck, vec![1; 5 << 20]).start().unwrap()).collect();
+        let mut sends: Vec<_> = (0..20)
+            .map(|_| ep.send(stuck, vec![1; 5 << 20]).start().unwrap())
+            .collect();
         for _ in 0..20 {
             still_works(&ep).await;
         }
@@ -266,7 +292,8 @@ fn who_does_not_read_holds_up_nobody() {
     });
 }
 
-/// What has begun cannot be taken back: the connection ends there, and the next message goes over another one.
+/// What has begun cannot be taken back: the connection ends there, and the next message goes over
+/// another one.
 #[test]
 fn an_address_that_is_removed_in_the_middle_of_a_message_ends_the_connection() {
     const LONG: usize = 64 << 20;
@@ -275,7 +302,10 @@ fn an_address_that_is_removed_in_the_middle_of_a_message_ends_the_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let name = format!("tcp://{}", listener.local_addr().unwrap());
         let mut socket = accepted(&ep, listener.local_addr().unwrap().port()).await;
-        socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+        socket
+            .write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat())
+            .await
+            .unwrap();
         let stuck = ep.recv().await.unwrap().source().unwrap();
         ep.send(stuck, "before").await.unwrap();
         let long = ep.send(stuck, vec![1; LONG]).start().unwrap();
@@ -301,7 +331,11 @@ fn an_address_that_is_removed_in_the_middle_of_a_message_ends_the_connection() {
         let (sent, again) = tokio::join!(ep.send(peer, "again"), answering);
         sent.unwrap();
         let rest = until_gone(socket).await;
-        assert!(rest.len() < LONG && rest.iter().all(|byte| *byte == 1), "{} bytes", rest.len());
+        assert!(
+            rest.len() < LONG && rest.iter().all(|byte| *byte == 1),
+            "{} bytes",
+            rest.len()
+        );
         next_end(&mut events).await;
         drop(again);
         still_works(&ep).await;
@@ -317,7 +351,9 @@ fn who_asks_for_answers_and_does_not_read_them_is_not_heard() {
         socket.set_recv_buffer_size(4096).unwrap();
         let mut socket = socket.connect(ep.name().socket().unwrap()).await.unwrap();
         socket.write_all(&request(9, 7)).await.unwrap();
-        let asking = std::iter::repeat_n(header(0, 4, 0, 16, 16), 1 << 12).collect::<Vec<_>>().concat();
+        let asking = std::iter::repeat_n(header(0, 4, 0, 16, 16), 1 << 12)
+            .collect::<Vec<_>>()
+            .concat();
         // The network holds tens of megabytes at most; without a bound this goes on.
         let mut asked = 0usize;
         loop {
@@ -327,7 +363,10 @@ fn who_asks_for_answers_and_does_not_read_them_is_not_heard() {
                     ep.recv().await.unwrap();
                 }
             };
-            if tokio::time::timeout(std::time::Duration::from_secs(2), heard).await.is_err() {
+            if tokio::time::timeout(std::time::Duration::from_secs(2), heard)
+                .await
+                .is_err()
+            {
                 break;
             }
             asked += asking.len();
@@ -337,7 +376,11 @@ fn who_asks_for_answers_and_does_not_read_them_is_not_heard() {
         let looks = || ep.domain().stats().passes + ep.domain().stats().parks;
         let before = looks();
         let _ = tokio::time::timeout(std::time::Duration::from_millis(500), ep.recv()).await;
-        assert!(looks() - before < 2000, "{} looks at nothing", looks() - before);
+        assert!(
+            looks() - before < 2000,
+            "{} looks at nothing",
+            looks() - before
+        );
         drop(socket);
         next_end(&mut events).await;
         still_works(&ep).await;
@@ -357,15 +400,18 @@ async fn falls_asleep(ep: &Endpoint) {
     }
 }
 
-/// A connection that has ended for this side, because a message broke off, is still read, so that its end is noticed; and what
-/// is asked there is nobody's duty.
+/// A connection that has ended for this side, because a message broke off, is still read, so that
+/// its end is noticed; and what is asked there is nobody's duty.
 #[test]
 fn who_is_not_listened_to_asks_in_vain() {
     for questions in [1, 2000] {
         run(async {
             let (ep, mut events) = bound().await;
             let mut socket = accepted(&ep, 9).await;
-            socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+            socket
+                .write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat())
+                .await
+                .unwrap();
             let stuck = ep.recv().await.unwrap().source().unwrap();
             let long = ep.send(stuck, vec![1; 64 << 20]).start().unwrap();
             socket.read_exact(&mut [0; 16]).await.unwrap();
@@ -373,7 +419,10 @@ fn who_is_not_listened_to_asks_in_vain() {
             assert_eq!(long.await.unwrap_err().error, Error::StaleAddress(stuck));
             socket.read_to_end(&mut Vec::new()).await.unwrap();
 
-            socket.write_all(&header(2, 0, 0, 16, 16).repeat(questions)).await.unwrap();
+            socket
+                .write_all(&header(2, 0, 0, 16, 16).repeat(questions))
+                .await
+                .unwrap();
             still_works(&ep).await;
             let waits = tokio::spawn(ep.recv().tag(77).start().unwrap());
             falls_asleep(&ep).await;

@@ -37,7 +37,8 @@ async fn bound() -> (Endpoint, EventQueue) {
     (ep, events)
 }
 
-/// Plays the part of one that sends back what it receives; its name and that of the survivor are in `names`.
+/// Plays the part of one that sends back what it receives; its name and that of the survivor are in
+/// `names`.
 pub(crate) async fn echo(names: &str) {
     let (name, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
@@ -52,7 +53,11 @@ pub(crate) async fn echo(names: &str) {
 
 /// Sends messages of all sizes, for ever.
 pub(crate) async fn chatter(name: &str, protocol: Protocol) {
-    let ep = Endpoint::options().protocol(protocol).bind("tcp://").await.expect("bind");
+    let ep = Endpoint::options()
+        .protocol(protocol)
+        .bind("tcp://")
+        .await
+        .expect("bind");
     let peer = ep.lookup(name).await.expect("the survivor is there");
     for round in 0usize.. {
         let len = [8, 100, 4096, 60_000, 3_000_000][round % 5];
@@ -82,13 +87,21 @@ async fn chatter_until_gone(ep: &Endpoint, source: FiAddr) {
 fn a_peer_that_comes_back_under_its_name_is_reached_again() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let ep = Endpoint::options().progress(progress).bind("tcp://").await.unwrap();
+            let ep = Endpoint::options()
+                .progress(progress)
+                .bind("tcp://")
+                .await
+                .unwrap();
             let mut events = ep.events().unwrap();
-            // A port that was free a moment ago, on an address that nobody else asks for a free one.
+            // A port that was free a moment ago, on an address that nobody else asks for a free
+            // one.
             let [.., high, low] = std::process::id().to_be_bytes();
             let host = if progress == Progress::Auto { 3 } else { 2 };
-            let port =
-                Endpoint::bind(&format!("tcp://127.{high}.{low}.{host}:0")).await.unwrap().name().clone();
+            let port = Endpoint::bind(&format!("tcp://127.{high}.{low}.{host}:0"))
+                .await
+                .unwrap()
+                .name()
+                .clone();
             let name = port.to_string();
             let mut addr = None;
             for life in 0..10u8 {
@@ -102,7 +115,8 @@ fn a_peer_that_comes_back_under_its_name_is_reached_again() {
                 assert!(life == 0 || ready.source().unwrap() == addr);
                 ep.send(addr, vec![life; 1000]).await.unwrap();
                 assert_eq!(ep.recv().tag(4).await.unwrap()[..], [life; 1000]);
-                // What is under way when it dies: more than the network takes, and an answer that never comes.
+                // What is under way when it dies: more than the network takes, and an answer that
+                // never comes.
                 let sent = ep.send(addr, vec![life; 100 << 20]).start().unwrap();
                 let awaited = ep.recv().tag(5).from(addr).start().unwrap();
                 peer.0.kill().unwrap();
@@ -110,7 +124,11 @@ fn a_peer_that_comes_back_under_its_name_is_reached_again() {
                 let failed = awaited.await.unwrap_err();
                 assert!(is_gone(&failed.error), "{}", failed.error);
                 let failed = sent.await.unwrap_err();
-                assert!(is_gone(&failed.error) && failed.buf.len() == 100 << 20, "{}", failed.error);
+                assert!(
+                    is_gone(&failed.error) && failed.buf.len() == 100 << 20,
+                    "{}",
+                    failed.error
+                );
                 next_end(&mut events).await;
             }
             still_works(&ep).await;
@@ -132,7 +150,9 @@ fn kills_are_noticed_and_disturb_nobody() {
             chatter_until_gone(&ep, source).await;
             killer.join().unwrap();
             next_end(&mut events).await;
-            ep.send(to_friend, kill.to_le_bytes().to_vec()).await.unwrap();
+            ep.send(to_friend, kill.to_le_bytes().to_vec())
+                .await
+                .unwrap();
             assert_eq!(ep.recv().tag(4).await.unwrap()[..], kill.to_le_bytes());
         }
         assert!(friend.0.try_wait().unwrap().is_none());
@@ -149,9 +169,15 @@ fn two_that_dial_each_other_at_once_agree() {
                 let (a, b) = (open().await.unwrap(), open().await.unwrap());
                 let (to_b, to_a) = tokio::join!(a.lookup(b.name()), b.lookup(a.name()));
                 let (to_b, to_a) = (to_b.unwrap(), to_a.unwrap());
-                let ab = (0..5u8).map(|number| a.send(to_b, vec![number; 1 + round * 500]).start().unwrap());
-                let ba = (0..5u8).map(|number| b.send(to_a, vec![number; 1 + round * 500]).start().unwrap());
-                let sent: Vec<_> = ab.collect::<Vec<_>>().into_iter().chain(ba.collect::<Vec<_>>()).collect();
+                let ab = (0..5u8)
+                    .map(|number| a.send(to_b, vec![number; 1 + round * 500]).start().unwrap());
+                let ba = (0..5u8)
+                    .map(|number| b.send(to_a, vec![number; 1 + round * 500]).start().unwrap());
+                let sent: Vec<_> = ab
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .chain(ba.collect::<Vec<_>>())
+                    .collect();
                 for number in 0..5u8 {
                     for ep in [&a, &b] {
                         assert_eq!(

@@ -17,7 +17,9 @@ const LEN: usize = 3_000_000;
 struct Cable([String; 2]);
 
 fn ip(args: &str) -> std::io::Result<Output> {
-    Command::new("ip").args(args.split_ascii_whitespace()).output()
+    Command::new("ip")
+        .args(args.split_ascii_whitespace())
+        .output()
 }
 
 impl Cable {
@@ -39,7 +41,10 @@ impl Cable {
             match ip(&step) {
                 Ok(done) if done.status.success() => {}
                 Ok(done) => {
-                    eprintln!("skipped, ip {step}: {}", String::from_utf8_lossy(&done.stderr).trim());
+                    eprintln!(
+                        "skipped, ip {step}: {}",
+                        String::from_utf8_lossy(&done.stderr).trim()
+                    );
                     return None;
                 }
                 Err(error) => {
@@ -73,7 +78,10 @@ impl Said {
         let mut line = String::new();
         while !line.contains(word) {
             line.clear();
-            assert!(self.0.read_line(&mut line).expect("a pipe") > 0, "it ended before it said {word:?}");
+            assert!(
+                self.0.read_line(&mut line).expect("a pipe") > 0,
+                "it ended before it said {word:?}"
+            );
         }
     }
 }
@@ -95,7 +103,11 @@ pub(crate) async fn mirror(name: &str) {
 pub(crate) async fn lonely(names: &str) {
     let (name, mirror) = names.split_once(' ').expect("two names");
     let options = SocketOptions::new().silence(Duration::from_secs(4));
-    let ep = Endpoint::options().socket_options(options).bind(name).await.expect("bind");
+    let ep = Endpoint::options()
+        .socket_options(options)
+        .bind(name)
+        .await
+        .expect("bind");
     let peer = ep.lookup(mirror).await.expect("the mirror is there");
     for round in 0..200usize {
         let message = vec![round as u8; [8, 1000, 5000, 200_000][round % 4]];
@@ -104,7 +116,11 @@ pub(crate) async fn lonely(names: &str) {
         assert_eq!(got.expect("an answer")[..], message[..]);
     }
     println!("[met]");
-    let failed = ep.recv().from(peer).await.expect_err("nothing comes any more");
+    let failed = ep
+        .recv()
+        .from(peer)
+        .await
+        .expect_err("nothing comes any more");
     assert!(failed.error.is_peer_gone(), "{}", failed.error);
     println!("[gone]");
 }
@@ -113,10 +129,20 @@ pub(crate) async fn lonely(names: &str) {
 pub(crate) async fn lender(name: &str) {
     let ep = Endpoint::bind(name).await.expect("bind");
     let mut completions = ep.completions().expect("its own");
-    let region = ep.domain().alloc(LEN, Access::REMOTE_READ | Access::REMOTE_WRITE).expect("memory");
+    let region = ep
+        .domain()
+        .alloc(LEN, Access::REMOTE_READ | Access::REMOTE_WRITE)
+        .expect("memory");
     println!("[ready]");
-    let asks = ep.recv().await.expect("an endpoint that is open").source().expect("it has connected");
-    ep.send(asks, region.remote().to_bytes().to_vec()).await.expect("a peer");
+    let asks = ep
+        .recv()
+        .await
+        .expect("an endpoint that is open")
+        .source()
+        .expect("it has connected");
+    ep.send(asks, region.remote().to_bytes().to_vec())
+        .await
+        .expect("a peer");
     let mut out = Vec::new();
     completions.next_batch(&mut out, 1).await;
     assert_eq!(
@@ -127,7 +153,11 @@ pub(crate) async fn lender(name: &str) {
     region.read(0, &mut written).expect("all of it");
     assert!(written == pattern(2), "the second pattern");
     ep.send(asks, "as it was written").await.expect("a peer");
-    let last = ep.recv().from(asks).await.expect_err("nothing comes any more");
+    let last = ep
+        .recv()
+        .from(asks)
+        .await
+        .expect_err("nothing comes any more");
     assert!(last.error.is_peer_gone(), "{}", last.error);
 }
 
@@ -138,13 +168,27 @@ pub(crate) async fn borrower(names: &str) {
     let peer = ep.lookup(lender).await.expect("the lender is there");
     ep.send(peer, "where?").await.expect("a peer");
     let remote = RemoteRegion::from_bytes(&ep.recv().await.expect("an answer")).expect("a region");
-    ep.write(peer, remote.at(0), pattern(1)).await.expect("memory that is lent");
+    ep.write(peer, remote.at(0), pattern(1))
+        .await
+        .expect("memory that is lent");
     assert!(ep.read(peer, remote.slice(..)).await.expect("memory")[..] == pattern(1)[..]);
-    let places = [remote.slice(..10), remote.slice(1_000_000..2_000_000), remote.slice(20..30)];
+    let places = [
+        remote.slice(..10),
+        remote.slice(1_000_000..2_000_000),
+        remote.slice(20..30),
+    ];
     let read = ep.read_from(peer, &places).await.expect("memory");
-    assert!(read[..10] == pattern(1)[..10] && read[10..1_000_010] == pattern(1)[1_000_000..2_000_000]);
-    assert_eq!(ep.fetch_add(peer, remote.at(0), 1u8).await, Ok(pattern(1)[0]));
-    ep.write(peer, remote.at(0), pattern(2)).data(77).await.expect("memory");
+    assert!(
+        read[..10] == pattern(1)[..10] && read[10..1_000_010] == pattern(1)[1_000_000..2_000_000]
+    );
+    assert_eq!(
+        ep.fetch_add(peer, remote.at(0), 1u8).await,
+        Ok(pattern(1)[0])
+    );
+    ep.write(peer, remote.at(0), pattern(2))
+        .data(77)
+        .await
+        .expect("memory");
     assert_eq!(&ep.recv().await.expect("a word")[..], b"as it was written");
     println!("[written]");
 }
@@ -172,8 +216,13 @@ fn memory_at_the_other_end_of_a_cable_is_reached() {
 /// Nobody says anything any more, neither a process nor a kernel: only silence tells.
 #[test]
 fn a_cable_that_is_pulled_is_noticed() {
-    for (number, pull) in ["link set cable down", "link del cable"].into_iter().enumerate() {
-        let Some(cable) = Cable::lay(number) else { return };
+    for (number, pull) in ["link set cable down", "link del cable"]
+        .into_iter()
+        .enumerate()
+    {
+        let Some(cable) = Cable::lay(number) else {
+            return;
+        };
         let [a, b] = &cable.0;
         let at = format!("tcp://{HERE}:7000");
         let mut mirror = Peer::start_in(a, "tcp mirror", &at);
@@ -182,7 +231,11 @@ fn a_cable_that_is_pulled_is_noticed() {
         let mut said = Said::by(&mut lonely);
         said.wait_for("[met]");
         let pulled = ip(&format!("-n {a} {pull}")).expect("it was there before");
-        assert!(pulled.status.success(), "{}", String::from_utf8_lossy(&pulled.stderr));
+        assert!(
+            pulled.status.success(),
+            "{}",
+            String::from_utf8_lossy(&pulled.stderr)
+        );
         said.wait_for("[gone]");
         assert!(lonely.0.wait().expect("it was started").success());
     }

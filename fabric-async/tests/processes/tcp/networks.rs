@@ -11,8 +11,13 @@ use crate::run;
 
 /// What is offered, but for the first, which is for any network.
 async fn networks(hints: Hints) -> Vec<Info> {
-    let found = discover(&hints.provider("tcp").ep_type(EpType::Rdm)).await.unwrap();
-    found.into_iter().filter(|info| info.src_addr.is_some()).collect()
+    let found = discover(&hints.provider("tcp").ep_type(EpType::Rdm))
+        .await
+        .unwrap();
+    found
+        .into_iter()
+        .filter(|info| info.src_addr.is_some())
+        .collect()
 }
 
 /// An endpoint without an address of its own in the domain of an info.
@@ -21,7 +26,11 @@ async fn in_network(info: &Info) -> Endpoint {
     let cq = domain.completion_queue(16).unwrap();
     let ep = domain.endpoint(info).unwrap();
     let ep = ep.bind_cq(&cq, CqBind::TRANSMIT | CqBind::RECV).unwrap();
-    ep.bind_av(&domain.address_vector().unwrap()).unwrap().enable().await.unwrap()
+    ep.bind_av(&domain.address_vector().unwrap())
+        .unwrap()
+        .enable()
+        .await
+        .unwrap()
 }
 
 #[test]
@@ -29,15 +38,30 @@ fn endpoints_are_in_the_network_that_was_chosen() {
     run(async {
         for progress in [Progress::Manual, Progress::Auto] {
             let found = networks(Hints::new().progress(progress)).await;
-            assert!(found.iter().any(|info| info.fabric.name == "127.0.0.1/32" && info.domain.name == "lo"));
+            assert!(
+                found
+                    .iter()
+                    .any(|info| info.fabric.name == "127.0.0.1/32" && info.domain.name == "lo")
+            );
             for info in &found {
                 let (a, b) = (in_network(info).await, in_network(info).await);
                 let at = a.name().socket().unwrap();
-                assert_eq!(at.ip(), info.src_addr.as_ref().unwrap().socket().unwrap().ip());
+                assert_eq!(
+                    at.ip(),
+                    info.src_addr.as_ref().unwrap().socket().unwrap().ip()
+                );
                 assert!(at.port() != 0);
-                let (to_b, to_a) = (a.lookup(b.name()).await.unwrap(), b.lookup(a.name()).await.unwrap());
-                a.send(to_b, info.fabric.name.clone().into_bytes()).await.unwrap();
-                assert_eq!(b.recv().from(to_a).await.unwrap()[..], *info.fabric.name.as_bytes());
+                let (to_b, to_a) = (
+                    a.lookup(b.name()).await.unwrap(),
+                    b.lookup(a.name()).await.unwrap(),
+                );
+                a.send(to_b, info.fabric.name.clone().into_bytes())
+                    .await
+                    .unwrap();
+                assert_eq!(
+                    b.recv().from(to_a).await.unwrap()[..],
+                    *info.fabric.name.as_bytes()
+                );
             }
         }
     });
@@ -49,14 +73,32 @@ fn a_network_is_chosen_by_its_name_its_interface_or_the_address_there() {
         let all = networks(Hints::new()).await;
         for info in &all {
             let address = info.src_addr.clone().unwrap();
-            for hints in [Hints::new().fabric_name(&*info.fabric.name), Hints::new().source(address.clone())]
-            {
+            for hints in [
+                Hints::new().fabric_name(&*info.fabric.name),
+                Hints::new().source(address.clone()),
+            ] {
                 let found = networks(hints.domain_name(&*info.domain.name)).await;
-                assert!(found.iter().any(|found| found.src_addr == info.src_addr), "{}", info.fabric.name);
-                assert!(found.iter().all(|found| found.fabric.name == info.fabric.name));
+                assert!(
+                    found.iter().any(|found| found.src_addr == info.src_addr),
+                    "{}",
+                    info.fabric.name
+                );
+                assert!(
+                    found
+                        .iter()
+                        .all(|found| found.fabric.name == info.fabric.name)
+                );
             }
             let found = networks(Hints::new().dest("tcp://198.51.100.7:7".parse().unwrap())).await;
-            assert!(found.iter().all(|found| found.src_addr.as_ref().unwrap().socket().unwrap().is_ipv4()));
+            assert!(
+                found.iter().all(|found| found
+                    .src_addr
+                    .as_ref()
+                    .unwrap()
+                    .socket()
+                    .unwrap()
+                    .is_ipv4())
+            );
         }
     });
 }
@@ -65,9 +107,16 @@ fn a_network_is_chosen_by_its_name_its_interface_or_the_address_there() {
 #[test]
 fn they_are_those_that_fi_info_shows() {
     let asked = ["net", "tcp"].map(|provider| {
-        Command::new("fi_info").args(["-p", provider, "-t", "FI_EP_RDM"]).env("FI_LOG_LEVEL", "none").output()
+        Command::new("fi_info")
+            .args(["-p", provider, "-t", "FI_EP_RDM"])
+            .env("FI_LOG_LEVEL", "none")
+            .output()
     });
-    let Some(output) = asked.into_iter().flatten().find(|output| output.status.success()) else {
+    let Some(output) = asked
+        .into_iter()
+        .flatten()
+        .find(|output| output.status.success())
+    else {
         return eprintln!("skipped: fi_info is not installed (Debian: libfabric-bin)");
     };
     let text = String::from_utf8(output.stdout).unwrap();
@@ -79,10 +128,15 @@ fn they_are_those_that_fi_info_shows() {
     };
     let theirs = values("fabric:").into_iter().zip(values("domain:"));
     // What means something on one link only cannot be told to peers.
-    let theirs: BTreeSet<_> = theirs.filter(|(fabric, _)| !fabric.starts_with("fe80:")).collect();
+    let theirs: BTreeSet<_> = theirs
+        .filter(|(fabric, _)| !fabric.starts_with("fe80:"))
+        .collect();
     let ours: BTreeSet<_> = run(async {
         let found = networks(Hints::new()).await;
-        found.into_iter().map(|info| (info.fabric.name, info.domain.name)).collect()
+        found
+            .into_iter()
+            .map(|info| (info.fabric.name, info.domain.name))
+            .collect()
     });
     assert!(!theirs.is_empty());
     assert_eq!(ours, theirs);
@@ -96,13 +150,20 @@ fn peers_meet_over_ipv6() {
     }
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let ep = Endpoint::options().progress(progress).bind("tcp://[::1]:0").await.unwrap();
+            let ep = Endpoint::options()
+                .progress(progress)
+                .bind("tcp://[::1]:0")
+                .await
+                .unwrap();
             assert!(ep.name().to_string().starts_with("fi_tcp://[::1]:"));
             let _peer = Peer::start("tcp echo", &format!("tcp://[::1]:0 {}", ep.name()));
             let peer = ep.recv().tag(3).await.unwrap().source().unwrap();
             for len in [0, 8, 5000, 3_000_000] {
                 ep.send(peer, vec![len as u8; len]).await.unwrap();
-                assert_eq!(ep.recv().tag(4).from(peer).await.unwrap()[..], vec![len as u8; len]);
+                assert_eq!(
+                    ep.recv().tag(4).from(peer).await.unwrap()[..],
+                    vec![len as u8; len]
+                );
             }
         });
     }
@@ -116,10 +177,16 @@ fn two_that_dial_each_other_over_ipv6_agree() {
     }
     run(async {
         for round in 0..30u8 {
-            let (a, b) = tokio::join!(Endpoint::bind("tcp://[::1]:0"), Endpoint::bind("tcp://[::1]:0"));
+            let (a, b) = tokio::join!(
+                Endpoint::bind("tcp://[::1]:0"),
+                Endpoint::bind("tcp://[::1]:0")
+            );
             let (a, b) = (a.unwrap(), b.unwrap());
             let (to_b, to_a) = tokio::join!(a.lookup(b.name()), b.lookup(a.name()));
-            let (ab, ba) = (a.send(to_b.unwrap(), vec![round; 9]), b.send(to_a.unwrap(), vec![round; 9]));
+            let (ab, ba) = (
+                a.send(to_b.unwrap(), vec![round; 9]),
+                b.send(to_a.unwrap(), vec![round; 9]),
+            );
             let (ab, ba, at_a, at_b) = tokio::join!(ab, ba, a.recv(), b.recv());
             ab.unwrap();
             ba.unwrap();

@@ -20,10 +20,15 @@ const LEN: usize = 16 << 20;
 pub(crate) async fn target(name: &str) {
     let ep = Endpoint::bind("tcp://").await.expect("bind");
     let region = ep.domain().alloc(LEN, BOTH).expect("memory");
-    let own = ep.domain().register_buffer(vec![3u8; LEN], BOTH, None).expect("a buffer");
+    let own = ep
+        .domain()
+        .register_buffer(vec![3u8; LEN], BOTH, None)
+        .expect("a buffer");
     let peer = ep.lookup(name).await.expect("the survivor is there");
     for remote in [region.remote(), own.remote()] {
-        ep.send(peer, remote.to_bytes().to_vec()).await.expect("a peer");
+        ep.send(peer, remote.to_bytes().to_vec())
+            .await
+            .expect("a peer");
     }
     while ep.recv().from(peer).await.is_ok() {}
 }
@@ -32,7 +37,10 @@ pub(crate) async fn target(name: &str) {
 async fn lender(ep: &Endpoint) -> (Peer, FiAddr, [RemoteRegion; 2]) {
     let peer = Peer::start("tcp target", &ep.name().to_string());
     let told = ep.recv().await.unwrap();
-    let (number, first) = (told.source().unwrap(), RemoteRegion::from_bytes(&told).unwrap());
+    let (number, first) = (
+        told.source().unwrap(),
+        RemoteRegion::from_bytes(&told).unwrap(),
+    );
     let second = RemoteRegion::from_bytes(&ep.recv().from(number).await.unwrap()).unwrap();
     (peer, number, [first, second])
 }
@@ -41,31 +49,68 @@ async fn lender(ep: &Endpoint) -> (Peer, FiAddr, [RemoteRegion; 2]) {
 fn memory_of_another_process_is_reached() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let ep = Endpoint::options().progress(progress).bind("tcp://").await.unwrap();
+            let ep = Endpoint::options()
+                .progress(progress)
+                .bind("tcp://")
+                .await
+                .unwrap();
             let (_peer, to, regions) = lender(&ep).await;
             for (which, remote) in regions.into_iter().enumerate() {
                 let bytes: Vec<u8> = (0..LEN).map(|at| (at / 7 + which) as u8).collect();
                 let done = ep.write(to, remote.at(0), bytes).await.unwrap();
                 let got = ep.read(to, remote.slice(..)).await.unwrap();
                 assert!(got[..] == done.buf[..]);
-                let places = [remote.slice(5..10), remote.slice(1_000_000..9_000_000), remote.slice(..3)];
+                let places = [
+                    remote.slice(5..10),
+                    remote.slice(1_000_000..9_000_000),
+                    remote.slice(..3),
+                ];
                 let all = ep.read_from(to, &places).await.unwrap();
-                assert!(all[..5] == done.buf[5..10] && all[5..8_000_005] == done.buf[1_000_000..9_000_000]);
-                ep.fetch_add(to, remote.at(LEN as u64 - 8), 5u64).await.unwrap();
-                let refused =
-                    ep.read(to, RemoteSlice { key: remote.key ^ 1, offset: 0, len: 1 }).await.unwrap_err();
-                assert!(matches!(refused.error, Error::Key { why: "is unknown", .. }), "{}", refused.error);
+                assert!(
+                    all[..5] == done.buf[5..10]
+                        && all[5..8_000_005] == done.buf[1_000_000..9_000_000]
+                );
+                ep.fetch_add(to, remote.at(LEN as u64 - 8), 5u64)
+                    .await
+                    .unwrap();
+                let refused = ep
+                    .read(
+                        to,
+                        RemoteSlice {
+                            key: remote.key ^ 1,
+                            offset: 0,
+                            len: 1,
+                        },
+                    )
+                    .await
+                    .unwrap_err();
+                assert!(
+                    matches!(
+                        refused.error,
+                        Error::Key {
+                            why: "is unknown",
+                            ..
+                        }
+                    ),
+                    "{}",
+                    refused.error
+                );
             }
         });
     }
 }
 
-/// Whoever reads, writes or adds in the memory of a process that is killed hears of its end, each operation once.
+/// Whoever reads, writes or adds in the memory of a process that is killed hears of its end, each
+/// operation once.
 #[test]
 fn a_killed_target_is_noticed_by_who_uses_it() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let ep = Endpoint::options().progress(progress).bind("tcp://").await.unwrap();
+            let ep = Endpoint::options()
+                .progress(progress)
+                .bind("tcp://")
+                .await
+                .unwrap();
             for round in 0..12 {
                 let (victim, to, [remote, own]) = lender(&ep).await;
                 let killer = killed_later(victim, round);
@@ -109,7 +154,10 @@ fn lies_about_memory_end_that_connection_only() {
     run(async {
         let (ep, mut events) = bound().await;
         let region = ep.domain().alloc_with_key(100, BOTH, 7).unwrap();
-        let _readable = ep.domain().alloc_with_key(100, Access::REMOTE_READ, 8).unwrap();
+        let _readable = ep
+            .domain()
+            .alloc_with_key(100, Access::REMOTE_READ, 8)
+            .unwrap();
         let long = [[0, 10, 7]; 5];
         let cases: Vec<(&str, Vec<u8>)> = vec![
             (
@@ -121,7 +169,10 @@ fn lies_about_memory_end_that_connection_only() {
                     .collect(),
             ),
             ("places are not as long", asks(4, 4, &[[0, 10, 7]], 11)),
-            ("places are not as long", asks(4, 4, &[[0, u64::MAX, 7], [0, 12, 7]], 11)),
+            (
+                "places are not as long",
+                asks(4, 4, &[[0, u64::MAX, 7], [0, 12, 7]], 11),
+            ),
             ("bytes behind it", asks(2, 0, &[[0, 10, 7]], 1)),
             // It may be told why only where it asks for an answer.
             ("may not reach", asks(4, 0, &[[0, 10, 9]], 10)),
@@ -129,16 +180,27 @@ fn lies_about_memory_end_that_connection_only() {
             ("may not reach", asks(4, 0, &[[0, 10, 8]], 10)),
             (
                 "acknowledgement of nothing",
-                [&header(0xf2, 0, 0, 32, 32)[..], &[1, 0, 0, 0, 0, 0, 0, 0], &[0; 8]].concat(),
+                [
+                    &header(0xf2, 0, 0, 32, 32)[..],
+                    &[1, 0, 0, 0, 0, 0, 0, 0],
+                    &[0; 8],
+                ]
+                .concat(),
             ),
             ("no question", header(0xf3, 0, 0, 16, 32)),
-            ("atomic operation that there is not", [&header(0xf1, 0, 0, 48, 52)[..], &[0xff; 32]].concat()),
+            (
+                "atomic operation that there is not",
+                [&header(0xf1, 0, 0, 48, 52)[..], &[0xff; 32]].concat(),
+            ),
         ];
         for (reason, bytes) in cases {
             let mut socket = accepted(&ep, 9).await;
             socket.write_all(&bytes).await.unwrap();
             let end = next_end(&mut events).await;
-            assert!(matches!(end, DownReason::Protocol(what) if what.contains(reason)), "{reason}: {end:?}");
+            assert!(
+                matches!(end, DownReason::Protocol(what) if what.contains(reason)),
+                "{reason}: {end:?}"
+            );
             drop(socket);
         }
         let mut all = [0; 100];
@@ -170,9 +232,19 @@ fn half_a_write_hurts_nobody() {
             let ep = ep.clone();
             async move { drop(ep.recv().tag(1).await) }
         });
-        friend.write(to, region.remote().at(0), vec![6; 100_000]).await.unwrap();
-        assert_eq!(friend.read(to, region.remote().slice(..)).await.unwrap()[..], vec![6; 100_000][..]);
-        friend.write(to, region.remote().at(0), "x").data(3).await.unwrap();
+        friend
+            .write(to, region.remote().at(0), vec![6; 100_000])
+            .await
+            .unwrap();
+        assert_eq!(
+            friend.read(to, region.remote().slice(..)).await.unwrap()[..],
+            vec![6; 100_000][..]
+        );
+        friend
+            .write(to, region.remote().at(0), "x")
+            .data(3)
+            .await
+            .unwrap();
         friend.send(to, "done").tag(1).await.unwrap();
         serving.await.unwrap();
         assert_eq!(ep.stats().heard.count, 1);
@@ -183,11 +255,20 @@ fn half_a_write_hurts_nobody() {
 /// Bytes of memory that this process has.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .unwrap();
+    line.split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse::<usize>()
+        .unwrap()
+        << 10
 }
 
-/// Who asks for terabytes and reads none of them costs little, holds up nobody, and is served when it reads.
+/// Who asks for terabytes and reads none of them costs little, holds up nobody, and is served when
+/// it reads.
 #[test]
 fn who_asks_for_much_and_reads_nothing_is_not_heard() {
     run(async {
@@ -209,7 +290,8 @@ fn who_asks_for_much_and_reads_nothing_is_not_heard() {
             asked += many.len();
             assert!(asked < 1 << 30, "it goes on being heard");
         }
-        // Other tests of this process have memory as well; answers to what was asked would be terabytes.
+        // Other tests of this process have memory as well; answers to what was asked would be
+        // terabytes.
         assert!(resident().saturating_sub(before) < 1 << 30);
         let mut answer = vec![0; 16 + (4 << 20)];
         let serving = ep.recv().tag(1).start().unwrap();
@@ -227,7 +309,8 @@ fn who_asks_for_much_and_reads_nothing_is_not_heard() {
     });
 }
 
-/// A peer that answers what it was asked with something else ends its connection; what was asked of it fails.
+/// A peer that answers what it was asked with something else ends its connection; what was asked of
+/// it fails.
 #[test]
 fn wrong_answers_fail_what_was_asked() {
     run(async {
@@ -240,9 +323,22 @@ fn wrong_answers_fail_what_was_asked() {
             [&header(0xf2, 0, 0, 32, 32)[..], &[0; 16]].concat(),
         ] {
             let mut socket = accepted(&ep, 9).await;
-            socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+            socket
+                .write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat())
+                .await
+                .unwrap();
             let liar = ep.recv().await.unwrap().source().unwrap();
-            let read = ep.read(liar, RemoteSlice { key: 7, offset: 0, len: 8 }).start().unwrap();
+            let read = ep
+                .read(
+                    liar,
+                    RemoteSlice {
+                        key: 7,
+                        offset: 0,
+                        len: 8,
+                    },
+                )
+                .start()
+                .unwrap();
             let mut question = [0; 40];
             let (answered, read) = tokio::join!(
                 async {
@@ -260,34 +356,59 @@ fn wrong_answers_fail_what_was_asked() {
         }
         // Silence is an end, too.
         let mut socket = accepted(&ep, 9).await;
-        socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+        socket
+            .write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat())
+            .await
+            .unwrap();
         let silent = ep.recv().await.unwrap().source().unwrap();
-        let write = ep.write(silent, RemoteAddr { key: 7, offset: 0 }, vec![1; 8]).start().unwrap();
+        let write = ep
+            .write(silent, RemoteAddr { key: 7, offset: 0 }, vec![1; 8])
+            .start()
+            .unwrap();
         drop(socket);
         assert!(write.await.unwrap_err().error.is_peer_gone());
         still_works(&ep).await;
     });
 }
 
-/// Operations end with the number of their peer, and what it says to them afterwards is thrown away: the connection goes on.
+/// Operations end with the number of their peer, and what it says to them afterwards is thrown
+/// away: the connection goes on.
 #[test]
 fn what_was_asked_of_a_peer_that_is_removed_ends() {
     run(async {
         let (ep, mut events) = bound().await;
         let mut socket = accepted(&ep, 9).await;
-        socket.write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+        socket
+            .write_all(&[&header(0, 0, 0, 16, 17)[..], b"x"].concat())
+            .await
+            .unwrap();
         let silent = ep.recv().await.unwrap().source().unwrap();
-        let place = RemoteSlice { key: 1, offset: 0, len: 8 };
+        let place = RemoteSlice {
+            key: 1,
+            offset: 0,
+            len: 8,
+        };
         let read = ep.read(silent, place).start().unwrap();
-        let write = ep.write(silent, RemoteAddr { key: 1, offset: 0 }, vec![7; 8]).start().unwrap();
+        let write = ep
+            .write(silent, RemoteAddr { key: 1, offset: 0 }, vec![7; 8])
+            .start()
+            .unwrap();
         let mut asked = [0; 40 + 40 + 8];
         socket.read_exact(&mut asked).await.unwrap();
         ep.address_vector().remove(silent).unwrap();
         assert_eq!(read.await.unwrap_err().error, Error::StaleAddress(silent));
         let failed = write.await.unwrap_err();
-        assert_eq!((failed.error, failed.buf), (Error::StaleAddress(silent), vec![7; 8]));
+        assert_eq!(
+            (failed.error, failed.buf),
+            (Error::StaleAddress(silent), vec![7; 8])
+        );
         // Late answers, a message behind them, and one that nobody has asked for.
-        let answer = [&header(3, 0, 0, 16, 16 + 8)[..], &[5; 8], &header(0, 0, 2, 16, 16)].concat();
+        let answer = [
+            &header(3, 0, 0, 16, 16 + 8)[..],
+            &[5; 8],
+            &header(0, 0, 2, 16, 16),
+        ]
+        .concat();
         let message = [&header(0, 0, 0, 16, 17)[..], b"y"].concat();
         socket.write_all(&[answer, message].concat()).await.unwrap();
         assert_eq!(&ep.recv().await.unwrap()[..], b"y");

@@ -9,11 +9,18 @@ use crate::run;
 fn what_the_kernel_does_not_have_is_refused_by_name() {
     run(async {
         for (options, part) in [
-            (SocketOptions::new().congestion_control("nonesuch"), "kernel has no \"nonesuch\""),
+            (
+                SocketOptions::new().congestion_control("nonesuch"),
+                "kernel has no \"nonesuch\"",
+            ),
             (SocketOptions::new().ports(0..=7), "port range"),
             (SocketOptions::new().send_buffer(usize::MAX), "send buffer"),
         ] {
-            let refused = Endpoint::options().socket_options(options).bind("tcp://").await.unwrap_err();
+            let refused = Endpoint::options()
+                .socket_options(options)
+                .bind("tcp://")
+                .await
+                .unwrap_err();
             assert!(refused.to_string().contains(part), "{refused}");
         }
     });
@@ -23,7 +30,11 @@ fn what_the_kernel_does_not_have_is_refused_by_name() {
 fn an_endpoint_is_bound_by_the_name_of_its_host() {
     run(async {
         let ep = Endpoint::bind("tcp://localhost:0").await.unwrap();
-        assert!(ep.name().socket().unwrap().ip().is_loopback(), "{}", ep.name());
+        assert!(
+            ep.name().socket().unwrap().ip().is_loopback(),
+            "{}",
+            ep.name()
+        );
         let friend = Endpoint::bind("tcp://localhost:0").await.unwrap();
         let peer = friend.lookup(ep.name()).await.unwrap();
         friend.send(peer, "hello").await.unwrap();
@@ -45,13 +56,17 @@ fn a_host_that_nobody_knows_is_named() {
             ep.lookup(&text).await.unwrap_err(),
             fabric_async::resolve(&text).await.unwrap_err(),
         ] {
-            assert!(matches!(&error, Error::NoSuchHost { host: named, .. } if *named == host), "{error}");
+            assert!(
+                matches!(&error, Error::NoSuchHost { host: named, .. } if *named == host),
+                "{error}"
+            );
         }
         still_works(&ep).await;
     });
 }
 
-/// IPv4 and IPv6 do not meet: what has the other family is passed over, and there may be nothing left.
+/// IPv4 and IPv6 do not meet: what has the other family is passed over, and there may be nothing
+/// left.
 #[test]
 fn addresses_of_the_other_family_are_not_tried() {
     run(async {
@@ -66,7 +81,10 @@ fn addresses_of_the_other_family_are_not_tried() {
         if found.iter().all(is_ipv4) {
             assert!(matches!(met, Err(Error::NoSuchHost { .. })), "{met:?}");
         } else {
-            assert_eq!(friend.address_vector().lookup(met.unwrap()).unwrap(), ep.name().clone());
+            assert_eq!(
+                friend.address_vector().lookup(met.unwrap()).unwrap(),
+                ep.name().clone()
+            );
         }
     });
 }

@@ -15,8 +15,14 @@ fn everything_holds_over_io_uring() {
         // This is the other run.
         return;
     }
-    match run(Endpoint::options().socket_io(SocketIo::IoUring).bind("tcp://")) {
-        Err(Error::Os { call: "io_uring_setup", errno }) => {
+    match run(Endpoint::options()
+        .socket_io(SocketIo::IoUring)
+        .bind("tcp://"))
+    {
+        Err(Error::Os {
+            call: "io_uring_setup",
+            errno,
+        }) => {
             return eprintln!("skipped, the kernel refuses a ring: error {errno}");
         }
         other => drop(other.unwrap()),
@@ -32,12 +38,17 @@ fn everything_holds_over_io_uring() {
         "silence_is_nobodys_problem",
     ]);
     program.env(VARIABLE, "io_uring");
-    let output = program.stderr(Stdio::inherit()).output().expect("the test program starts again");
+    let output = program
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("the test program starts again");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}\n{said}", output.status);
-    for test in
-        ["kills_are_noticed_and_disturb_nobody", "a_child_ends_no_connection_over_tcp", "the_way_is_known"]
-    {
+    for test in [
+        "kills_are_noticed_and_disturb_nobody",
+        "a_child_ends_no_connection_over_tcp",
+        "the_way_is_known",
+    ] {
         assert!(said.contains(&format!("{test} ... ok")), "{said}");
     }
 }
@@ -51,7 +62,11 @@ fn the_way_is_known() {
         let known = format!("{:?}", ep.domain());
         assert!(known.contains(&over(&said)), "{known}");
         // A program's own choice goes before that of the environment.
-        let ep = Endpoint::options().socket_io(SocketIo::Epoll).bind("tcp://").await.unwrap();
+        let ep = Endpoint::options()
+            .socket_io(SocketIo::Epoll)
+            .bind("tcp://")
+            .await
+            .unwrap();
         let known = format!("{:?}", ep.domain());
         assert!(known.contains(&over("epoll")), "{known}");
     });

@@ -16,8 +16,13 @@ use crate::run;
 /// A question for bytes of a region.
 fn question(region: &RemoteRegion) -> Vec<u8> {
     let place = region.slice(..);
-    let rows =
-        Rows::of(&[Remote { key: place.key, offset: place.offset, len: place.len, atomic: None }]).unwrap();
+    let rows = Rows::of(&[Remote {
+        key: place.key,
+        offset: place.offset,
+        len: place.len,
+        atomic: None,
+    }])
+    .unwrap();
     let mut outbox = Outbox::new(Order::Little);
     assert!(outbox.push_frame(&Frame::read(&rows), &rows, Payload::Whole(&[])));
     outbox.pending().to_vec()
@@ -31,19 +36,32 @@ async fn looks_at_nothing(ep: &Endpoint) -> u64 {
     looks() - before
 }
 
-/// What it has sent is still there to be received, so its connection is; but answers that it has asked for are nobody's.
+/// What it has sent is still there to be received, so its connection is; but answers that it has
+/// asked for are nobody's.
 #[test]
 fn who_has_gone_with_an_answer_owed_keeps_nobody_awake() {
     const PART: usize = 16 << 10;
     const PARTS: usize = 1100;
     run(async {
         let (ep, mut events) = bound().await;
-        let mut memory = ep.domain().register_buffer(vec![7; 4096], Access::REMOTE_READ, None).unwrap();
+        let mut memory = ep
+            .domain()
+            .register_buffer(vec![7; 4096], Access::REMOTE_READ, None)
+            .unwrap();
         let (mut socket, connection) = dialects::accepted(&ep).await;
-        socket.write_all(&packet(connection, 0, 1, b"x")).await.unwrap();
+        socket
+            .write_all(&packet(connection, 0, 1, b"x"))
+            .await
+            .unwrap();
         let source = ep.recv().await.unwrap().source().unwrap();
         // It does not answer, which tells this side when it has gone.
-        let asked = ep.read(source, RemoteRegion::new(1, 8, Access::REMOTE_READ).slice(..)).start().unwrap();
+        let asked = ep
+            .read(
+                source,
+                RemoteRegion::new(1, 8, Access::REMOTE_READ).slice(..),
+            )
+            .start()
+            .unwrap();
         // More than the endpoint keeps for nobody.
         let part = packet(connection, 0, PART as u64, &[1; PART]);
         let asks = question(&memory.remote());
@@ -76,7 +94,10 @@ fn who_talks_on_after_the_end_holds_up_nobody() {
         let mut shouting = Vec::new();
         for port in 1..5 {
             let mut socket = hostile::accepted(&ep, port).await;
-            socket.write_all(&hostile::header(200, 0, 0, 16, 16)).await.unwrap();
+            socket
+                .write_all(&hostile::header(200, 0, 0, 16, 16))
+                .await
+                .unwrap();
             let socket = socket.into_std().unwrap();
             socket.set_nonblocking(false).unwrap();
             shouting.push(std::thread::spawn(move || {
@@ -96,15 +117,18 @@ fn who_talks_on_after_the_end_holds_up_nobody() {
     });
 }
 
-/// A peer comes back before its end was noticed. What had begun to leave for the one that was does not go on with the one that is:
-/// its header has gone elsewhere.
+/// A peer comes back before its end was noticed. What had begun to leave for the one that was does
+/// not go on with the one that is: its header has gone elsewhere.
 #[test]
 fn half_a_message_is_not_finished_for_the_next_life_of_its_peer() {
     const LONG: usize = 64 << 20;
     run(async {
         let (ep, mut events) = bound().await;
         let mut first = hostile::accepted(&ep, 9).await;
-        first.write_all(&[&hostile::header(0, 0, 0, 16, 17)[..], b"x"].concat()).await.unwrap();
+        first
+            .write_all(&[&hostile::header(0, 0, 0, 16, 17)[..], b"x"].concat())
+            .await
+            .unwrap();
         let source = ep.recv().await.unwrap().source().unwrap();
         let peer = ep.address_vector().insert("tcp://127.0.0.1:9").unwrap();
         assert_eq!(peer, source);
@@ -112,7 +136,9 @@ fn half_a_message_is_not_finished_for_the_next_life_of_its_peer() {
         let behind = ep.send(source, "behind").start().unwrap();
         first.read_exact(&mut [0; 16 + 100]).await.unwrap();
 
-        let mut second = TcpStream::connect(ep.name().socket().unwrap()).await.unwrap();
+        let mut second = TcpStream::connect(ep.name().socket().unwrap())
+            .await
+            .unwrap();
         second.write_all(&hostile::request(9, 8)).await.unwrap();
         second.read_exact(&mut [0; 40]).await.unwrap();
         assert!(long.await.unwrap_err().error.is_peer_gone());
@@ -121,7 +147,10 @@ fn half_a_message_is_not_finished_for_the_next_life_of_its_peer() {
         ep.send(peer, "anew").await.unwrap();
         let mut heard = [0; 16 + 4];
         second.read_exact(&mut heard).await.unwrap();
-        assert_eq!(heard[..], [&hostile::header(0, 0, 0, 16, 20)[..], b"anew"].concat());
+        assert_eq!(
+            heard[..],
+            [&hostile::header(0, 0, 0, 16, 20)[..], b"anew"].concat()
+        );
         drop(first);
         still_works(&ep).await;
     });

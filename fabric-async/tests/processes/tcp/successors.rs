@@ -6,23 +6,41 @@ use crate::run;
 
 /// Whether somebody has connected there, has said something, and was not accepted yet.
 fn is_called(at: &Endpoint) -> bool {
-    let port = at.name().to_string().rsplit_once(':').unwrap().1.parse::<u16>().unwrap();
+    let port = at
+        .name()
+        .to_string()
+        .rsplit_once(':')
+        .unwrap()
+        .1
+        .parse::<u16>()
+        .unwrap();
     let here = format!("0100007F:{port:04X}");
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-    table.lines().map(|row| row.split_ascii_whitespace().collect::<Vec<_>>()).any(|row| {
-        // Nobody has a descriptor of it, and there is something to be read.
-        row[1] == here && row[3] == "01" && !row[4].ends_with(":00000000") && row[9] == "0"
-    })
+    table
+        .lines()
+        .map(|row| row.split_ascii_whitespace().collect::<Vec<_>>())
+        .any(|row| {
+            // Nobody has a descriptor of it, and there is something to be read.
+            row[1] == here && row[3] == "01" && !row[4].ends_with(":00000000") && row[9] == "0"
+        })
 }
 
 #[test]
 fn what_a_peer_has_sent_is_received_though_another_has_its_address() {
     for io in [SocketIo::Epoll, SocketIo::IoUring] {
         // Nothing runs here but what is polled below.
-        let still = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let options = Endpoint::options().socket_io(io).wait_policy(WaitPolicy::Spin);
+        let still = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let options = Endpoint::options()
+            .socket_io(io)
+            .wait_policy(WaitPolicy::Spin);
         let ep = match still.block_on(options.bind("tcp://")) {
-            Err(Error::Os { call: "io_uring_setup", errno }) => {
+            Err(Error::Os {
+                call: "io_uring_setup",
+                errno,
+            }) => {
                 eprintln!("skipped, the kernel refuses a ring: error {errno}");
                 continue;
             }

@@ -10,7 +10,8 @@ use crate::run;
 const MANY: usize = 16;
 /// Bytes of each, some of which the network always has room for, and not for all.
 const LONG: usize = 3_000_001;
-/// What is asked for comes before so many others, which the network and its peer may have taken already.
+/// What is asked for comes before so many others, which the network and its peer may have taken
+/// already.
 const SOON: usize = 20 * MANY;
 
 /// Two endpoints, their numbers for each other, and memory of the first.
@@ -32,7 +33,12 @@ fn a_message_comes_between_two_answers() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
             let (owner, reader, to_reader, to_owner, region) = acquainted(progress).await;
-            let read = || reader.read(to_owner, region.remote().slice(..)).start().unwrap();
+            let read = || {
+                reader
+                    .read(to_owner, region.remote().slice(..))
+                    .start()
+                    .unwrap()
+            };
             let mut reads: VecDeque<_> = (0..MANY).map(|_| read()).collect();
             reads.pop_front().unwrap().await.unwrap();
             reads.push_back(read());
@@ -63,7 +69,12 @@ fn an_answer_comes_between_two_messages() {
             let send = || owner.send(to_reader, vec![5; LONG]).start().unwrap();
             let mut sends: VecDeque<_> = (0..MANY).map(|_| send()).collect();
             assert_eq!(reader.recv().await.unwrap().len(), LONG);
-            let read = tokio::spawn(reader.read(to_owner, region.remote().slice(..)).start().unwrap());
+            let read = tokio::spawn(
+                reader
+                    .read(to_owner, region.remote().slice(..))
+                    .start()
+                    .unwrap(),
+            );
             let mut received = 0;
             while !read.is_finished() {
                 sends.push_back(send());

@@ -1,9 +1,12 @@
-//! Attempts to connect that nobody answers: the peer's machine is there, and has no room for another connection.
+//! Attempts to connect that nobody answers: the peer's machine is there, and has no room for
+//! another connection.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use fabric_async::{Domain, Endpoint, EpType, Error, Fabric, Hints, Info, Progress, SocketIo, discover};
+use fabric_async::{
+    Domain, Endpoint, EpType, Error, Fabric, Hints, Info, Progress, SocketIo, discover,
+};
 
 use crate::run;
 use crate::witness::still_works;
@@ -24,16 +27,32 @@ impl Busy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         rustix::net::listen(&listener, 0).unwrap();
         let at = listener.local_addr().unwrap();
-        Self { name: format!("tcp://{at}"), at, _first: TcpStream::connect(at).unwrap(), _listener: listener }
+        Self {
+            name: format!("tcp://{at}"),
+            at,
+            _first: TcpStream::connect(at).unwrap(),
+            _listener: listener,
+        }
     }
 
     /// Sockets of this machine that ask there, and have not been answered.
     fn attempts(&self) -> usize {
         const SYN_SENT: &str = "02";
-        let SocketAddr::V4(at) = self.at else { panic!("{}", self.at) };
-        let at = format!("{:08X}:{:04X}", u32::from_ne_bytes(at.ip().octets()), at.port());
+        let SocketAddr::V4(at) = self.at else {
+            panic!("{}", self.at)
+        };
+        let at = format!(
+            "{:08X}:{:04X}",
+            u32::from_ne_bytes(at.ip().octets()),
+            at.port()
+        );
         let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-        let rows = table.lines().map(|row| row.split_ascii_whitespace().skip(2).take(2).collect::<Vec<_>>());
+        let rows = table.lines().map(|row| {
+            row.split_ascii_whitespace()
+                .skip(2)
+                .take(2)
+                .collect::<Vec<_>>()
+        });
         rows.filter(|row| row[..] == [&at[..], SYN_SENT]).count()
     }
 
@@ -49,7 +68,10 @@ async fn each_way(mut test: impl AsyncFnMut(SocketIo, Progress)) {
     for io in [SocketIo::Epoll, SocketIo::IoUring] {
         for progress in [Progress::Manual, Progress::Auto] {
             match Endpoint::options().socket_io(io).bind("tcp://").await {
-                Err(Error::Os { call: "io_uring_setup", errno }) => {
+                Err(Error::Os {
+                    call: "io_uring_setup",
+                    errno,
+                }) => {
                     eprintln!("skipped, the kernel refuses a ring: error {errno}");
                 }
                 bound => {
@@ -63,10 +85,16 @@ async fn each_way(mut test: impl AsyncFnMut(SocketIo, Progress)) {
 
 /// A domain for connected endpoints.
 async fn domain(io: SocketIo, progress: Progress) -> (Domain, Info) {
-    let hints = Hints::new().provider("tcp").ep_type(EpType::Msg).progress(progress);
+    let hints = Hints::new()
+        .provider("tcp")
+        .ep_type(EpType::Msg)
+        .progress(progress);
     let info = discover(&hints).await.unwrap().swap_remove(0);
     let fabric = Fabric::open(&info).unwrap();
-    (fabric.domain_builder(&info).socket_io(io).open().unwrap(), info)
+    (
+        fabric.domain_builder(&info).socket_io(io).open().unwrap(),
+        info,
+    )
 }
 
 #[test]
@@ -76,12 +104,22 @@ fn an_attempt_that_nobody_answers_ends_with_its_time() {
         let busy = Busy::new();
         let (domain, info) = domain(io, progress).await;
         let begun = Instant::now();
-        let asked = || domain.endpoint(&info).unwrap().connect(&busy.name[..]).timeout(TIME);
+        let asked = || {
+            domain
+                .endpoint(&info)
+                .unwrap()
+                .connect(&busy.name[..])
+                .timeout(TIME)
+        };
         let (one, other) = tokio::join!(asked(), asked());
         assert!(begun.elapsed() >= TIME);
         for failed in [one, other] {
             let error = failed.expect_err("nobody has answered");
-            assert_eq!(error, Error::TimedOut(busy.name.parse().unwrap()), "{io:?} {progress:?}");
+            assert_eq!(
+                error,
+                Error::TimedOut(busy.name.parse().unwrap()),
+                "{io:?} {progress:?}"
+            );
         }
         // The domain is still there, and has nothing more.
         busy.is_asked_by(0).await;
@@ -95,7 +133,11 @@ fn an_attempt_that_is_given_up_leaves_nothing() {
         let busy = Busy::new();
         let (domain, info) = domain(io, progress).await;
         {
-            let asked = domain.endpoint(&info).unwrap().connect(&busy.name[..]).timeout(LONG);
+            let asked = domain
+                .endpoint(&info)
+                .unwrap()
+                .connect(&busy.name[..])
+                .timeout(LONG);
             tokio::select! {
                 biased;
                 _ = asked => panic!("nobody answers"),
@@ -154,14 +196,23 @@ fn errors_are_the_same_either_way() {
             let (domain, info) = domain(io, progress).await;
             let mut heard = Vec::new();
             // Nobody listens; and what no route leads to from an address inside this machine.
-            for name in [&nobody[..], "tcp://255.255.255.255:7", "tcp://198.51.100.1:7"] {
+            for name in [
+                &nobody[..],
+                "tcp://255.255.255.255:7",
+                "tcp://198.51.100.1:7",
+            ] {
                 let peer = ep.address_vector().insert(name).unwrap();
                 heard.push(match ep.send(peer, "hello?").start() {
                     Ok(sent) => format!("later {:?}", sent.await.unwrap_err().error),
                     Err(failed) => format!("at once {:?}", failed.error),
                 });
-                let refused =
-                    domain.endpoint(&info).unwrap().name("tcp://127.0.0.1:0").unwrap().connect(name).await;
+                let refused = domain
+                    .endpoint(&info)
+                    .unwrap()
+                    .name("tcp://127.0.0.1:0")
+                    .unwrap()
+                    .connect(name)
+                    .await;
                 heard.push(format!("{:?}", refused.expect_err("nobody is there")));
             }
             said.push(heard);

@@ -18,13 +18,26 @@ const CLASSES: [(Option<TrafficClass>, u8); 4] = [
 ];
 
 /// An endpoint of this class at this address, and everything around it.
-async fn endpoint(at: &str, class: Option<TrafficClass>) -> fabric_async::Result<fabric_async::Endpoint> {
-    let mut info = discover(&Hints::new().provider("udp").ep_type(EpType::Dgram)).await?.swap_remove(0);
+async fn endpoint(
+    at: &str,
+    class: Option<TrafficClass>,
+) -> fabric_async::Result<fabric_async::Endpoint> {
+    let mut info = discover(&Hints::new().provider("udp").ep_type(EpType::Dgram))
+        .await?
+        .swap_remove(0);
     info.tx.tclass = class;
     let options = SocketOptions::new().receive_buffer(1 << 17);
-    let domain = Fabric::open(&info)?.domain_builder(&info).socket_options(options).open()?;
+    let domain = Fabric::open(&info)?
+        .domain_builder(&info)
+        .socket_options(options)
+        .open()?;
     let av = domain.welcoming_address_vector()?;
-    domain.endpoint(&info)?.name(at)?.bind_av(&av)?.enable().await
+    domain
+        .endpoint(&info)?
+        .name(at)?
+        .bind_av(&av)?
+        .enable()
+        .await
 }
 
 #[test]
@@ -49,7 +62,12 @@ fn the_class_is_on_the_socket() {
 #[test]
 fn the_class_is_on_every_packet() {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let raw = rustix::net::socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(ipproto::UDP));
+    let raw = rustix::net::socket_with(
+        AddressFamily::INET,
+        SocketType::RAW,
+        flags,
+        Some(ipproto::UDP),
+    );
     let raw = match raw {
         Ok(raw) => raw,
         Err(errno) => return eprintln!("skipped, no packet can be seen here: {errno}"),

@@ -17,11 +17,17 @@ const CROWD: usize = 3000;
 /// Plays the part of a stranger that sends datagrams of every kind, many at a time.
 pub(crate) fn flood(name: &str) {
     let at = name.strip_prefix("fi_udp://").expect("an address");
-    let sockets: Vec<_> = (0..50).map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port")).collect();
-    let garbage: Vec<u8> = (0..65_507u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let sockets: Vec<_> = (0..50)
+        .map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port"))
+        .collect();
+    let garbage: Vec<u8> = (0..65_507u32)
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
     for number in 0..FLOOD {
         let len = [0, 0, 1, 0, 1472, 0, 1473, 9000, 65_507][number % 9];
-        sockets[number % sockets.len()].send_to(&garbage[..len], at).expect("a network");
+        sockets[number % sockets.len()]
+            .send_to(&garbage[..len], at)
+            .expect("a network");
     }
 }
 
@@ -32,19 +38,24 @@ pub(crate) fn crowd(name: &str) {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         socket.send_to(b"hello", at).expect("a network");
         // Only there to find hangs.
-        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
+        socket
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .expect("a time");
         assert_eq!(socket.recv(&mut [0; 8]).expect("an answer"), 2);
     }
 }
 
-/// Takes all that waits; returns how many messages there were, and checks that each is as it was sent, or cut.
+/// Takes all that waits; returns how many messages there were, and checks that each is as it was
+/// sent, or cut.
 async fn drain(ep: &Endpoint) -> usize {
     let mut count = 0;
     while ep.probe().now().unwrap().is_some() {
         match ep.recv().await {
             Ok(message) => assert!([0, 1, 1472].contains(&message.len())),
             Err(failed) => {
-                let Error::Truncated { len: 1472, lost } = failed.error else { panic!("{}", failed.error) };
+                let Error::Truncated { len: 1472, lost } = failed.error else {
+                    panic!("{}", failed.error)
+                };
                 assert!([1473 - 1472, 9000 - 1472, 65_507 - 1472].contains(&lost));
             }
         }
@@ -57,7 +68,11 @@ async fn drain(ep: &Endpoint) -> usize {
 fn a_flood_is_kept_within_the_budget() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let ep = Endpoint::options().progress(progress).bind("udp://").await.unwrap();
+            let ep = Endpoint::options()
+                .progress(progress)
+                .bind("udp://")
+                .await
+                .unwrap();
             for _ in 0..2 {
                 let mut peer = Peer::start("udp flood", &ep.name().to_string());
                 // Something else goes on meanwhile, though what it sends may be lost.
@@ -69,7 +84,10 @@ fn a_flood_is_kept_within_the_budget() {
                 assert!(ended(&mut peer).await.success());
                 let before = ep.stats();
                 let count = drain(&ep).await;
-                assert!(count >= before.unexpected && count > 0, "{count} {before:?}");
+                assert!(
+                    count >= before.unexpected && count > 0,
+                    "{count} {before:?}"
+                );
                 assert_eq!((ep.stats().unexpected, ep.stats().unexpected_bytes), (0, 0));
                 still_works(&ep).await;
             }
@@ -94,7 +112,11 @@ fn a_crowd_is_forgotten() {
         assert!(ended(&mut peer).await.success());
         // The friend, and those that are remembered.
         assert_eq!((most, ep.address_vector().peers().len()), (1025, 1025));
-        assert_eq!(ep.address_vector().lookup(known).as_ref(), Ok(friend.name()), "who was looked up stays");
+        assert_eq!(
+            ep.address_vector().lookup(known).as_ref(),
+            Ok(friend.name()),
+            "who was looked up stays"
+        );
         still_works(&ep).await;
     });
 }

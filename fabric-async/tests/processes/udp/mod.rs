@@ -1,4 +1,5 @@
-//! Between processes over UDP: peers that die and come back, groups, strangers that flood, and libfabric's own programs.
+//! Between processes over UDP: peers that die and come back, groups, strangers that flood, and
+//! libfabric's own programs.
 
 mod class;
 mod hostile;
@@ -25,7 +26,8 @@ async fn still_works(ep: &Endpoint) {
     assert_eq!(&friend.recv().await.unwrap()[..], b"yes");
 }
 
-/// Plays the part of one that sends back what it receives: from an address, to whoever asks; and says that it is there.
+/// Plays the part of one that sends back what it receives: from an address, to whoever asks; and
+/// says that it is there.
 pub(crate) async fn echo(names: &str) {
     let (name, survivor) = names.split_once(' ').expect("two names");
     let ep = Endpoint::bind(name).await.expect("bind");
@@ -33,14 +35,20 @@ pub(crate) async fn echo(names: &str) {
     ep.send(peer, "ready").await.expect("a network");
     loop {
         let message = ep.recv().await.expect("this endpoint is open");
-        ep.send(message.source().expect("a guest"), message.into_bytes()).await.expect("a network");
+        ep.send(message.source().expect("a guest"), message.into_bytes())
+            .await
+            .expect("a network");
     }
 }
 
 /// Plays the part of a member of a group, that tells the one who speaks there what it has heard.
 pub(crate) async fn member(names: &str) {
     let (group, survivor) = names.split_once(' ').expect("two names");
-    let ep = Endpoint::options().progress(Progress::Auto).bind("udp://").await.expect("bind");
+    let ep = Endpoint::options()
+        .progress(Progress::Auto)
+        .bind("udp://")
+        .await
+        .expect("bind");
     let group = ep.join(group).expect("a group");
     let peer = ep.lookup(survivor).await.expect("an address");
     ep.send(peer, "ready").await.expect("a network");
@@ -48,7 +56,9 @@ pub(crate) async fn member(names: &str) {
         let message = ep.recv().await.expect("this endpoint is open");
         let source = message.source().expect("a number");
         assert!(source == peer && source != group.peer());
-        ep.send(peer, message.into_bytes()).await.expect("a network");
+        ep.send(peer, message.into_bytes())
+            .await
+            .expect("a network");
     }
 }
 
@@ -56,11 +66,19 @@ pub(crate) async fn member(names: &str) {
 fn a_peer_that_comes_back_under_its_address_is_the_same() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
-            let ep = Endpoint::options().progress(progress).bind("udp://").await.unwrap();
-            // A port that was free a moment ago, on an address that nobody else asks for a free one.
+            let ep = Endpoint::options()
+                .progress(progress)
+                .bind("udp://")
+                .await
+                .unwrap();
+            // A port that was free a moment ago, on an address that nobody else asks for a free
+            // one.
             let [.., high, low] = std::process::id().to_be_bytes();
             let host = if progress == Progress::Auto { 5 } else { 4 };
-            let at = UdpSocket::bind(format!("127.{high}.{low}.{host}:0")).unwrap().local_addr().unwrap();
+            let at = UdpSocket::bind(format!("127.{high}.{low}.{host}:0"))
+                .unwrap()
+                .local_addr()
+                .unwrap();
             let (name, mut events) = (format!("udp://{at}"), ep.events().unwrap());
             let addr = ep.lookup(&name[..]).await.unwrap();
             for life in 0..10u8 {
@@ -79,7 +97,10 @@ fn a_peer_that_comes_back_under_its_address_is_the_same() {
                 }
                 assert_eq!(ep.probe().now().unwrap(), None);
             }
-            assert_eq!((ep.stats().failed, ep.stats().dropped, events.try_next()), (0, 0, None));
+            assert_eq!(
+                (ep.stats().failed, ep.stats().dropped, events.try_next()),
+                (0, 0, None)
+            );
             still_works(&ep).await;
         });
     }
@@ -98,7 +119,9 @@ fn a_group_spans_processes() {
         }
         let to_all = ep.address_vector().insert(&group[..]).unwrap();
         for number in 0..100u32 {
-            ep.send(to_all, number.to_le_bytes().to_vec()).await.unwrap();
+            ep.send(to_all, number.to_le_bytes().to_vec())
+                .await
+                .unwrap();
             let mut heard = Vec::new();
             while heard.len() < members.len() {
                 let got = ep.recv().await.unwrap();
@@ -115,7 +138,11 @@ fn a_group_spans_processes() {
                 last.0.wait().unwrap();
             }
         }
-        assert!(members.iter_mut().all(|member| member.0.try_wait().unwrap().is_none()));
+        assert!(
+            members
+                .iter_mut()
+                .all(|member| member.0.try_wait().unwrap().is_none())
+        );
     });
 }
 

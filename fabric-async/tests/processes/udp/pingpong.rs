@@ -1,6 +1,7 @@
 //! `fi_pingpong` of libfabric as a peer, in either role, where it is installed.
 //!
-//! The two sides speak over a TCP connection besides: who they are, when to begin, and how many messages they have seen.
+//! The two sides speak over a TCP connection besides: who they are, when to begin, and how many
+//! messages they have seen.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -21,7 +22,19 @@ const SOCKADDR_IN: u32 = 2;
 fn start(args: &[&str]) -> Option<Peer> {
     let mut command = Command::new("fi_pingpong");
     command
-        .args(["-p", "udp", "-e", "dgram", "-d", "lo", "-c", "-S", "all", "-I", &ROUNDS.to_string()])
+        .args([
+            "-p",
+            "udp",
+            "-e",
+            "dgram",
+            "-d",
+            "lo",
+            "-c",
+            "-S",
+            "all",
+            "-I",
+            &ROUNDS.to_string(),
+        ])
         .args(args);
     match command.stdout(Stdio::null()).stdin(Stdio::null()).spawn() {
         Ok(child) => Some(Peer(child)),
@@ -36,14 +49,23 @@ fn start(args: &[&str]) -> Option<Peer> {
 /// Lengths as it has them: 0, 1, and from there powers of two and what lies halfway between.
 fn lengths(limit: usize) -> impl Iterator<Item = usize> {
     let powers = (1..usize::BITS).flat_map(|power| [1 << power, 3 << (power - 1)]);
-    [0, 1].into_iter().chain(powers).take_while(move |len| *len <= limit)
+    [0, 1]
+        .into_iter()
+        .chain(powers)
+        .take_while(move |len| *len <= limit)
 }
 
 /// What a side sends: an alphabet that begins elsewhere with each message.
 fn content(number: u64, len: usize) -> Vec<u8> {
     let alphabet = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
     let start = (number * 7) as usize % alphabet.len();
-    alphabet.iter().copied().cycle().skip(start).take(len).collect()
+    alphabet
+        .iter()
+        .copied()
+        .cycle()
+        .skip(start)
+        .take(len)
+        .collect()
 }
 
 /// The connection besides.
@@ -52,7 +74,9 @@ struct Control(TcpStream);
 impl Control {
     fn new(stream: TcpStream) -> Self {
         // Only there to find hangs.
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
         Self(stream)
     }
 
@@ -67,7 +91,9 @@ impl Control {
     }
 
     fn say_name(&mut self, name: &Address) {
-        let Some(SocketAddr::V4(at)) = name.socket() else { panic!("{name} is not of IPv4") };
+        let Some(SocketAddr::V4(at)) = name.socket() else {
+            panic!("{name} is not of IPv4")
+        };
         let mut bytes = 16u32.to_be_bytes().to_vec();
         bytes.extend(SOCKADDR_IN.to_ne_bytes());
         bytes.extend(2u16.to_ne_bytes());
@@ -83,7 +109,10 @@ impl Control {
         assert_eq!(head[4..], SOCKADDR_IN.to_ne_bytes());
         let name = self.hear::<16>();
         let ip = Ipv4Addr::new(name[4], name[5], name[6], name[7]);
-        format!("fi_sockaddr_in://{}", SocketAddrV4::new(ip, u16::from_be_bytes([name[2], name[3]])))
+        format!(
+            "fi_sockaddr_in://{}",
+            SocketAddrV4::new(ip, u16::from_be_bytes([name[2], name[3]]))
+        )
     }
 }
 
@@ -97,14 +126,22 @@ struct Side {
 
 impl Side {
     async fn send(&mut self, len: usize) {
-        self.ep.send(self.peer, content(self.sent, len)).await.unwrap();
+        self.ep
+            .send(self.peer, content(self.sent, len))
+            .await
+            .unwrap();
         self.sent += 1;
     }
 
     async fn receive(&mut self, len: usize) {
         let got = self.ep.recv().await.unwrap();
         assert_eq!(got.source(), Ok(self.peer));
-        assert_eq!(got[..], content(self.received, len), "message {} of {len} bytes", self.received);
+        assert_eq!(
+            got[..],
+            content(self.received, len),
+            "message {} of {len} bytes",
+            self.received
+        );
         self.received += 1;
     }
 
@@ -112,7 +149,10 @@ impl Side {
         self.ep.send(self.peer, "fin\0").await.unwrap();
         assert_eq!(&self.ep.recv().await.unwrap()[..], b"fin\0");
         assert!(wait(&mut program.0), "fi_pingpong is not content");
-        assert_eq!((self.sent, self.ep.stats().failed, self.ep.stats().dropped), (self.received, 0, 0));
+        assert_eq!(
+            (self.sent, self.ep.stats().failed, self.ep.stats().dropped),
+            (self.received, 0, 0)
+        );
     }
 }
 
@@ -121,11 +161,19 @@ fn wait(program: &mut Child) -> bool {
 }
 
 async fn bind(progress: Progress) -> Endpoint {
-    Endpoint::options().progress(progress).bind("udp://127.0.0.1:0").await.unwrap()
+    Endpoint::options()
+        .progress(progress)
+        .bind("udp://127.0.0.1:0")
+        .await
+        .unwrap()
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 #[test]
@@ -134,13 +182,20 @@ fn fi_pingpong_is_answered() {
         run(async {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let port = listener.local_addr().unwrap().port().to_string();
-            let Some(program) = start(&["-P", &port, "127.0.0.1"]) else { return };
+            let Some(program) = start(&["-P", &port, "127.0.0.1"]) else {
+                return;
+            };
             let mut control = Control::new(listener.accept().unwrap().0);
             let ep = bind(progress).await;
             control.say_name(ep.name());
             let peer = ep.lookup(control.hear_name()).await.unwrap();
             let limit = ep.info().ep.max_msg_size;
-            let mut side = Side { ep, peer, sent: 0, received: 0 };
+            let mut side = Side {
+                ep,
+                peer,
+                sent: 0,
+                received: 0,
+            };
             for len in lengths(limit) {
                 assert_eq!(&control.hear(), b"q\0");
                 control.say(b"a\0");
@@ -161,11 +216,16 @@ fn fi_pingpong_answers() {
     for progress in [Progress::Manual, Progress::Auto] {
         run(async {
             let port = free_port();
-            let Some(mut program) = start(&["-B", &port.to_string()]) else { return };
+            let Some(mut program) = start(&["-B", &port.to_string()]) else {
+                return;
+            };
             let mut control = loop {
                 match TcpStream::connect(("127.0.0.1", port)) {
                     Ok(stream) => break Control::new(stream),
-                    Err(_) => assert!(program.0.try_wait().unwrap().is_none(), "it has not even begun"),
+                    Err(_) => assert!(
+                        program.0.try_wait().unwrap().is_none(),
+                        "it has not even begun"
+                    ),
                 }
                 tokio::task::yield_now().await;
             };
@@ -174,7 +234,12 @@ fn fi_pingpong_answers() {
             let peer = ep.lookup(name).await.unwrap();
             control.say_name(ep.name());
             let limit = ep.info().ep.max_msg_size;
-            let mut side = Side { ep, peer, sent: 0, received: 0 };
+            let mut side = Side {
+                ep,
+                peer,
+                sent: 0,
+                received: 0,
+            };
             for len in lengths(limit) {
                 control.say(b"q\0");
                 assert_eq!(&control.hear(), b"a\0");

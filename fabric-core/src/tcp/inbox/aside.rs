@@ -1,8 +1,9 @@
 //! Messages that are put aside, so that what comes behind them is heard of.
 //!
-//! Where RXM is spoken, a message that nobody has asked for, and for which there is no room, must not hold up the connection:
-//! behind it may come the answer to a read, for which a message before it waits, or a read of a message that was offered.
-//! Frames are kept as they came, in their order, within a bound of their own.
+//! Where RXM is spoken, a message that nobody has asked for, and for which there is no room, must
+//! not hold up the connection: behind it may come the answer to a read, for which a message before
+//! it waits, or a read of a message that was offered. Frames are kept as they came, in their order,
+//! within a bound of their own.
 
 use std::collections::VecDeque;
 
@@ -36,7 +37,11 @@ impl Inbox {
     /// Whether the first of them can be taken now.
     #[must_use]
     pub fn is_aside_wanted(&self, who: Who, rx: &RxContext) -> bool {
-        let envelope = self.aside.frames.front().and_then(|frame| self.waiting(frame, who));
+        let envelope = self
+            .aside
+            .frames
+            .front()
+            .and_then(|frame| self.waiting(frame, who));
         envelope.is_some_and(|envelope| rx.would_take(&envelope))
     }
 
@@ -44,31 +49,45 @@ impl Inbox {
     pub(super) fn waiting(&self, bytes: &[u8], who: Who) -> Option<Envelope> {
         let (frame, header) = Frame::decode_in(bytes, self.order, self.rxm.is_some()).ok()??;
         match frame.kind {
-            FrameKind::Message if self.rxm.is_some() => Self::packet_envelope(&frame, header, bytes, who),
+            FrameKind::Message if self.rxm.is_some() => {
+                Self::packet_envelope(&frame, header, bytes, who)
+            }
             _ => super::envelope(&frame, who).ok(),
         }
     }
 
-    /// Whether messages wait to be read from their sender, or are being read, which answers no more.
+    /// Whether messages wait to be read from their sender, or are being read, which answers no
+    /// more.
     #[must_use]
     pub fn awaits_fetches(&self) -> bool {
         self.rxm.as_ref().is_some_and(|rxm| !rxm.is_over())
     }
 
-    /// The peer answers no more. The messages that were being read; what else it has offered is nobody's.
+    /// The peer answers no more. The messages that were being read; what else it has offered is
+    /// nobody's.
     #[must_use]
     pub fn end_fetches(&mut self) -> Vec<LandingId> {
         let is_offer = |bytes: &[u8]| {
-            let header =
-                Frame::decode_in(bytes, self.order, true).ok().flatten().map_or(0, |(_, header)| header);
+            let header = Frame::decode_in(bytes, self.order, true)
+                .ok()
+                .flatten()
+                .map_or(0, |(_, header)| header);
             let prefix = bytes.get(header..).and_then(<[u8]>::first_chunk);
             prefix.is_some_and(|prefix| {
-                matches!(Packet::decode(prefix), Ok(Packet { kind: PacketKind::Offer, .. }))
+                matches!(
+                    Packet::decode(prefix),
+                    Ok(Packet {
+                        kind: PacketKind::Offer,
+                        ..
+                    })
+                )
             })
         };
         self.aside.frames.retain(|frame| !is_offer(frame));
         self.aside.bytes = self.aside.frames.iter().map(|frame| frame.len()).sum();
-        self.rxm.as_mut().map_or_else(Vec::new, |rxm| rxm.end_fetches())
+        self.rxm
+            .as_mut()
+            .map_or_else(Vec::new, |rxm| rxm.end_fetches())
     }
 
     /// Takes in what was put aside, as far as it goes.
@@ -82,7 +101,8 @@ impl Inbox {
         if !self.has_aside() {
             return Ok(());
         }
-        // A frame may be in the middle of arriving. It is there still when what was put aside turns out to be wrong.
+        // A frame may be in the middle of arriving. It is there still when what was put aside turns
+        // out to be wrong.
         let landing = self.landing.take();
         // It has waited.
         let patience = std::mem::take(&mut self.patience);
@@ -127,7 +147,8 @@ impl Inbox {
         Ok(goes_on || taken.held && self.stuck.is_none() && self.put_aside(found, taken))
     }
 
-    /// Takes in a message: a packet, or one that has a tag of the tcp provider's own. False when it has to wait.
+    /// Takes in a message: a packet, or one that has a tag of the tcp provider's own. False when it
+    /// has to wait.
     fn take_either(
         &mut self,
         found: &Found<'_>,
@@ -152,7 +173,11 @@ impl Inbox {
     ) -> Result<bool, Broken> {
         let decoded = Frame::decode_in(bytes, self.order, true)?;
         let (frame, header) = decoded.ok_or(Broken("a message that has lost its header"))?;
-        let found = Found { frame: &frame, header, bytes };
+        let found = Found {
+            frame: &frame,
+            header,
+            bytes,
+        };
         let is_taken = self.take_either(&found, who, rx, host, taken)?;
         // The bytes of a segment are here too.
         if let Some(Landing::Message { id, owes, .. }) = self.landing.take() {
@@ -167,11 +192,16 @@ impl Inbox {
         if !self.has_aside() {
             return false;
         }
-        let prefix = found.bytes.get(found.header..).and_then(<[u8]>::first_chunk);
+        let prefix = found
+            .bytes
+            .get(found.header..)
+            .and_then(<[u8]>::first_chunk);
         match prefix.map(Packet::decode) {
             _ if found.frame.kind != FrameKind::Message => true,
             Some(Ok(Packet {
-                kind: PacketKind::Segment(Step::Middle | Step::Last, ..), message, ..
+                kind: PacketKind::Segment(Step::Middle | Step::Last, ..),
+                message,
+                ..
             })) => self.rxm.as_ref().is_some_and(|rxm| !rxm.has_begun(message)),
             Some(Ok(packet)) => packet.kind.is_message(),
             // It is wrong, or some of it is missing.
@@ -181,13 +211,17 @@ impl Inbox {
 
     /// Puts a message aside. False when it is not all here, or there is no room: then it is held.
     fn put_aside(&mut self, found: &Found<'_>, taken: &mut Taken) -> bool {
-        let len = usize::try_from(found.frame.payload).unwrap_or(usize::MAX).saturating_add(found.header);
+        let len = usize::try_from(found.frame.payload)
+            .unwrap_or(usize::MAX)
+            .saturating_add(found.header);
         if len > LONGEST || self.aside.bytes + len > MOST {
             taken.held = true;
             return false;
         }
         taken.held = false;
-        let Some(bytes) = found.bytes.get(..len) else { return false };
+        let Some(bytes) = found.bytes.get(..len) else {
+            return false;
+        };
         self.aside.frames.push_back(bytes.into());
         self.aside.bytes += len;
         taken.bytes += len;

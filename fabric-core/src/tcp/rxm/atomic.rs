@@ -16,7 +16,8 @@ pub const MOST_OPERANDS: usize = EAGER - PLACES;
 /// Bytes before what was fetched: a status, and how many bytes that is.
 pub(crate) const STATUS: usize = 8;
 
-/// What the prefix of a packet says of an atomic operation: numbers of `fi_atomic(3)`, of which this library may not know all.
+/// What the prefix of a packet says of an atomic operation: numbers of `fi_atomic(3)`, of which
+/// this library may not know all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {
     /// How it is called.
@@ -34,17 +35,32 @@ impl Atomic {
     #[must_use]
     pub fn of(spec: AtomicSpec) -> Self {
         let place = |at: Option<usize>| at.map_or(u8::MAX, |at| at as u8);
-        let datatype = place(Datatype::ALL.iter().position(|datatype| *datatype == spec.datatype));
+        let datatype = place(
+            Datatype::ALL
+                .iter()
+                .position(|datatype| *datatype == spec.datatype),
+        );
         let op = place(AtomicOp::ALL.iter().position(|op| *op == spec.op));
-        Self { call: spec.call, datatype, op, rows: 1 }
+        Self {
+            call: spec.call,
+            datatype,
+            op,
+            rows: 1,
+        }
     }
 
     /// The operation, if this library has it.
     #[must_use]
     pub fn spec(self) -> Option<AtomicSpec> {
-        let (datatype, op) =
-            (*Datatype::ALL.get(usize::from(self.datatype))?, *AtomicOp::ALL.get(usize::from(self.op))?);
-        let spec = AtomicSpec { op, datatype, call: self.call };
+        let (datatype, op) = (
+            *Datatype::ALL.get(usize::from(self.datatype))?,
+            *AtomicOp::ALL.get(usize::from(self.op))?,
+        );
+        let spec = AtomicSpec {
+            op,
+            datatype,
+            call: self.call,
+        };
         spec.check().is_ok().then_some(spec)
     }
 
@@ -58,8 +74,13 @@ impl Atomic {
 /// How many bytes of operands, comparands among them, come with so many bytes of values.
 pub(crate) fn operands(spec: AtomicSpec, values: usize) -> Option<usize> {
     match spec {
-        AtomicSpec { op: AtomicOp::Read, .. } => Some(0),
-        AtomicSpec { call: AtomicCall::Compare, .. } => values.checked_mul(2),
+        AtomicSpec {
+            op: AtomicOp::Read, ..
+        } => Some(0),
+        AtomicSpec {
+            call: AtomicCall::Compare,
+            ..
+        } => values.checked_mul(2),
         _ => Some(values),
     }
 }
@@ -67,7 +88,10 @@ pub(crate) fn operands(spec: AtomicSpec, values: usize) -> Option<usize> {
 /// One place, of so many values.
 pub(crate) fn encode_place(row: Row) -> [u8; PLACES] {
     let mut bytes = [0; PLACES];
-    for (word, into) in [row.addr, row.len, row.key].into_iter().zip(bytes.chunks_mut(8)) {
+    for (word, into) in [row.addr, row.len, row.key]
+        .into_iter()
+        .zip(bytes.chunks_mut(8))
+    {
         into.copy_from_slice(&word.to_ne_bytes());
     }
     bytes
@@ -85,7 +109,8 @@ pub(crate) fn decode_places(bytes: &[u8; PLACES], count: u8) -> Result<Rows, Bro
     Ok(Rows::decode(&bytes[..count * ROW], count, Order::NATIVE))
 }
 
-/// How an atomic operation has ended at the peer, as libfabric writes it: 0, or the negative number of an error.
+/// How an atomic operation has ended at the peer, as libfabric writes it: 0, or the negative number
+/// of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub i32);
 
@@ -109,15 +134,17 @@ impl Status {
     /// What whoever has asked for it hears, on this place.
     pub(crate) fn error(self, place: &Remote) -> Error {
         match self {
-            Self::REFUSED => {
-                Error::Key { key: place.key, why: "is refused by the peer: key, right or range" }
-            }
+            Self::REFUSED => Error::Key {
+                key: place.key,
+                why: "is refused by the peer: key, right or range",
+            },
             Self::UNKNOWN => Error::NotSupported("this atomic operation, by the peer"),
             Self(number) => Error::os("fi_atomic of the peer", number.saturating_abs()),
         }
     }
 
-    /// What stands before so many bytes that were fetched: the one part of this dialect in the order of the network.
+    /// What stands before so many bytes that were fetched: the one part of this dialect in the
+    /// order of the network.
     pub(crate) fn encode(self, fetched: usize) -> [u8; STATUS] {
         let mut bytes = [0; STATUS];
         bytes[..4].copy_from_slice(&self.0.to_be_bytes());
@@ -130,7 +157,8 @@ impl Status {
     /// # Errors
     /// It is shorter than it says, or longer.
     pub(crate) fn decode(body: &[u8]) -> Result<(Self, &[u8]), Broken> {
-        const WRONG: Broken = Broken("a response to an atomic operation that is not as long as it says");
+        const WRONG: Broken =
+            Broken("a response to an atomic operation that is not as long as it says");
         let (words, fetched) = body.split_first_chunk::<STATUS>().ok_or(WRONG)?;
         let [s0, s1, s2, s3, l0, l1, l2, l3] = *words;
         if u32::from_be_bytes([l0, l1, l2, l3]) as usize != fetched.len() {
@@ -140,4 +168,7 @@ impl Status {
     }
 }
 
-const _: () = assert!(2 * MAX_ATOMIC <= MOST_OPERANDS, "what this side asks for is taken");
+const _: () = assert!(
+    2 * MAX_ATOMIC <= MOST_OPERANDS,
+    "what this side asks for is taken"
+);

@@ -29,7 +29,15 @@ impl Fetch {
     /// A message of this number and length, which lies there.
     #[must_use]
     pub fn new(landing: LandingId, message: u64, rows: Rows, len: u64) -> Self {
-        Self { landing, message, rows, next: (0, 0), asked: 0, arrived: 0, len }
+        Self {
+            landing,
+            message,
+            rows,
+            next: (0, 0),
+            asked: 0,
+            arrived: 0,
+            len,
+        }
     }
 
     /// What is to be read next; nothing when all of it has been asked for.
@@ -44,7 +52,11 @@ impl Fetch {
             }
             self.next.1 += len;
             self.asked += len;
-            return Some(Row { addr: row.addr + from, len, key: row.key });
+            return Some(Row {
+                addr: row.addr + from,
+                len,
+                key: row.key,
+            });
         }
     }
 
@@ -59,7 +71,10 @@ impl Fetch {
     /// # Panics
     /// When not as many were asked for.
     pub fn arrived(&mut self, count: u64) -> bool {
-        assert!(count <= self.asked - self.arrived, "more has arrived than was asked for");
+        assert!(
+            count <= self.asked - self.arrived,
+            "more has arrived than was asked for"
+        );
         self.arrived += count;
         self.arrived == self.len
     }

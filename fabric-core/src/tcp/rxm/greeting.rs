@@ -47,22 +47,46 @@ impl Request {
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Result<Self, Broken>> {
         let bytes: &[u8; Self::BYTES] = bytes.as_array()?;
-        let [greeting, order, control, operations, p0, p1, _, _, e0, e1, e2, e3, ..] = *bytes;
+        let [
+            greeting,
+            order,
+            control,
+            operations,
+            p0,
+            p1,
+            _,
+            _,
+            e0,
+            e1,
+            e2,
+            e3,
+            ..,
+        ] = *bytes;
         if greeting != GREETING || control != CONTROL || operations != OPERATIONS {
             return Some(Err(Broken("a request of another version of RXM")));
         }
         if order != ORDER {
-            return Some(Err(Broken("a request of RXM from a machine of the other byte order")));
+            return Some(Err(Broken(
+                "a request of RXM from a machine of the other byte order",
+            )));
         }
         if u32::from_ne_bytes([e0, e1, e2, e3]) as usize != EAGER {
-            return Some(Err(Broken("a request of RXM with another limit of eager messages")));
+            return Some(Err(Broken(
+                "a request of RXM with another limit of eager messages",
+            )));
         }
         let port = u16::from_ne_bytes([p0, p1]);
         if port == 0 {
-            return Some(Err(Broken("a request of RXM from an endpoint that does not listen")));
+            return Some(Err(Broken(
+                "a request of RXM from an endpoint that does not listen",
+            )));
         }
         let (instance, connection) = halves(bytes);
-        Some(Ok(Self { port, instance, connection }))
+        Some(Ok(Self {
+            port,
+            instance,
+            connection,
+        }))
     }
 }
 
@@ -96,7 +120,10 @@ impl Acceptance {
         let mut last = [0; 24];
         last[16..].copy_from_slice(&bytes[..8]);
         let (instance, connection) = halves(&last);
-        Some(Self { instance, connection })
+        Some(Self {
+            instance,
+            connection,
+        })
     }
 }
 

@@ -33,7 +33,13 @@ impl Incoming {
     /// From a peer that was told to quote this.
     #[must_use]
     pub fn new(connection: u32) -> Self {
-        Self { connection, parts: HashMap::new(), fetches: VecDeque::new(), reads: 0, is_over: false }
+        Self {
+            connection,
+            parts: HashMap::new(),
+            fetches: VecDeque::new(),
+            reads: 0,
+            is_over: false,
+        }
     }
 
     /// The packet is one for this connection.
@@ -56,7 +62,9 @@ impl Incoming {
             return Err(Broken("the first segment of a message that has begun"));
         }
         if self.parts.len() >= MESSAGES_IN_SEGMENTS {
-            return Err(Broken("more messages in segments than anybody sends at a time"));
+            return Err(Broken(
+                "more messages in segments than anybody sends at a time",
+            ));
         }
         if bytes > packet.len {
             return Err(TOO_LONG);
@@ -66,7 +74,13 @@ impl Incoming {
 
     /// A message in segments arrives there.
     pub fn begin(&mut self, packet: &Packet, landing: LandingId) {
-        self.parts.insert(packet.message, Part { landing, left: packet.len });
+        self.parts.insert(
+            packet.message,
+            Part {
+                landing,
+                left: packet.len,
+            },
+        );
     }
 
     /// Where the next so many bytes of a message in segments belong.
@@ -85,7 +99,9 @@ impl Incoming {
         let is_whole = part.left == 0;
         // A message of one segment is first and last.
         if is_whole != (step == Step::Last) && !(is_whole && step == Step::First) {
-            return Err(Broken("a last segment before the end of its message, or none at the end"));
+            return Err(Broken(
+                "a last segment before the end of its message, or none at the end",
+            ));
         }
         if is_whole {
             self.parts.remove(&packet.message);
@@ -109,7 +125,11 @@ impl Incoming {
         if self.reads == WINDOW {
             return None;
         }
-        let row = self.fetches.iter_mut().find(|fetch| !fetch.is_asked())?.ask()?;
+        let row = self
+            .fetches
+            .iter_mut()
+            .find(|fetch| !fetch.is_asked())?
+            .ask()?;
         self.reads += 1;
         Some(row)
     }
@@ -120,8 +140,8 @@ impl Incoming {
         self.fetches.front().map(|fetch| fetch.landing)
     }
 
-    /// All of the answer to the oldest read has come, which is so many bytes. The number of the message that has all of
-    /// its bytes with it, which its sender is to be told.
+    /// All of the answer to the oldest read has come, which is so many bytes. The number of the
+    /// message that has all of its bytes with it, which its sender is to be told.
     pub fn arrived(&mut self, bytes: u64) -> Option<u64> {
         self.reads = self.reads.saturating_sub(1);
         // Answers come in the order of reads, and one message is asked for after the other.
@@ -158,7 +178,9 @@ impl Incoming {
     #[must_use]
     pub fn end(&mut self) -> Vec<LandingId> {
         let parts = self.parts.drain().map(|(_, part)| part.landing);
-        parts.chain(self.fetches.drain(..).map(|fetch| fetch.landing)).collect()
+        parts
+            .chain(self.fetches.drain(..).map(|fetch| fetch.landing))
+            .collect()
     }
 }
 

@@ -10,14 +10,16 @@
 //! | `incoming` | what has come of messages in segments and of those that are fetched |
 //! | `outgoing` | prefixes of what is sent |
 //!
-//! A short message is one packet. A longer one comes in segments, or is offered: a packet says where it lies with its
-//! sender, the receiver reads it with one-sided reads, and says so when it has it. Which way is up to the sender. Here it is
-//! always the latter: libfabric 1.17 does not take segments over this provider.
+//! A short message is one packet. A longer one comes in segments, or is offered: a packet says
+//! where it lies with its sender, the receiver reads it with one-sided reads, and says so when it
+//! has it. Which way is up to the sender. Here it is always the latter: libfabric 1.17 does not
+//! take segments over this provider.
 //!
-//! An atomic operation is a packet, and so is the response to it, which every one has. They bear a number that the asking side
-//! chooses. Reads and writes are frames, as in the native dialect.
+//! An atomic operation is a packet, and so is the response to it, which every one has. They bear a
+//! number that the asking side chooses. Reads and writes are frames, as in the native dialect.
 //!
-//! Integers are in the order of both machines: those of different orders do not get as far as packets.
+//! Integers are in the order of both machines: those of different orders do not get as far as
+//! packets.
 
 mod atomic;
 mod fetch;

@@ -9,7 +9,10 @@ pub(crate) const OFFER: usize = MOST_ROWS * ROW + 8;
 /// A message that lies in this place.
 pub(crate) fn encode(row: Row) -> [u8; OFFER] {
     let mut bytes = [0; OFFER];
-    for (word, into) in [row.addr, row.len, row.key].into_iter().zip(bytes.chunks_mut(8)) {
+    for (word, into) in [row.addr, row.len, row.key]
+        .into_iter()
+        .zip(bytes.chunks_mut(8))
+    {
         into.copy_from_slice(&word.to_ne_bytes());
     }
     bytes[MOST_ROWS * ROW] = 1;
@@ -26,11 +29,16 @@ pub(crate) fn decode(bytes: &[u8; OFFER], len: u64) -> Result<Rows, Broken> {
         return Err(Broken("a rendezvous without places, or with too many"));
     }
     let rows = Rows::decode(&bytes[..count * ROW], count, Order::NATIVE);
-    if rows.iter().any(|row| row.addr.checked_add(row.len).is_none()) {
+    if rows
+        .iter()
+        .any(|row| row.addr.checked_add(row.len).is_none())
+    {
         return Err(Broken("a rendezvous with memory beyond the end of all"));
     }
     if len == 0 || rows.total() != Some(len) {
-        return Err(Broken("a rendezvous whose places are not as long as its message"));
+        return Err(Broken(
+            "a rendezvous whose places are not as long as its message",
+        ));
     }
     Ok(rows)
 }

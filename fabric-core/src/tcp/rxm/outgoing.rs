@@ -38,7 +38,12 @@ impl Outgoing {
     /// An atomic operation of this number, with so many bytes of operands.
     #[must_use]
     pub fn atomic(&self, number: u64, atomic: Atomic, operands: usize) -> Packet {
-        self.packet(PacketKind::Atomic(atomic), number, (None, None), (PLACES + operands) as u64)
+        self.packet(
+            PacketKind::Atomic(atomic),
+            number,
+            (None, None),
+            (PLACES + operands) as u64,
+        )
     }
 
     /// What has come of the atomic operation of this number, with so many bytes that were fetched.
@@ -55,6 +60,13 @@ impl Outgoing {
         (tag, data): (Option<u64>, Option<u64>),
         len: u64,
     ) -> Packet {
-        Packet { kind, connection: self.connection, message, tag, data, len }
+        Packet {
+            kind,
+            connection: self.connection,
+            message,
+            tag,
+            data,
+            len,
+        }
     }
 }

@@ -50,13 +50,17 @@ impl PacketKind {
         matches!(self, Self::Eager | Self::Segment(..) | Self::Offer)
     }
 
-    /// What kind of operation it belongs to, and the word behind that, which is the tag of a message.
+    /// What kind of operation it belongs to, and the word behind that, which is the tag of a
+    /// message.
     fn operation(self, tag: Option<u64>) -> (u8, u64) {
         match self {
             Self::Atomic(atomic) | Self::Response(atomic) => {
                 let word = [atomic.datatype, atomic.op, atomic.rows, 0, 0, 0, 0, 0];
                 (
-                    BASE + AtomicCall::ALL.iter().position(|call| *call == atomic.call).unwrap_or(0) as u8,
+                    BASE + AtomicCall::ALL
+                        .iter()
+                        .position(|call| *call == atomic.call)
+                        .unwrap_or(0) as u8,
                     u64::from_ne_bytes(word),
                 )
             }
@@ -78,7 +82,8 @@ pub struct Packet {
     pub tag: Option<u64>,
     /// Data for the receiver's completion.
     pub data: Option<u64>,
-    /// Bytes of the whole message; of an atomic operation, and of a response, those behind the prefix.
+    /// Bytes of the whole message; of an atomic operation, and of a response, those behind the
+    /// prefix.
     pub len: u64,
 }
 
@@ -132,7 +137,10 @@ impl Packet {
                     3 => Step::Last,
                     _ => return Err(Broken("a segment that is neither first, last nor between")),
                 };
-                let (size, number) = (u16::from_ne_bytes([s0, s1]), u32::from_ne_bytes([n0, n1, n2, n3]));
+                let (size, number) = (
+                    u16::from_ne_bytes([s0, s1]),
+                    u32::from_ne_bytes([n0, n1, n2, n3]),
+                );
                 PacketKind::Segment(step, number, size)
             }
             2 => PacketKind::Offer,
@@ -154,13 +162,27 @@ impl Packet {
         let data = (is_message && flags & HAS_DATA != 0).then(|| word(6));
         // The upper half is the sender's.
         let connection = word(1) as u32;
-        Ok(Self { kind, connection, message: word(2), tag, data, len: word(5) })
+        Ok(Self {
+            kind,
+            connection,
+            message: word(2),
+            tag,
+            data,
+            len: word(5),
+        })
     }
 }
 
 /// What the prefix of an atomic operation, or of a response to one, says of it.
 fn atomic(bytes: &[u8; PREFIX]) -> Result<Atomic, Broken> {
-    let call = bytes[34].checked_sub(BASE).and_then(|at| AtomicCall::ALL.get(usize::from(at)));
+    let call = bytes[34]
+        .checked_sub(BASE)
+        .and_then(|at| AtomicCall::ALL.get(usize::from(at)));
     let call = *call.ok_or(Broken("an atomic operation that is called as none is"))?;
-    Ok(Atomic { call, datatype: bytes[56], op: bytes[57], rows: bytes[58] })
+    Ok(Atomic {
+        call,
+        datatype: bytes[56],
+        op: bytes[57],
+        rows: bytes[58],
+    })
 }

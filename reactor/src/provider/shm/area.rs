@@ -1,19 +1,21 @@
 //! An area: memory that its owner lends to peers, who map it and reach it by themselves.
 //!
-//! The owner makes it (a memfd), seals it so that its size can never change, and passes it on to whoever asks with a
-//! key. A peer maps it only if it is sealed and as large as it says, so no access within it can fault, whatever the
-//! owner does. An area that peers may only read is sealed against writable mappings once its owner has one.
+//! The owner makes it (a memfd), seals it so that its size can never change, and passes it on to
+//! whoever asks with a key. A peer maps it only if it is sealed and as large as it says, so no
+//! access within it can fault, whatever the owner does. An area that peers may only read is sealed
+//! against writable mappings once its owner has one.
 //!
-//! Its first page says whether a region is still lent. Every access of a peer to a region looks there first, in its own
-//! cache as long as nothing changes; loans have their own way back (`loans`). A peer with the right to write can spoil what it may write, and that word with it; the
-//! owner never reads it.
+//! Its first page says whether a region is still lent. Every access of a peer to a region looks
+//! there first, in its own cache as long as nothing changes; loans have their own way back
+//! (`loans`). A peer with the right to write can spoil what it may write, and that word with it;
+//! the owner never reads it.
 //!
 //! # Safety
 //!
-//! This module holds raw access to memory that others write at the same time. The argument is that of `segment`: `base`
-//! is a mapping of one page and `len` bytes, alive as long as the value; words are reached as atomics; bytes are
-//! copied from and to it by raw pointer, after the range was checked, and never borrowed, except by `loans`, whose argument
-//! stands there.
+//! This module holds raw access to memory that others write at the same time. The argument is that
+//! of `segment`: `base` is a mapping of one page and `len` bytes, alive as long as the value; words
+//! are reached as atomics; bytes are copied from and to it by raw pointer, after the range was
+//! checked, and never borrowed, except by `loans`, whose argument stands there.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,8 +39,8 @@ const BYTES_AT: usize = 4096;
 /// The largest area.
 const MOST_BYTES: usize = 1 << 40;
 
-/// Larger areas are refused when the machine has not so much memory. The kernel would end processes to find it: shared
-/// memory belongs to none.
+/// Larger areas are refused when the machine has not so much memory. The kernel would end processes
+/// to find it: shared memory belongs to none.
 const UNASKED: usize = 64 << 20;
 const ENOMEM: i32 = 12;
 
@@ -53,7 +55,8 @@ pub(crate) struct Area {
     writable: bool,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; all access to it is atomic or by raw copy.
+// SAFETY: the mapping belongs to the process, not to a thread; all access to it is atomic or by raw
+// copy.
 unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
@@ -70,7 +73,11 @@ impl OwnArea {
     /// Makes an area of this many bytes, zeroed and backed by memory.
     pub(crate) fn create(len: usize, access: Access) -> Result<Self> {
         if len > MOST_BYTES {
-            return Err(Error::TooLong { what: "memory region", len, limit: MOST_BYTES });
+            return Err(Error::TooLong {
+                what: "memory region",
+                len,
+                limit: MOST_BYTES,
+            });
         }
         if len > UNASKED && available().is_some_and(|available| len as u64 > available) {
             return Err(Error::os("fallocate", ENOMEM));
@@ -87,7 +94,11 @@ impl OwnArea {
         }
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(failed("fcntl(F_ADD_SEALS)"))?;
         area.word().store(LENT, Ordering::Release);
-        Ok(Self { area, fd, origin: Origin::here() })
+        Ok(Self {
+            area,
+            fd,
+            origin: Origin::here(),
+        })
     }
 
     pub(crate) fn area(&self) -> &Area {
@@ -103,7 +114,9 @@ impl OwnArea {
 /// Bytes of memory that can be had, as the kernel estimates.
 fn available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
@@ -120,7 +133,14 @@ impl Memory for OwnArea {
         self.area.write(at, bytes);
     }
 
-    fn execute(&self, at: usize, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
+    fn execute(
+        &self,
+        at: usize,
+        op: AtomicOp,
+        datatype: Datatype,
+        operand: u64,
+        comparand: u64,
+    ) -> u64 {
         self.area.execute(at, op, datatype, operand, comparand)
     }
 
@@ -156,7 +176,9 @@ impl Area {
         if system.f_type as u64 != TMPFS {
             return Err("memory of another kind");
         }
-        let size = rustix::fs::fstat(fd).map_err(|_| "memory without a size")?.st_size;
+        let size = rustix::fs::fstat(fd)
+            .map_err(|_| "memory without a size")?
+            .st_size;
         if usize::try_from(size) != Ok(BYTES_AT + len) {
             return Err("memory of another size than announced");
         }
@@ -164,14 +186,30 @@ impl Area {
     }
 
     fn map(fd: impl AsFd, len: usize, writable: bool) -> Result<Self> {
-        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let protection = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
         let size = BYTES_AT + len;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, protection, MapFlags::SHARED, fd, 0) };
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                size,
+                protection,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        };
         let base = base.map_err(|errno| Error::os("mmap", errno.raw_os_error()))?;
         let base = NonNull::new(base.cast()).ok_or(Error::os("mmap", 12))?;
-        Ok(Self { base, len, writable })
+        Ok(Self {
+            base,
+            len,
+            writable,
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -185,15 +223,18 @@ impl Area {
     }
 
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: the first page is mapped and aligned; the word is only accessed as an atomic, and only loaded where
-        // the mapping is not writable.
+        // SAFETY: the first page is mapped and aligned; the word is only accessed as an atomic, and
+        // only loaded where the mapping is not writable.
         unsafe { self.base.cast().as_ref() }
     }
 
     /// The address of byte `at`, from which `len` bytes lie within the area.
     #[inline]
     fn at(&self, at: usize, len: usize) -> NonNull<u8> {
-        assert!(at <= self.len && len <= self.len - at, "an access outside of its region");
+        assert!(
+            at <= self.len && len <= self.len - at,
+            "an access outside of its region"
+        );
         // SAFETY: within the mapping, by the line above.
         unsafe { self.base.add(BYTES_AT + at) }
     }
@@ -205,11 +246,13 @@ impl Area {
         let to = self.at(at, bytes.len());
         match <[u8; 8]>::try_from(bytes) {
             Ok(word) if at.is_multiple_of(8) => {
-                // SAFETY: eight mapped bytes at a multiple of eight, since the mapping begins with a page.
+                // SAFETY: eight mapped bytes at a multiple of eight, since the mapping begins with
+                // a page.
                 let cell: &AtomicU64 = unsafe { to.cast().as_ref() };
                 cell.store(u64::from_ne_bytes(word), Ordering::Release);
             }
-            // SAFETY: `at` checked the range; `bytes` is ordinary memory, so the two do not overlap.
+            // SAFETY: `at` checked the range; `bytes` is ordinary memory, so the two do not
+            // overlap.
             _ => unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) },
         }
     }
@@ -217,8 +260,11 @@ impl Area {
     /// Copies bytes out. One aligned word is read as one.
     #[inline]
     pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
-        // SAFETY: a slice of initialised bytes is one of bytes that may be, and `copy_out` only initialises.
-        self.copy_out(at, unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<u8>]) });
+        // SAFETY: a slice of initialised bytes is one of bytes that may be, and `copy_out` only
+        // initialises.
+        self.copy_out(at, unsafe {
+            &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<u8>])
+        });
     }
 
     #[inline]
@@ -229,7 +275,9 @@ impl Area {
             let cell: &AtomicU64 = unsafe { from.cast().as_ref() };
             let word = cell.load(Ordering::Acquire).to_ne_bytes();
             // SAFETY: `out` has room for eight bytes.
-            return unsafe { std::ptr::copy_nonoverlapping(word.as_ptr(), out.as_mut_ptr().cast(), 8) };
+            return unsafe {
+                std::ptr::copy_nonoverlapping(word.as_ptr(), out.as_mut_ptr().cast(), 8)
+            };
         }
         // SAFETY: `at` checked the range; `out` is ordinary memory, so the two do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr().cast(), out.len()) };
@@ -265,7 +313,11 @@ impl Area {
     /// Part of it, to be copied out.
     pub(crate) fn part(&self, start: usize, len: usize) -> Part<'_> {
         let _ = self.at(start, len);
-        Part { area: self, start, len }
+        Part {
+            area: self,
+            start,
+            len,
+        }
     }
 
     /// Executes an atomic operation on the value at byte `at`.
@@ -279,10 +331,17 @@ impl Area {
         comparand: u64,
     ) -> u64 {
         let size = datatype.size();
-        assert!(at.is_multiple_of(size), "a value lies at a multiple of its size");
-        assert!(self.writable || op == AtomicOp::Read, "a change of what can only be read");
+        assert!(
+            at.is_multiple_of(size),
+            "a value lies at a multiple of its size"
+        );
+        assert!(
+            self.writable || op == AtomicOp::Read,
+            "a change of what can only be read"
+        );
         let place = self.at(at, size);
-        // SAFETY: mapped and aligned, by the lines above; others reach it as an atomic too, or spoil it.
+        // SAFETY: mapped and aligned, by the lines above; others reach it as an atomic too, or
+        // spoil it.
         let cell = unsafe {
             match size {
                 1 => Cell::One(place.cast::<AtomicU8>().as_ref()),
@@ -309,7 +368,14 @@ impl Memory for Area {
         Area::write(self, at, bytes);
     }
 
-    fn execute(&self, at: usize, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
+    fn execute(
+        &self,
+        at: usize,
+        op: AtomicOp,
+        datatype: Datatype,
+        operand: u64,
+        comparand: u64,
+    ) -> u64 {
         Area::execute(self, at, op, datatype, operand, comparand)
     }
 
@@ -341,14 +407,20 @@ impl Source for Part<'_> {
     }
 
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
-        assert!(from <= self.len && dst.len() <= self.len - from, "within the part");
+        assert!(
+            from <= self.len && dst.len() <= self.len - from,
+            "within the part"
+        );
         self.area.copy_out(self.start + from, dst);
         // SAFETY: `copy_out` initialised all of it.
         unsafe { std::slice::from_raw_parts_mut(dst.as_mut_ptr().cast(), dst.len()) }
     }
 
     fn copy_over(&self, from: usize, dst: &mut [u8]) {
-        assert!(from <= self.len && dst.len() <= self.len - from, "within the part");
+        assert!(
+            from <= self.len && dst.len() <= self.len - from,
+            "within the part"
+        );
         self.area.read(self.start + from, dst);
     }
 }
@@ -378,7 +450,10 @@ mod tests {
         assert_eq!(area.execute(64, AtomicOp::Sum, Datatype::U64, 5, 0), 7);
         assert_eq!(lent.execute(64, AtomicOp::Read, Datatype::U64, 0, 0), 12);
         assert_eq!(area.execute(67, AtomicOp::Write, Datatype::U8, 1, 0), 0);
-        assert_eq!(lent.execute(64, AtomicOp::Read, Datatype::U32, 0, 0), 12 + (1 << 24));
+        assert_eq!(
+            lent.execute(64, AtomicOp::Read, Datatype::U32, 0, 0),
+            12 + (1 << 24)
+        );
         let mut copy = Vec::with_capacity(20);
         copy.extend_from_slice(&[0; 20]);
         area.part(17, 20).copy_over(0, &mut copy);
@@ -389,25 +464,44 @@ mod tests {
         area.write(0, b"the memory stays as long as somebody has it");
     }
 
-    /// What may only be read cannot be mapped for writing by who passes the check in our code, or leaves it out.
+    /// What may only be read cannot be mapped for writing by who passes the check in our code, or
+    /// leaves it out.
     #[test]
     fn rights_hold_against_who_does_not_ask() {
         let lent = OwnArea::create(100, Access::REMOTE_READ).unwrap();
         assert!(adopt(&lent, false).is_ok());
-        assert_eq!(adopt(&lent, true).unwrap_err(), "memory that cannot be mapped");
+        assert_eq!(
+            adopt(&lent, true).unwrap_err(),
+            "memory that cannot be mapped"
+        );
     }
 
     #[test]
     fn only_sealed_memory_of_the_announced_size_is_mapped() {
         let lent = OwnArea::create(100, BOTH).unwrap();
         let fd = lent.fd().try_clone_to_owned().unwrap();
-        assert!(Area::adopt(&fd, 101, true).unwrap_err().contains("another size"));
-        assert!(Area::adopt(&fd, usize::MAX, true).unwrap_err().contains("too large"));
+        assert!(
+            Area::adopt(&fd, 101, true)
+                .unwrap_err()
+                .contains("another size")
+        );
+        assert!(
+            Area::adopt(&fd, usize::MAX, true)
+                .unwrap_err()
+                .contains("too large")
+        );
         let bare = memfd::create("bare", 0, "ftruncate").unwrap();
         rustix::fs::ftruncate(&bare, (BYTES_AT + 100) as u64).unwrap();
-        assert!(Area::adopt(&bare, 100, true).unwrap_err().contains("not sealed"));
+        assert!(
+            Area::adopt(&bare, 100, true)
+                .unwrap_err()
+                .contains("not sealed")
+        );
         assert!(Area::adopt(&std::fs::File::open("/dev/null").unwrap().into(), 0, false).is_err());
-        assert!(matches!(OwnArea::create(usize::MAX, BOTH), Err(Error::TooLong { .. })));
+        assert!(matches!(
+            OwnArea::create(usize::MAX, BOTH),
+            Err(Error::TooLong { .. })
+        ));
     }
 
     #[test]

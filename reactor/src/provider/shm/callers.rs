@@ -1,13 +1,15 @@
 //! The connections that came in, and which of them are looked at.
 //!
-//! A pass looks at every *attended* caller. One that has said nothing for a long time, while others are attended, is left
-//! alone: its flag stays raised, so that it rings when it says something. However many callers are left alone, a pass looks
-//! at one of them, in turn, so that a ring need not be waited for by somebody who makes passes all the time.
+//! A pass looks at every *attended* caller. One that has said nothing for a long time, while others
+//! are attended, is left alone: its flag stays raised, so that it rings when it says something.
+//! However many callers are left alone, a pass looks at one of them, in turn, so that a ring need
+//! not be waited for by somebody who makes passes all the time.
 //!
-//! **Invariant.** A caller is left alone only while its flag was raised and nothing new was found after that, or its ring is
-//! in the socket, which is watched. What its socket has to say makes it attended, and so does what a pass finds. Hence no
-//! message waits longer than that of a peer that sleeps: who goes to sleep itself has nothing to do for those left alone.
-//! A peer that takes the flag down without ringing holds up its own messages, until its turn comes.
+//! **Invariant.** A caller is left alone only while its flag was raised and nothing new was found
+//! after that, or its ring is in the socket, which is watched. What its socket has to say makes it
+//! attended, and so does what a pass finds. Hence no message waits longer than that of a peer that
+//! sleeps: who goes to sleep itself has nothing to do for those left alone. A peer that takes the
+//! flag down without ringing holds up its own messages, until its turn comes.
 
 use std::collections::VecDeque;
 
@@ -17,8 +19,8 @@ use super::incoming::{Incoming, Stranger};
 
 /// Callers that are always attended.
 pub(crate) const FEW: usize = 8;
-/// Passes without a word after which a caller is left alone, if a few are attended. In a crowd passes take longer, and fewer
-/// of them are as long a silence.
+/// Passes without a word after which a caller is left alone, if a few are attended. In a crowd
+/// passes take longer, and fewer of them are as long a silence.
 const SILENCE: usize = 1024;
 const SHORTEST_SILENCE: usize = 64;
 
@@ -127,7 +129,9 @@ impl Callers {
     }
 
     pub(crate) fn peers_mut(&mut self) -> impl Iterator<Item = &mut Incoming> {
-        self.all.iter_mut().filter_map(|(_, caller)| caller.peer_mut())
+        self.all
+            .iter_mut()
+            .filter_map(|(_, caller)| caller.peer_mut())
     }
 
     /// Shows all that have said hello.
@@ -181,7 +185,9 @@ impl Callers {
 
     /// Attends to this caller from now on.
     pub(crate) fn attend(&mut self, at: usize) {
-        let Some(peer) = self.all.get_mut(at).and_then(Caller::peer_mut) else { return };
+        let Some(peer) = self.all.get_mut(at).and_then(Caller::peer_mut) else {
+            return;
+        };
         if std::mem::take(&mut peer.alone) {
             peer.disarm();
             peer.heard = self.passes;
@@ -194,14 +200,22 @@ impl Callers {
         self.attended.len()
     }
 
-    /// Leaves one of the attended alone, if it has been silent for long; `crowd` is how many there are in a pass. True when it
-    /// just said something instead.
+    /// Leaves one of the attended alone, if it has been silent for long; `crowd` is how many there
+    /// are in a pass. True when it just said something instead.
     #[cold]
     pub(crate) fn leave_one(&mut self, crowd: usize) -> bool {
         let silence = (SILENCE * FEW / crowd.max(FEW)).max(SHORTEST_SILENCE) as u32;
-        self.next = if self.next + 1 < self.attended.len() { self.next + 1 } else { 0 };
-        let Some(&at) = self.attended.get(self.next) else { return false };
-        let Some(peer) = self.all.get_mut(at).and_then(Caller::peer_mut) else { return false };
+        self.next = if self.next + 1 < self.attended.len() {
+            self.next + 1
+        } else {
+            0
+        };
+        let Some(&at) = self.attended.get(self.next) else {
+            return false;
+        };
+        let Some(peer) = self.all.get_mut(at).and_then(Caller::peer_mut) else {
+            return false;
+        };
         if self.passes.wrapping_sub(peer.heard) < silence || !peer.may_be_left() {
             return false;
         }
@@ -221,7 +235,11 @@ impl Callers {
     pub(crate) fn arm(&mut self) -> bool {
         let mut quiet = true;
         for &at in &self.attended {
-            quiet &= self.all.get_mut(at).and_then(Caller::peer_mut).is_none_or(Incoming::arm);
+            quiet &= self
+                .all
+                .get_mut(at)
+                .and_then(Caller::peer_mut)
+                .is_none_or(Incoming::arm);
         }
         quiet
     }

@@ -1,14 +1,17 @@
-//! Accesses that the owner of a region makes for its peers, because its memory is its own: a registered buffer.
+//! Accesses that the owner of a region makes for its peers, because its memory is its own: a
+//! registered buffer.
 //!
-//! Whoever asks makes a *desk*, an area that both can write, and gives it to the owner with its first request. A request is
-//! a record in the ring; the bytes to be written lie on the desk, or those that were read are put there. Then the answer is
-//! put there too: how it went, and behind that the number of the request, which publishes it. There is one request at
-//! a time, of so many bytes as the desk has room for; what is longer takes several.
+//! Whoever asks makes a *desk*, an area that both can write, and gives it to the owner with its
+//! first request. A request is a record in the ring; the bytes to be written lie on the desk, or
+//! those that were read are put there. Then the answer is put there too: how it went, and behind
+//! that the number of the request, which publishes it. There is one request at a time, of so many
+//! bytes as the desk has room for; what is longer takes several.
 //!
 //! # Trust
 //!
-//! Both sides write the desk. Each copies what it takes from there once, and checks it: the owner the request, which
-//! comes in the ring anyway, the other the code of the answer. Bytes mean nothing to either.
+//! Both sides write the desk. Each copies what it takes from there once, and checks it: the owner
+//! the request, which comes in the ring anyway, the other the code of the answer. Bytes mean
+//! nothing to either.
 
 use fabric_core::Result;
 use fabric_core::atomic::{AtomicCall, AtomicSpec, MAX_ATOMIC};
@@ -22,7 +25,8 @@ use super::area::{Area, OwnArea};
 
 /// Bytes that are asked for in one go.
 pub(crate) const AT_ONCE: usize = 64 * 1024;
-/// The desk: the number of the request that was answered, how it went, a number to that; then the bytes.
+/// The desk: the number of the request that was answered, how it went, a number to that; then the
+/// bytes.
 const ANSWERED: usize = 0;
 const CODE: usize = 8;
 const DETAIL: usize = 16;
@@ -34,7 +38,12 @@ pub(crate) const REQUEST_BYTES: usize = 48;
 
 const DONE: (u64, u64) = (0, 0);
 
-const KINDS: [OpKind; 4] = [OpKind::Write, OpKind::Read, OpKind::Atomic, OpKind::FetchAtomic];
+const KINDS: [OpKind; 4] = [
+    OpKind::Write,
+    OpKind::Read,
+    OpKind::Atomic,
+    OpKind::FetchAtomic,
+];
 
 /// Part of an operation, as it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +59,17 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn to_bytes(self) -> [u8; REQUEST_BYTES] {
-        let kind = KINDS.iter().position(|kind| *kind == self.kind).map_or(0xff, |at| at as u64);
-        let what = self.remote.atomic.map_or(kind, |atomic| kind | u64::from(atomic.to_code()) << 8);
-        let Remote { key, offset, len, .. } = self.remote;
+        let kind = KINDS
+            .iter()
+            .position(|kind| *kind == self.kind)
+            .map_or(0xff, |at| at as u64);
+        let what = self
+            .remote
+            .atomic
+            .map_or(kind, |atomic| kind | u64::from(atomic.to_code()) << 8);
+        let Remote {
+            key, offset, len, ..
+        } = self.remote;
         let words = [key, offset, len as u64, self.rest as u64, what, self.number];
         let mut bytes = [0; REQUEST_BYTES];
         for (at, word) in words.into_iter().enumerate() {
@@ -75,15 +92,28 @@ impl Request {
                 Some(atomic)
             }
         };
-        let remote = Remote { key: word(0), offset: word(1), len, atomic };
-        (len <= AT_ONCE && len <= rest).then_some(Self { kind, remote, rest, number: word(5) })
+        let remote = Remote {
+            key: word(0),
+            offset: word(1),
+            len,
+            atomic,
+        };
+        (len <= AT_ONCE && len <= rest).then_some(Self {
+            kind,
+            remote,
+            rest,
+            number: word(5),
+        })
     }
 
     /// How many bytes it takes along: operands, and comparands behind them.
     pub(crate) fn brings(&self) -> usize {
         match self.remote.atomic {
             _ if self.kind == OpKind::Read => 0,
-            Some(AtomicSpec { call: AtomicCall::Compare, .. }) => 2 * self.remote.len,
+            Some(AtomicSpec {
+                call: AtomicCall::Compare,
+                ..
+            }) => 2 * self.remote.len,
             _ => self.remote.len,
         }
     }
@@ -91,7 +121,8 @@ impl Request {
     /// Does what is asked for; false when that cannot be done just now.
     pub(crate) fn serve(&self, desk: &Area, host: &dyn Host) -> bool {
         let Remote { key, len, .. } = self.remote;
-        let (region, at) = match Denied::check(host.region(key), self.kind, &self.remote, self.rest) {
+        let (region, at) = match Denied::check(host.region(key), self.kind, &self.remote, self.rest)
+        {
             Ok(found) => found,
             Err(denied) => {
                 self.answer(desk, denied.to_words());
@@ -101,7 +132,14 @@ impl Request {
         if !region.memory.begin() {
             return false;
         }
-        let mut bytes = vec![0; if self.kind == OpKind::Read { len } else { self.brings() }];
+        let mut bytes = vec![
+            0;
+            if self.kind == OpKind::Read {
+                len
+            } else {
+                self.brings()
+            }
+        ];
         match self.kind {
             OpKind::Read => region.memory.read(at, &mut bytes),
             OpKind::Write => {
@@ -144,7 +182,11 @@ pub(crate) struct Desk {
 impl Desk {
     pub(crate) fn new() -> Result<Self> {
         let area = OwnArea::create(DESK, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-        Ok(Self { area, count: 0, asked: None })
+        Ok(Self {
+            area,
+            count: 0,
+            asked: None,
+        })
     }
 
     /// What to give to the owner.
@@ -153,8 +195,19 @@ impl Desk {
     }
 
     /// A request, with the bytes that it takes along. It is asked once its record is in the ring.
-    pub(crate) fn prepare(&self, kind: OpKind, remote: Remote, rest: usize, bytes: Payload<'_>) -> Request {
-        let request = Request { kind, remote, rest, number: self.count + 1 };
+    pub(crate) fn prepare(
+        &self,
+        kind: OpKind,
+        remote: Remote,
+        rest: usize,
+        bytes: Payload<'_>,
+    ) -> Request {
+        let request = Request {
+            kind,
+            remote,
+            rest,
+            number: self.count + 1,
+        };
         let bytes = bytes.part(0, request.brings().min(bytes.len()));
         bytes.for_each(|at, piece| self.area.write(BYTES + at, piece));
         request
@@ -167,7 +220,8 @@ impl Desk {
 
     /// A request has not been answered.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.asked.is_some_and(|request| self.word(ANSWERED) != request.number)
+        self.asked
+            .is_some_and(|request| self.word(ANSWERED) != request.number)
     }
 
     /// The request, once it was answered, and how that went.
@@ -177,7 +231,9 @@ impl Desk {
         }
         let request = self.asked.take()?;
         let denied = Denied::from_words(self.word(CODE), self.word(DETAIL));
-        let answer = denied.map_or(Ok(()), |denied| Err(denied.error(&request.remote, request.rest)));
+        let answer = denied.map_or(Ok(()), |denied| {
+            Err(denied.error(&request.remote, request.rest))
+        });
         Some((request, answer))
     }
 
@@ -203,16 +259,33 @@ mod tests {
 
     #[test]
     fn requests_are_read_as_they_were_written() {
-        let remote = |atomic| Remote { key: 1 << 63, offset: 9, len: 16, atomic };
+        let remote = |atomic| Remote {
+            key: 1 << 63,
+            offset: 9,
+            len: 16,
+            atomic,
+        };
         let mut all = vec![(OpKind::Write, remote(None)), (OpKind::Read, remote(None))];
         for atomic in (0..1 << 18).filter_map(AtomicSpec::from_code) {
-            let kind = if atomic.call == AtomicCall::Base { OpKind::Atomic } else { OpKind::FetchAtomic };
+            let kind = if atomic.call == AtomicCall::Base {
+                OpKind::Atomic
+            } else {
+                OpKind::FetchAtomic
+            };
             all.push((kind, remote(Some(atomic))));
         }
         assert!(all.len() > 200);
         for (kind, remote) in all {
-            let request = Request { kind, remote, rest: 17, number: 3 };
-            assert_eq!(Request::from_words(words(&request.to_bytes())), Some(request));
+            let request = Request {
+                kind,
+                remote,
+                rest: 17,
+                number: 3,
+            };
+            assert_eq!(
+                Request::from_words(words(&request.to_bytes())),
+                Some(request)
+            );
         }
     }
 
@@ -225,8 +298,11 @@ mod tests {
             Request::from_words(|at| all[at]).is_some()
         };
         assert!(is_one((0, 7)));
-        // Longer than the desk, than what follows; of no kind; no operation, on no type, in no call; not a whole value.
-        let sum = |op: u64, datatype: u64, call: u64, kind: u64| kind | op << 8 | datatype << 16 | call << 24;
+        // Longer than the desk, than what follows; of no kind; no operation, on no type, in no
+        // call; not a whole value.
+        let sum = |op: u64, datatype: u64, call: u64, kind: u64| {
+            kind | op << 8 | datatype << 16 | call << 24
+        };
         for change in [
             (2, AT_ONCE as u64 + 1),
             (2, u64::MAX),

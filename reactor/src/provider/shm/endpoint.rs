@@ -1,5 +1,5 @@
-//! An endpoint over shared memory: a name where peers knock, the connections in both directions, and a receive
-//! context.
+//! An endpoint over shared memory: a name where peers knock, the connections in both directions,
+//! and a receive context.
 //!
 //! | file | subject |
 //! |---|---|
@@ -151,7 +151,8 @@ impl Endpoint {
         &self.name
     }
 
-    /// Moves what can be moved. In a crowd, of endpoints or of callers, who has been silent for long is left alone.
+    /// Moves what can be moved. In a crowd, of endpoints or of callers, who has been silent for
+    /// long is left alone.
     pub(crate) fn progress(&mut self, host: &mut dyn Host, endpoints: usize) -> bool {
         let served = self.rx.own.serve(host);
         let mut received = served | self.pump_callers(host);
@@ -185,7 +186,10 @@ impl Endpoint {
     }
 
     fn pump_one(&mut self, host: &mut dyn Host, at: usize) -> bool {
-        let pumped = self.lanes.lock(at).map_or(Pumped::Idle, |mut outgoing| outgoing.pump(host));
+        let pumped = self
+            .lanes
+            .lock(at)
+            .map_or(Pumped::Idle, |mut outgoing| outgoing.pump(host));
         match pumped {
             Pumped::Moved => true,
             Pumped::Idle => false,
@@ -202,7 +206,10 @@ impl Endpoint {
             Token::Incoming(at) => self.caller_ready(host, at as usize),
             Token::Outgoing(at) => {
                 let at = at as usize;
-                let parting = self.lanes.lock(at).and_then(|mut outgoing| outgoing.readable());
+                let parting = self
+                    .lanes
+                    .lock(at)
+                    .and_then(|mut outgoing| outgoing.readable());
                 let Some(parting) = parting else {
                     self.pump_outgoing(host);
                     return;
@@ -224,7 +231,9 @@ impl Endpoint {
         self.say_goodbye();
         self.each(|outgoing| end(outgoing, self.id, host, &Error::Canceled));
         // Whoever still has the way finds nobody.
-        self.dialled.iter().for_each(|&at| drop(self.lanes.remove(at)));
+        self.dialled
+            .iter()
+            .for_each(|&at| drop(self.lanes.remove(at)));
     }
 
     fn say_goodbye(&self) {
@@ -236,7 +245,10 @@ impl Endpoint {
     pub(crate) fn arm(&mut self) -> bool {
         let mut quiet = !self.rx.own.has_chores() & self.callers.arm();
         for &at in &self.busy {
-            quiet &= self.lanes.lock(at).is_none_or(|mut outgoing| outgoing.arm());
+            quiet &= self
+                .lanes
+                .lock(at)
+                .is_none_or(|mut outgoing| outgoing.arm());
         }
         quiet
     }

@@ -1,41 +1,49 @@
-//! Messages that are fetched: copied once, by the receiver, straight out of the memory of the sender's process.
+//! Messages that are fetched: copied once, by the receiver, straight out of the memory of the
+//! sender's process.
 //!
-//! The sender leaves the bytes where they are, says in a record where that is, and keeps the buffer in its operation. The
-//! receiver copies them (`process_vm_readv`) when a receive has taken the message, or into memory of its own, piece by
-//! piece, and gives the message back by a bit in the segment, as it does with loans. Then the send has ended.
+//! The sender leaves the bytes where they are, says in a record where that is, and keeps the buffer
+//! in its operation. The receiver copies them (`process_vm_readv`) when a receive has taken the
+//! message, or into memory of its own, piece by piece, and gives the message back by a bit in the
+//! segment, as it does with loans. Then the send has ended.
 //!
 //! # Whether it can be done
 //!
-//! The kernel lets a process read another one of its user where it may also trace it. Process namespaces, Yama, a filter
-//! of system calls and processes that cannot be dumped stand in the way, so it is tried: the sender names a number of its
-//! own and where it lies, and the receiver reads it before it welcomes the connection. Each direction is tried by
-//! itself. Where it fails, messages go through the ring.
+//! The kernel lets a process read another one of its user where it may also trace it. Process
+//! namespaces, Yama, a filter of system calls and processes that cannot be dumped stand in the way,
+//! so it is tried: the sender names a number of its own and where it lies, and the receiver reads
+//! it before it welcomes the connection. Each direction is tried by itself. Where it fails,
+//! messages go through the ring.
 //!
 //! # Which bytes can be trusted
 //!
-//! The kernel finds the process by its number, and numbers are used again. The sender may also have died, have become
-//! another program, or have taken the buffer back, because its endpoint closes. So after each piece, before it counts:
+//! The kernel finds the process by its number, and numbers are used again. The sender may also have
+//! died, have become another program, or have taken the buffer back, because its endpoint closes.
+//! So after each piece, before it counts:
 //!
-//! 1. the probe, which is read behind the piece in the same call, is still there: it is the same memory, not that of a
-//!    program that was started in its place, nor of another process;
-//! 2. the process has not ended, as the descriptor says that was taken when it connected. As long as it has not, its
-//!    number is not another's;
-//! 3. the sender has not withdrawn what it offered. It says so in the segment *before* it frees a buffer, so whoever read
-//!    what came there later finds the word. It need not wait for its peer, which may never answer.
+//! 1. the probe, which is read behind the piece in the same call, is still there: it is the same
+//!    memory, not that of a program that was started in its place, nor of another process;
+//! 2. the process has not ended, as the descriptor says that was taken when it connected. As long
+//!    as it has not, its number is not another's;
+//! 3. the sender has not withdrawn what it offered. It says so in the segment *before* it frees a
+//!    buffer, so whoever read what came there later finds the word. It need not wait for its peer,
+//!    which may never answer.
 //!
-//! Otherwise the piece is overwritten with zeros and the message is lost: its sender has not been told that it arrived.
+//! Otherwise the piece is overwritten with zeros and the message is lost: its sender has not been
+//! told that it arrived.
 //!
 //! # Trust
 //!
-//! A sender names any address it likes. What cannot be read breaks its connection; what can be read is its own message.
-//! Memory that answers slowly (that of a file system of the sender's own) holds up the receiver's domain: the one thing
-//! that a peer of the same user can do here that it cannot do otherwise, and a reason to turn this off among programs that
-//! distrust each other. A receiver gains nothing from false answers: one that never gives back keeps a buffer of the
-//! sender's until its connection ends, and one that does so early gets the message spoilt.
+//! A sender names any address it likes. What cannot be read breaks its connection; what can be read
+//! is its own message. Memory that answers slowly (that of a file system of the sender's own) holds
+//! up the receiver's domain: the one thing that a peer of the same user can do here that it cannot
+//! do otherwise, and a reason to turn this off among programs that distrust each other. A receiver
+//! gains nothing from false answers: one that never gives back keeps a buffer of the sender's until
+//! its connection ends, and one that does so early gets the message spoilt.
 //!
 //! # Safety
 //!
-//! One call of the kernel, which writes only to buffers of this side, of which it is told the length.
+//! One call of the kernel, which writes only to buffers of this side, of which it is told the
+//! length.
 #![allow(unsafe_code)]
 
 mod which;
@@ -90,7 +98,12 @@ pub(crate) struct Reach {
 
 impl Reach {
     /// Tries whether the memory of the process that made this connection can be read.
-    pub(crate) fn new(peer: &Address, process: i32, socket: &Socket, segment: &Segment) -> Option<Self> {
+    pub(crate) fn new(
+        peer: &Address,
+        process: i32,
+        socket: &Socket,
+        segment: &Segment,
+    ) -> Option<Self> {
         let probe = segment.probe();
         if probe.1 == 0 {
             return None;
@@ -114,8 +127,9 @@ impl Reach {
     fn read(&self, at: u64, into: &mut [MaybeUninit<u8>]) -> Result<()> {
         let read = self.read_all(at, into);
         let gone = || Err(Error::PeerGone(self.peer.clone()));
-        // In this order: a process that ends, or frees what it offered, makes calls fail. Who has withdrawn says by
-        // another way how the connection ends. Whoever cannot be read any more ends with it, or would wait for ever.
+        // In this order: a process that ends, or frees what it offered, makes calls fail. Who has
+        // withdrawn says by another way how the connection ends. Whoever cannot be read any more
+        // ends with it, or would wait for ever.
         let has_ended = self.has_ended();
         if !has_ended && self.segment.is_withdrawn() {
             return gone();
@@ -136,7 +150,10 @@ impl Reach {
                     _ => "a message in memory that cannot be read any more",
                 };
                 let _ = self.ended.set(DownReason::Protocol(what));
-                Err(Error::Protocol { peer: self.peer.clone(), what: what.into() })
+                Err(Error::Protocol {
+                    peer: self.peer.clone(),
+                    what: what.into(),
+                })
             }
         }
     }
@@ -148,8 +165,16 @@ impl Reach {
         while done < len + value.len() {
             // How far into the one and the other.
             let (filled, probed) = (done.min(len), done.saturating_sub(len));
-            let from = (at.wrapping_add(filled as u64), self.probe.0.wrapping_add(probed as u64));
-            match read_process(self.process, from, &mut into[filled..], &mut value[probed..])? {
+            let from = (
+                at.wrapping_add(filled as u64),
+                self.probe.0.wrapping_add(probed as u64),
+            );
+            match read_process(
+                self.process,
+                from,
+                &mut into[filled..],
+                &mut value[probed..],
+            )? {
                 0 => return Err(Errno::FAULT),
                 count => done += count,
             }
@@ -159,7 +184,10 @@ impl Reach {
 
     fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.alive, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         loop {
             match rustix::event::poll(&mut fds, Some(&now)) {
                 Ok(ready) => return ready > 0,
@@ -185,11 +213,15 @@ impl Reach {
 
     /// What was fetched from there.
     pub(crate) fn fetched(&self) -> Moved {
-        Moved { count: self.count.load(Ordering::Relaxed), bytes: self.bytes.load(Ordering::Relaxed) }
+        Moved {
+            count: self.count.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+        }
     }
 }
 
-/// One call: how many bytes it has read of the two places of this process, into the one and then the other.
+/// One call: how many bytes it has read of the two places of this process, into the one and then
+/// the other.
 fn read_process(
     process: i32,
     from: (u64, u64),
@@ -197,18 +229,33 @@ fn read_process(
     then: &mut [u8],
 ) -> Result<usize, Errno> {
     let local = [
-        libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() },
-        libc::iovec { iov_base: then.as_mut_ptr().cast(), iov_len: then.len() },
+        libc::iovec {
+            iov_base: into.as_mut_ptr().cast(),
+            iov_len: into.len(),
+        },
+        libc::iovec {
+            iov_base: then.as_mut_ptr().cast(),
+            iov_len: then.len(),
+        },
     ];
     let remote = [
-        libc::iovec { iov_base: std::ptr::without_provenance_mut(from.0 as usize), iov_len: into.len() },
-        libc::iovec { iov_base: std::ptr::without_provenance_mut(from.1 as usize), iov_len: then.len() },
+        libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(from.0 as usize),
+            iov_len: into.len(),
+        },
+        libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(from.1 as usize),
+            iov_len: then.len(),
+        },
     ];
-    // SAFETY: the kernel writes to the two slices, within their lengths; the other addresses are only read, in whichever
-    // process.
-    let count = unsafe { libc::process_vm_readv(process, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
+    // SAFETY: the kernel writes to the two slices, within their lengths; the other addresses are
+    // only read, in whichever process.
+    let count =
+        unsafe { libc::process_vm_readv(process, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
     usize::try_from(count).map_err(|_| {
-        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or_default();
+        let errno = std::io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or_default();
         Errno::from_raw_os_error(errno)
     })
 }
@@ -228,11 +275,21 @@ impl Fetch {
     /// `None` when such a message cannot be, or there is no such slot.
     pub(crate) fn new(reach: Arc<Reach>, at: u64, len: usize, slot: usize) -> Option<Self> {
         let is_message = len <= MAX_MESSAGE && at.checked_add(len as u64).is_some() && slot < SLOTS;
-        is_message.then(|| Self { reach, at, len, slot, lost: OnceLock::new(), origin: Origin::here() })
+        is_message.then(|| Self {
+            reach,
+            at,
+            len,
+            slot,
+            lost: OnceLock::new(),
+            origin: Origin::here(),
+        })
     }
 
     fn fill(&self, from: usize, dst: &mut [MaybeUninit<u8>]) {
-        assert!(from <= self.len && dst.len() <= self.len - from, "within the message");
+        assert!(
+            from <= self.len && dst.len() <= self.len - from,
+            "within the message"
+        );
         let read = match self.lost.get() {
             Some(error) => Err(error.clone()),
             None => self.reach.read(self.at + from as u64, dst),
@@ -257,8 +314,11 @@ impl Source for Fetch {
     }
 
     fn copy_over(&self, from: usize, dst: &mut [u8]) {
-        // SAFETY: a slice of initialised bytes is one of bytes that may be, and `fill` only initialises.
-        self.fill(from, unsafe { &mut *(std::ptr::from_mut(dst) as *mut [MaybeUninit<u8>]) });
+        // SAFETY: a slice of initialised bytes is one of bytes that may be, and `fill` only
+        // initialises.
+        self.fill(from, unsafe {
+            &mut *(std::ptr::from_mut(dst) as *mut [MaybeUninit<u8>])
+        });
     }
 }
 
@@ -325,7 +385,9 @@ mod tests {
     }
 
     fn returned(segment: &Segment) -> Vec<u64> {
-        (0..SLOTS / 64).map(|word| segment.take_returned(word)).collect()
+        (0..SLOTS / 64)
+            .map(|word| segment.take_returned(word))
+            .collect()
     }
 
     #[test]
@@ -341,16 +403,34 @@ mod tests {
         fetch.copy_over(300_000, &mut []);
         assert_eq!((fetch.check(), reach.has_given()), (Ok(()), Ok(false)));
         drop(fetch);
-        assert_eq!((reach.has_given(), reach.has_given()), (Ok(true), Ok(false)));
+        assert_eq!(
+            (reach.has_given(), reach.has_given()),
+            (Ok(true), Ok(false))
+        );
         assert_eq!(returned(&segment), [0, 1 << 6, 0, 0]);
-        assert_eq!(reach.fetched(), Moved { count: 1, bytes: 300_000 });
-        Fetch::new(reach.clone(), place(&bytes), 10, 1).unwrap().keep();
+        assert_eq!(
+            reach.fetched(),
+            Moved {
+                count: 1,
+                bytes: 300_000
+            }
+        );
+        Fetch::new(reach.clone(), place(&bytes), 10, 1)
+            .unwrap()
+            .keep();
         let late = Fetch::new(reach.clone(), place(&bytes), 10, 1).unwrap();
         reach.end();
         drop(late);
-        assert_eq!((returned(&segment), reach.has_given()), (vec![0; 4], Ok(false)));
+        assert_eq!(
+            (returned(&segment), reach.has_given()),
+            (vec![0; 4], Ok(false))
+        );
         let bounds = [(u64::MAX, 1, 0), (0, MAX_MESSAGE + 1, 0), (0, 1, SLOTS)];
-        assert!(bounds.into_iter().all(|(at, len, slot)| Fetch::new(reach.clone(), at, len, slot).is_none()));
+        assert!(
+            bounds
+                .into_iter()
+                .all(|(at, len, slot)| Fetch::new(reach.clone(), at, len, slot).is_none())
+        );
     }
 
     /// The bytes were there, but nobody knows whose they are.
@@ -367,7 +447,11 @@ mod tests {
         assert_eq!(copy[..50], [0; 50], "once lost, it stays so");
         let segment = reach.segment.clone();
         drop(fetch);
-        assert_eq!(returned(&segment), [0; 4], "and its sender is not told that it arrived");
+        assert_eq!(
+            returned(&segment),
+            [0; 4],
+            "and its sender is not told that it arrived"
+        );
     }
 
     #[test]
@@ -401,7 +485,10 @@ mod tests {
         let (at, value) = probe();
         assert!(reach_with("fetch-false", (at, value ^ 1)).is_none());
         assert!(reach_with("fetch-nowhere", (8, 1)).is_none());
-        assert!(reach_with("fetch-none", (0, 0)).is_none(), "who lets nobody read");
+        assert!(
+            reach_with("fetch-none", (0, 0)).is_none(),
+            "who lets nobody read"
+        );
     }
 
     #[test]
@@ -410,7 +497,13 @@ mod tests {
         let fetch = Fetch::new(reach.clone(), 4096, 100, 0).unwrap();
         let mut copy = [1; 100];
         fetch.copy_over(0, &mut copy);
-        assert_eq!((copy, matches!(fetch.check(), Err(Error::Protocol { .. }))), ([0; 100], true));
-        assert_eq!(reach.has_given(), Err(DownReason::Protocol("a message that is not in its memory")));
+        assert_eq!(
+            (copy, matches!(fetch.check(), Err(Error::Protocol { .. }))),
+            ([0; 100], true)
+        );
+        assert_eq!(
+            reach.has_given(),
+            Err(DownReason::Protocol("a message that is not in its memory"))
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! What peers write, read from any bytes: for the fuzz targets, and for the tests that replay their corpora.
+//! What peers write, read from any bytes: for the fuzz targets, and for the tests that replay their
+//! corpora.
 
 use super::handshake::{Read, parse_hello};
 use super::record::Layout;
@@ -13,7 +14,8 @@ const LINES: usize = 64;
 /// Reads a hello. True when it is one.
 ///
 /// # Panics
-/// When one is taken without the descriptor that belongs to it, which is what this looks for; without descriptors.
+/// When one is taken without the descriptor that belongs to it, which is what this looks for;
+/// without descriptors.
 pub fn hello(bytes: &[u8]) -> bool {
     if let Read::Message(hello) = parse_hello(bytes, Vec::new()) {
         panic!("a hello without descriptors was taken: {hello:?}");
@@ -22,11 +24,12 @@ pub fn hello(bytes: &[u8]) -> bool {
     matches!(parse_hello(bytes, fds), Read::Message(_))
 }
 
-/// Reads the records of a ring whose memory is these bytes, and zeroes behind them. Returns how many there are; `None`
-/// when it is broken.
+/// Reads the records of a ring whose memory is these bytes, and zeroes behind them. Returns how
+/// many there are; `None` when it is broken.
 ///
 /// # Panics
-/// When a record lies outside of the ring or has no room for its own parts, or when there is no end of them.
+/// When a record lies outside of the ring or has no room for its own parts, or when there is no end
+/// of them.
 pub fn ring(bytes: &[u8]) -> Option<usize> {
     let heap = Heap::new(LINES);
     for (at, word) in bytes.chunks(8).take(LINES * LINE / 8).enumerate() {
@@ -37,13 +40,24 @@ pub fn ring(bytes: &[u8]) -> Option<usize> {
     let mut consumer = Consumer::new(heap);
     // One line each at least, and headers are of one lap only.
     for count in 0..=LINES {
-        let Some(record) = consumer.peek().ok()? else { return Some(count) };
+        let Some(record) = consumer.peek().ok()? else {
+            return Some(count);
+        };
         let len = record.header.len as usize;
-        assert!(len >= HEADER && record.start + len <= consumer.memory().lines() * LINE, "{record:?}");
+        assert!(
+            len >= HEADER && record.start + len <= consumer.memory().lines() * LINE,
+            "{record:?}"
+        );
         assert_eq!(consumer.memory().payload(record).len(), len - HEADER);
         if let Some(layout) = Layout::for_record(record.header.kind, record.header.flags, len) {
             let words = [layout.tag, layout.data, layout.total];
-            assert!(words.into_iter().flatten().all(|at| at + 8 <= layout.payload), "{record:?}: {layout:?}");
+            assert!(
+                words
+                    .into_iter()
+                    .flatten()
+                    .all(|at| at + 8 <= layout.payload),
+                "{record:?}: {layout:?}"
+            );
             assert!(layout.payload <= len, "{record:?}: {layout:?}");
         }
         consumer.consume(record);
@@ -55,19 +69,27 @@ pub fn ring(bytes: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Every file of a corpus, and many that differ from one of them in a byte or in length: read without a panic, and
-    /// taken for good only if it is.
+    /// Every file of a corpus, and many that differ from one of them in a byte or in length: read
+    /// without a panic, and taken for good only if it is.
     fn replay(corpus: &str, is_good: impl Fn(&[u8]) -> bool) {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpora").join(corpus);
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../fuzz/corpora")
+            .join(corpus);
         let (mut seed, mut good, mut bad) = (1u64, 0, 0);
         for file in std::fs::read_dir(folder).unwrap() {
             let path = file.unwrap().path();
             let bytes = std::fs::read(&path).unwrap();
-            let expected = path.file_name().unwrap().to_string_lossy().starts_with("good");
+            let expected = path
+                .file_name()
+                .unwrap()
+                .to_string_lossy()
+                .starts_with("good");
             assert_eq!(is_good(&bytes), expected, "{}", path.display());
             (good, bad) = (good + u32::from(expected), bad + u32::from(!expected));
             for _ in 0..2000 {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                seed = seed
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 let mut changed = bytes.clone();
                 if !changed.is_empty() {
                     let at = (seed >> 40) as usize % changed.len();
@@ -87,6 +109,8 @@ mod tests {
 
     #[test]
     fn the_corpus_of_rings_is_replayed() {
-        replay("shm-ring", |bytes| ring(bytes).is_some_and(|count| count > 0));
+        replay("shm-ring", |bytes| {
+            ring(bytes).is_some_and(|count| count > 0)
+        });
     }
 }

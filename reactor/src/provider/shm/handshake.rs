@@ -1,11 +1,14 @@
-//! How two endpoints meet: a Unix socket in the abstract namespace, which vanishes with its process.
+//! How two endpoints meet: a Unix socket in the abstract namespace, which vanishes with its
+//! process.
 //!
-//! The name of an endpoint is such a socket. Who wants to send connects and says hello, in one message with the
-//! descriptor of the segment. The receiver answers welcome or refusal. After that the socket is the doorbell of both:
-//! a message that says nothing but "look", sent only to a peer that sleeps. Its hang-up is the death of the peer.
+//! The name of an endpoint is such a socket. Who wants to send connects and says hello, in one
+//! message with the descriptor of the segment. The receiver answers welcome or refusal. After that
+//! the socket is the doorbell of both: a message that says nothing but "look", sent only to a peer
+//! that sleeps. Its hang-up is the death of the peer.
 //!
-//! The doorbell is not an eventfd, because the flags and the counter of one would be shared with the peer, who could
-//! make a ring block, and the domain with it. A message on a socket can be sent without ever blocking.
+//! The doorbell is not an eventfd, because the flags and the counter of one would be shared with
+//! the peer, who could make a ring block, and the domain with it. A message on a socket can be sent
+//! without ever blocking.
 //!
 //! Each side asks the kernel for the other's user and process, and deals only with its own user.
 
@@ -74,7 +77,8 @@ pub(crate) enum Word {
     Map(u64),
     /// There is no region of this key.
     Denied(u64),
-    /// The sender serves the region of this key, and whether it wants to hear of everything that is done there.
+    /// The sender serves the region of this key, and whether it wants to hear of everything that is
+    /// done there.
     Served(u64, bool),
     /// The sender will not lend this memory again before it gives it anew.
     Forget(u64),
@@ -146,11 +150,19 @@ pub(crate) fn send_hello(
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [segment];
     control.push(SendAncillaryMessage::ScmRights(&fds));
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL);
+    let sent = rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(&message)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    );
     sent.map(drop).map_err(|errno| match errno {
         Errno::PIPE | Errno::CONNRESET => match read_said(socket) {
             // It did not wait for a hello.
-            Read::Message(Said::Word(Word::Refused(reason))) => Error::Refused { peer: to.clone(), reason },
+            Read::Message(Said::Word(Word::Refused(reason))) => Error::Refused {
+                peer: to.clone(),
+                reason,
+            },
             _ => Error::PeerGone(to.clone()),
         },
         errno => Error::os("sendmsg", errno.raw_os_error()),
@@ -167,8 +179,9 @@ pub(crate) fn read_hello(socket: &Socket) -> Read<Hello> {
         Received::Stripped(_) => return Read::NoRoom,
         Received::Message(len, fds) => (len, fds),
     };
-    let (memory, others): (Vec<_>, Vec<_>) =
-        fds.into_iter().partition(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
+    let (memory, others): (Vec<_>, Vec<_>) = fds
+        .into_iter()
+        .partition(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
     let strange = !others.is_empty();
     socket::discard(others);
     if strange {
@@ -188,21 +201,35 @@ pub(super) fn parse_hello(bytes: &[u8], fds: Vec<OwnedFd>) -> Read<Hello> {
     if version != VERSION {
         return Read::OtherVersion(version);
     }
-    let Some((lines, rest)) = rest.split_first_chunk() else { return Read::Malformed("a short hello") };
-    let Some((incarnation, name)) = rest.split_first_chunk() else { return Read::Malformed("a short hello") };
-    let (lines, incarnation) = (u32::from_le_bytes(*lines) as usize, u64::from_le_bytes(*incarnation));
-    let name = std::str::from_utf8(name).ok().and_then(|name| Address::new(Scheme::Shm, name).ok());
+    let Some((lines, rest)) = rest.split_first_chunk() else {
+        return Read::Malformed("a short hello");
+    };
+    let Some((incarnation, name)) = rest.split_first_chunk() else {
+        return Read::Malformed("a short hello");
+    };
+    let (lines, incarnation) = (
+        u32::from_le_bytes(*lines) as usize,
+        u64::from_le_bytes(*incarnation),
+    );
+    let name = std::str::from_utf8(name)
+        .ok()
+        .and_then(|name| Address::new(Scheme::Shm, name).ok());
     let Some(from) = name.filter(|name| !name.name().is_empty()) else {
         return Read::Malformed("a name that is none");
     };
     match <[OwnedFd; 1]>::try_from(fds) {
-        Ok([segment]) => Read::Message(Hello { from, lines, incarnation, segment }),
+        Ok([segment]) => Read::Message(Hello {
+            from,
+            lines,
+            incarnation,
+            segment,
+        }),
         Err(_) => Read::Malformed("not one descriptor"),
     }
 }
 
-/// Says something, never blocking. A peer that has no room for it has other news to read, or is about to be noticed as
-/// gone.
+/// Says something, never blocking. A peer that has no room for it has other news to read, or is
+/// about to be noticed as gone.
 pub(crate) fn say(socket: &Socket, word: Word) {
     let _ = try_say(socket, word);
 }
@@ -210,7 +237,10 @@ pub(crate) fn say(socket: &Socket, word: Word) {
 /// Likewise; false when there was no room for it. To a peer that has ended everything can be said.
 pub(crate) fn try_say(socket: &Socket, word: Word) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    !matches!(rustix::net::send(socket, &encode_word(word), flags), Err(Errno::AGAIN))
+    !matches!(
+        rustix::net::send(socket, &encode_word(word), flags),
+        Err(Errno::AGAIN)
+    )
 }
 
 /// Says what a key stands for, never blocking.
@@ -313,7 +343,13 @@ fn parse_grant(bytes: &[u8]) -> Option<Grant<()>> {
     if rights & !(READ | WRITE | HEEDS) != 0 {
         return None;
     }
-    let right = |bit, right| if rights & bit != 0 { right } else { Access::empty() };
+    let right = |bit, right| {
+        if rights & bit != 0 {
+            right
+        } else {
+            Access::empty()
+        }
+    };
     Some(Grant {
         key: u64::from_le_bytes(*key),
         len: usize::try_from(u64::from_le_bytes(*len)).ok()?,
@@ -330,15 +366,22 @@ pub(crate) fn reads_back(word: Word) -> bool {
     matches!(parse_word(&encode_word(word)), Read::Message(read) if read == word)
 }
 
-/// A refusal for the version is understood in every version: the first twelve bytes are the same in all.
+/// A refusal for the version is understood in every version: the first twelve bytes are the same in
+/// all.
 fn parse_word(bytes: &[u8]) -> Read<Word> {
-    let Some((head, rest)) = bytes.split_first_chunk::<12>().filter(|(head, _)| head[..8] == MAGIC) else {
+    let Some((head, rest)) = bytes
+        .split_first_chunk::<12>()
+        .filter(|(head, _)| head[..8] == MAGIC)
+    else {
         return Read::Malformed("a word of something else");
     };
     let theirs = u16::from_le_bytes([head[8], head[9]]);
     let code = u16::from_le_bytes([head[10], head[11]]);
     if code == REFUSED_VERSION {
-        return Read::Message(Word::Refused(Refusal::Version { theirs, ours: VERSION }));
+        return Read::Message(Word::Refused(Refusal::Version {
+            theirs,
+            ours: VERSION,
+        }));
     }
     let Ok(argument) = <[u8; 8]>::try_from(rest) else {
         return Read::Malformed("a word of something else");
@@ -393,10 +436,17 @@ mod tests {
         let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         send_hello(&a, &name("you"), &name("me"), 5, 64, null.as_fd()).unwrap();
-        assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("no sealed memory")));
+        assert!(
+            matches!(read_hello(&b), Read::Malformed(what) if what.contains("no sealed memory"))
+        );
         send_hello(&a, &name("you"), &name("me"), 5, 64, memory.as_fd()).unwrap();
-        let Read::Message(hello) = read_hello(&b) else { panic!("a hello") };
-        assert_eq!((hello.from, hello.incarnation, hello.lines), (name("me"), 5, 64));
+        let Read::Message(hello) = read_hello(&b) else {
+            panic!("a hello")
+        };
+        assert_eq!(
+            (hello.from, hello.incarnation, hello.lines),
+            (name("me"), 5, 64)
+        );
         for word in [
             Word::Welcome(u64::MAX),
             Word::Goodbye,
@@ -406,7 +456,10 @@ mod tests {
             Word::Denied(u64::MAX),
             Word::Forget(4),
             Word::Refused(Refusal::User),
-            Word::Refused(Refusal::Version { theirs: VERSION, ours: VERSION }),
+            Word::Refused(Refusal::Version {
+                theirs: VERSION,
+                ours: VERSION,
+            }),
         ] {
             say(&b, word);
             assert!(matches!(read_word(&a), Read::Message(got) if got == word));
@@ -414,16 +467,26 @@ mod tests {
         drop(b);
         assert!(matches!(read_word(&a), Read::HungUp));
         let late = send_hello(&a, &name("you"), &name("me"), 5, 64, memory.as_fd());
-        assert_eq!(late, Err(Error::PeerGone(name("you"))), "it ended before the hello");
+        assert_eq!(
+            late,
+            Err(Error::PeerGone(name("you"))),
+            "it ended before the hello"
+        );
     }
 
     /// A refusal for the version is read in any version, and the number in it is the peer's.
     #[test]
     fn versions_are_told() {
         let hello = [&MAGIC[..], &[9, 1], b"whatever comes then"].concat();
-        assert!(matches!(parse_hello(&hello, Vec::new()), Read::OtherVersion(265)));
+        assert!(matches!(
+            parse_hello(&hello, Vec::new()),
+            Read::OtherVersion(265)
+        ));
         let refusal = [&MAGIC[..], &[9, 1, 1, 0], b"more"].concat();
-        let told = Word::Refused(Refusal::Version { theirs: 265, ours: VERSION });
+        let told = Word::Refused(Refusal::Version {
+            theirs: 265,
+            ours: VERSION,
+        });
         assert!(matches!(parse_word(&refusal), Read::Message(word) if word == told));
     }
 
@@ -444,11 +507,17 @@ mod tests {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+        rustix::net::sendmsg(
+            socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+        .unwrap();
     }
 
-    /// Descriptors that a peer sends are closed where that holds up nobody: those of a word, those beyond what a hello
-    /// has, and those never looked at. This test hangs otherwise.
+    /// Descriptors that a peer sends are closed where that holds up nobody: those of a word, those
+    /// beyond what a hello has, and those never looked at. This test hangs otherwise.
     #[test]
     fn closing_what_a_peer_sends_holds_up_nobody() {
         let (_segment, memory) = super::super::segment::Segment::create(64).unwrap();
@@ -468,9 +537,12 @@ mod tests {
 
     #[test]
     fn garbage_is_named_and_its_descriptors_are_closed() {
-        for garbage in
-            [&b"x"[..], &[0; 200], b"fab-shm\0\x01\x00\x40\x00\x00\x00\0\0\0\0\0\0\0\0no/slash", &[7; 256]]
-        {
+        for garbage in [
+            &b"x"[..],
+            &[0; 200],
+            b"fab-shm\0\x01\x00\x40\x00\x00\x00\0\0\0\0\0\0\0\0no/slash",
+            &[7; 256],
+        ] {
             let (a, b) = pair();
             rustix::net::send(&a, garbage, SendFlags::empty()).unwrap();
             assert!(matches!(read_hello(&b), Read::Malformed(_)), "{garbage:?}");
@@ -478,8 +550,12 @@ mod tests {
         let (a, b) = pair();
         rustix::net::send(&a, &[0; 300], SendFlags::empty()).unwrap();
         assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("too long")));
-        rustix::net::send(&a, b"fab-shm\0\x01\x00\x40\x00\x00\x00\0\0\0\0\0\0\0\0name", SendFlags::empty())
-            .unwrap();
+        rustix::net::send(
+            &a,
+            b"fab-shm\0\x01\x00\x40\x00\x00\x00\0\0\0\0\0\0\0\0name",
+            SendFlags::empty(),
+        )
+        .unwrap();
         assert!(matches!(read_hello(&b), Read::Malformed(what) if what.contains("descriptor")));
         rustix::net::send(&a, b"short", SendFlags::empty()).unwrap();
         assert!(matches!(read_word(&b), Read::Malformed(_)));

@@ -19,8 +19,8 @@ use super::fetch::Reach;
 use super::handshake::{self, READS_PER_LOOK, Read, Said, Word};
 use super::loans::{Adopted, Foreign};
 use super::record::{
-    BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE, from_total_word,
-    plain_payload,
+    BEGIN, FETCH, HAS_READ, LOAN, Layout, NOTICE, PIECE, PLACE_BYTES, REQUEST, WHOLE,
+    from_total_word, plain_payload,
 };
 use super::ring::{Broken, Consumer, Glance, Record};
 use super::segment::{Payload, Segment};
@@ -167,8 +167,12 @@ impl Incoming {
     ) -> Result<bool, Broken> {
         let mut moved = taken > 0;
         for _ in taken..RECORDS_PER_PASS {
-            let Some(record) = self.ring.peek()? else { break };
-            self.ring.memory().expect(record.start, record.header.len as usize);
+            let Some(record) = self.ring.peek()? else {
+                break;
+            };
+            self.ring
+                .memory()
+                .expect(record.start, record.header.len as usize);
             if !self.take(record, rx, host)? {
                 self.held = true;
                 break;
@@ -195,10 +199,17 @@ impl Incoming {
     /// Where the parts of a record lie, and its payload.
     #[inline(always)] // on the way of a small message
     fn parts(&self, record: Record) -> Result<(Layout, Payload<'_>), Broken> {
-        let (kind, flags, len) = (record.header.kind, record.header.flags, record.header.len as usize);
-        let layout =
-            Layout::for_record(kind, flags, len).ok_or(Broken("a record too short for its flags"))?;
-        let payload = self.ring.memory().payload(record.start + layout.payload, len - layout.payload);
+        let (kind, flags, len) = (
+            record.header.kind,
+            record.header.flags,
+            record.header.len as usize,
+        );
+        let layout = Layout::for_record(kind, flags, len)
+            .ok_or(Broken("a record too short for its flags"))?;
+        let payload = self
+            .ring
+            .memory()
+            .payload(record.start + layout.payload, len - layout.payload);
         Ok((layout, payload.ok_or(Broken("a payload out of bounds"))?))
     }
 
@@ -219,7 +230,12 @@ impl Incoming {
 
     /// Takes one record; false when it has to stay.
     #[inline(always)] // likewise
-    fn take(&mut self, record: Record, rx: &mut RxContext, host: &mut dyn Host) -> Result<bool, Broken> {
+    fn take(
+        &mut self,
+        record: Record,
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+    ) -> Result<bool, Broken> {
         if self.landing.is_some() || record.header.kind != WHOLE {
             return self.take_other(record, rx, host);
         }
@@ -251,19 +267,30 @@ impl Incoming {
             _ if self.landing.is_some() => Err(Broken("a message within a message")),
             NOTICE => {
                 if !self.here.is_target || payload.len() != 8 {
-                    return Err(Broken("a notice to an endpoint without memory, or of another length"));
+                    return Err(Broken(
+                        "a notice to an endpoint without memory, or of another length",
+                    ));
                 }
-                let deed = if record.header.flags & HAS_READ != 0 { Deed::Read } else { Deed::Write };
+                let deed = if record.header.flags & HAS_READ != 0 {
+                    Deed::Read
+                } else {
+                    Deed::Write
+                };
                 let len = usize::try_from(total.unwrap_or(0)).unwrap_or(usize::MAX);
                 let transfer = Transfer::written(len, layout.data.map(word), self.source);
                 Ok(host.done_to_us(self.here.ep, word(layout.payload), deed, transfer))
             }
             REQUEST => {
                 if payload.len() != REQUEST_BYTES || !self.here.is_target {
-                    return Err(Broken("a request to an endpoint without memory, or of another length"));
+                    return Err(Broken(
+                        "a request to an endpoint without memory, or of another length",
+                    ));
                 }
                 let request = Request::from_words(|at| word(layout.payload + 8 * at));
-                self.serve(&request.ok_or(Broken("a request for what cannot be done"))?, host)
+                self.serve(
+                    &request.ok_or(Broken("a request for what cannot be done"))?,
+                    host,
+                )
             }
             kind @ (LOAN | FETCH) => {
                 if payload.len() != PLACE_BYTES {
@@ -272,7 +299,10 @@ impl Incoming {
                 let (len, receipt) = from_total_word(total.unwrap_or(u64::MAX));
                 let slot = usize::try_from(word(layout.payload + 8)).unwrap_or(usize::MAX);
                 let place = (word(layout.payload), slot);
-                let envelope = Envelope { receipt, ..self.envelope(record, layout, len) };
+                let envelope = Envelope {
+                    receipt,
+                    ..self.envelope(record, layout, len)
+                };
                 if kind == LOAN {
                     self.borrow(envelope, place, rx, host)
                 } else {
@@ -281,14 +311,19 @@ impl Incoming {
             }
             BEGIN if let Some(total) = total => {
                 let (total, receipt) = from_total_word(total);
-                let envelope = Envelope { receipt, ..self.envelope(record, layout, total) };
+                let envelope = Envelope {
+                    receipt,
+                    ..self.envelope(record, layout, total)
+                };
                 if receipt.is_some() && total == payload.len() {
                     return Ok(rx.deliver(host, envelope, &payload));
                 }
                 if total <= payload.len() || total > MAX_MESSAGE {
                     return Err(Broken("a message length out of bounds"));
                 }
-                let Some(id) = rx.begin(host, envelope) else { return Ok(false) };
+                let Some(id) = rx.begin(host, envelope) else {
+                    return Ok(false);
+                };
                 rx.land(host, id, &payload);
                 self.landing = Some(id);
                 Ok(true)
@@ -312,16 +347,24 @@ impl Incoming {
                 Read::Message(Said::Word(Word::Leave)) if !self.left => self.left = true,
                 Read::Message(Said::Word(Word::Map(key))) => {
                     if !self.answer(host, key) {
-                        return Some(DownReason::Protocol("questions without reading the answers"));
+                        return Some(DownReason::Protocol(
+                            "questions without reading the answers",
+                        ));
                     }
                 }
-                Read::Message(Said::Word(Word::Forget(key))) => self.lent.retain(|(lent, _)| *lent != key),
+                Read::Message(Said::Word(Word::Forget(key))) => {
+                    self.lent.retain(|(lent, _)| *lent != key)
+                }
                 Read::Message(Said::Lost(_)) | Read::NoRoom => {
-                    return Some(DownReason::Protocol("memory to lend for which there was no descriptor"));
+                    return Some(DownReason::Protocol(
+                        "memory to lend for which there was no descriptor",
+                    ));
                 }
                 Read::HungUp if self.goodbye || self.left => return Some(DownReason::Closed),
                 Read::HungUp => return Some(DownReason::Died),
-                Read::Message(_) => return Some(DownReason::Protocol("a word only the receiver may say")),
+                Read::Message(_) => {
+                    return Some(DownReason::Protocol("a word only the receiver may say"));
+                }
                 Read::Malformed(what) => return Some(DownReason::Protocol(what)),
                 Read::OtherVersion(_) => return Some(DownReason::Protocol("another version")),
             }
@@ -341,7 +384,8 @@ impl Incoming {
 
     /// Whether everything the peer left has been taken.
     pub(crate) fn is_drained(&mut self) -> bool {
-        matches!(self.ring.peek(), Ok(None) | Err(_)) || matches!(self.down, Some(DownReason::Protocol(_)))
+        matches!(self.ring.peek(), Ok(None) | Err(_))
+            || matches!(self.down, Some(DownReason::Protocol(_)))
     }
 
     /// The oldest record waits for a receive, or for room.

@@ -1,12 +1,15 @@
-//! The connections of an endpoint to its peers, by the numbers of these, each under a lock of its own.
+//! The connections of an endpoint to its peers, by the numbers of these, each under a lock of its
+//! own.
 //!
-//! What can be done at a peer at once needs nothing else of the domain, so whoever has the endpoint does it here, without
-//! the domain's lock: [`Express`]. All else takes that lock first and then the connection's, never the other way.
+//! What can be done at a peer at once needs nothing else of the domain, so whoever has the endpoint
+//! does it here, without the domain's lock: [`Express`]. All else takes that lock first and then
+//! the connection's, never the other way.
 //!
-//! **Invariant.** Nothing overtakes. Something is done at once only while the connection's queue is empty, which is known
-//! under its lock, and while nobody waits for a credit, which [`Lanes::hold`] says: raised under the domain's lock before
-//! the post returns that waits, and lowered after the last that waited is in its queue. Whoever posts behind another post
-//! finds the word raised, or that one in the queue, or done.
+//! **Invariant.** Nothing overtakes. Something is done at once only while the connection's queue is
+//! empty, which is known under its lock, and while nobody waits for a credit, which [`Lanes::hold`]
+//! says: raised under the domain's lock before the post returns that waits, and lowered after the
+//! last that waited is in its queue. Whoever posts behind another post finds the word raised, or
+//! that one in the queue, or done.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -22,7 +25,8 @@ use crate::sync::{SpinGuard, SpinLock, look_for};
 const FIRST: usize = 8;
 /// Enough for all numbers of an address vector.
 const CHUNKS: usize = 30;
-/// What is done at a peer between two looks at the descriptors: who only sends hears of the end of a peer too.
+/// What is done at a peer between two looks at the descriptors: who only sends hears of the end of
+/// a peer too.
 const PER_LOOK: u64 = 64;
 
 /// The connections of an endpoint, by the index of the address.
@@ -45,7 +49,11 @@ pub(crate) struct Connection<'a>(SpinGuard<'a, Option<Box<Outgoing>>>);
 
 impl Lanes {
     pub(crate) fn new(longest: usize) -> Self {
-        Self { held: AtomicBool::new(false), longest, chunks: [const { OnceLock::new() }; CHUNKS] }
+        Self {
+            held: AtomicBool::new(false),
+            longest,
+            chunks: [const { OnceLock::new() }; CHUNKS],
+        }
     }
 
     /// The connection at this index, if there is one.
@@ -57,8 +65,8 @@ impl Lanes {
     /// Puts a connection where there is none.
     pub(crate) fn insert(&self, index: usize, outgoing: Outgoing) {
         let (chunk, at) = Self::locate(index);
-        let places =
-            self.chunks[chunk].get_or_init(|| (0..FIRST << chunk).map(|_| Lane::default()).collect());
+        let places = self.chunks[chunk]
+            .get_or_init(|| (0..FIRST << chunk).map(|_| Lane::default()).collect());
         *look_for(&places[at].0) = Some(Box::new(outgoing));
     }
 
@@ -81,21 +89,31 @@ impl Lanes {
     /// Does something at a peer if nothing stands in the way, which it is not told of otherwise.
     #[inline(always)] // on the way of a small message
     fn at_once(&self, spec: &SendSpec, act: impl FnOnce(&mut Outgoing) -> Option<Push>) -> AtOnce {
-        // SYNC: pairs with the release in `hold`: who finds the word lowered finds in its queue what had waited.
+        // SYNC: pairs with the release in `hold`: who finds the word lowered finds in its queue
+        // what had waited.
         if self.held.load(Ordering::Acquire) {
             return AtOnce::No;
         }
-        let Some(place) = self.place(spec.peer.index()) else { return AtOnce::No };
-        let mut place = look_for(&place.0);
-        let Some(outgoing) = place.as_deref_mut().filter(|outgoing| outgoing.addr == spec.peer) else {
+        let Some(place) = self.place(spec.peer.index()) else {
             return AtOnce::No;
         };
-        // What fails, or finds the peer closed, is tried again on the other way, and fails there. So nothing is tried here
-        // that can find the peer closed after it was done.
+        let mut place = look_for(&place.0);
+        let Some(outgoing) = place
+            .as_deref_mut()
+            .filter(|outgoing| outgoing.addr == spec.peer)
+        else {
+            return AtOnce::No;
+        };
+        // What fails, or finds the peer closed, is tried again on the other way, and fails there.
+        // So nothing is tried here that can find the peer closed after it was done.
         if act(outgoing) != Some(Push::Done) {
             return AtOnce::No;
         }
-        if outgoing.express.is_multiple_of(PER_LOOK) { AtOnce::Due } else { AtOnce::Done }
+        if outgoing.express.is_multiple_of(PER_LOOK) {
+            AtOnce::Due
+        } else {
+            AtOnce::Done
+        }
     }
 }
 
@@ -149,13 +167,17 @@ impl Deref for Connection<'_> {
     type Target = Outgoing;
 
     fn deref(&self) -> &Outgoing {
-        self.0.as_deref().expect("a connection is there while it is locked")
+        self.0
+            .as_deref()
+            .expect("a connection is there while it is locked")
     }
 }
 
 impl DerefMut for Connection<'_> {
     fn deref_mut(&mut self) -> &mut Outgoing {
-        self.0.as_deref_mut().expect("a connection is there while it is locked")
+        self.0
+            .as_deref_mut()
+            .expect("a connection is there while it is locked")
     }
 }
 

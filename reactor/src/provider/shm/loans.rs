@@ -1,20 +1,23 @@
 //! Loans: memory that is written in place and read where it lies.
 //!
-//! A chunk is an area that peers can only read. Its writer has it alone until it is lent; then it belongs to the receiver,
-//! who gives it back by a bit in the segment of the connection. A chunk that is given back is used again, also for other
-//! peers. One that a peer had when its connection ended is not: nobody can tell whether it is still being read. The memory
-//! goes with the last process that has it mapped.
+//! A chunk is an area that peers can only read. Its writer has it alone until it is lent; then it
+//! belongs to the receiver, who gives it back by a bit in the segment of the connection. A chunk
+//! that is given back is used again, also for other peers. One that a peer had when its connection
+//! ended is not: nobody can tell whether it is still being read. The memory goes with the last
+//! process that has it mapped.
 //!
-//! Here are the chunks of a domain and their writers; in `borrowed` what a peer has of them, in `adopted` what peers lend to
-//! this side.
+//! Here are the chunks of a domain and their writers; in `borrowed` what a peer has of them, in
+//! `adopted` what peers lend to this side.
 //!
 //! # Safety
 //!
-//! [`ShmLoan`] hands out the bytes of its chunk as a slice, and for writing. A chunk is held by one of them at a time: its
-//! state has a number that is new each time it is held, and only the loan of that number can end the holding. Peers have
-//! read-only mappings (the seal of its area sees to that), and the provider only reads it when it sends. A loan is lent
-//! only by showing its own bytes ([`Borrowed::prepare`]), so nobody lends what somebody else holds. Whoever has lent a
-//! loan does not hand out its bytes again. So no reference to a byte exists while another party writes it.
+//! [`ShmLoan`] hands out the bytes of its chunk as a slice, and for writing. A chunk is held by one
+//! of them at a time: its state has a number that is new each time it is held, and only the loan of
+//! that number can end the holding. Peers have read-only mappings (the seal of its area sees to
+//! that), and the provider only reads it when it sends. A loan is lent only by showing its own
+//! bytes ([`Borrowed::prepare`]), so nobody lends what somebody else holds. Whoever has lent a loan
+//! does not hand out its bytes again. So no reference to a byte exists while another party writes
+//! it.
 #![allow(unsafe_code)]
 
 mod adopted;
@@ -39,8 +42,8 @@ const SMALLEST: usize = 4096;
 pub(crate) const MOST_BYTES: usize = 4 << 30;
 /// Chunks that one peer may have at the same time. What is more is copied.
 pub(crate) const SLOTS: usize = 256;
-/// Chunks whose memory a peer keeps mapped when it has given them back; and the most that are taken from one that does
-/// not keep to that.
+/// Chunks whose memory a peer keeps mapped when it has given them back; and the most that are taken
+/// from one that does not keep to that.
 const MOST_GIVEN: usize = 64;
 pub(crate) const MOST_LENT: usize = 1024;
 const _: () = assert!(MOST_LENT >= MOST_GIVEN + SLOTS);
@@ -110,21 +113,32 @@ impl Lender for Loans {
 
     fn grow(&self, len: usize) -> Result<Loan> {
         if len > MOST_BYTES {
-            return Err(Error::TooLong { what: "loan", len, limit: MOST_BYTES });
+            return Err(Error::TooLong {
+                what: "loan",
+                len,
+                limit: MOST_BYTES,
+            });
         }
         let size = size_of_chunk(len);
-        let used = |chunks: &Chunks| chunks.all.iter().map(|chunk| chunk.len()).sum::<usize>() + size;
+        let used =
+            |chunks: &Chunks| chunks.all.iter().map(|chunk| chunk.len()).sum::<usize>() + size;
         let mut unused = Vec::new();
         {
             let mut chunks = self.chunks();
-            let out: usize =
-                chunks.all.iter().filter(|chunk| !chunk.is_free()).map(|chunk| chunk.len()).sum();
+            let out: usize = chunks
+                .all
+                .iter()
+                .filter(|chunk| !chunk.is_free())
+                .map(|chunk| chunk.len())
+                .sum();
             if out + size > MOST_BYTES {
                 return Err(Error::Again(Scarce::LendingMemory));
             }
             // What is free of other sizes makes room.
             while used(&chunks) > MOST_BYTES {
-                let Some(at) = chunks.all.iter().position(|chunk| chunk.hold().is_some()) else { break };
+                let Some(at) = chunks.all.iter().position(|chunk| chunk.hold().is_some()) else {
+                    break;
+                };
                 unused.push(chunks.all.swap_remove(at));
                 chunks.given_up += 1;
             }
@@ -134,7 +148,11 @@ impl Lender for Loans {
         let mut chunks = self.chunks();
         chunks.next += 1;
         let state = NUMBER + HELD;
-        let chunk = Arc::new(Chunk { memory, key: chunks.next, state: AtomicU64::new(state) });
+        let chunk = Arc::new(Chunk {
+            memory,
+            key: chunks.next,
+            state: AtomicU64::new(state),
+        });
         chunks.all.push(chunk.clone());
         Ok(loan(chunk, state, len))
     }
@@ -172,7 +190,9 @@ impl Chunk {
     }
 
     fn change(&self, from: u64, to: u64) -> bool {
-        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.state
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 }
 
@@ -193,8 +213,8 @@ impl LoanMemory for ShmLoan {
         if !self.is_held() {
             return &[];
         }
-        // SAFETY: this value is the only one of a chunk that is held, and a borrow of it keeps writers away; what was
-        // lent is not reached any more, since lending takes the value.
+        // SAFETY: this value is the only one of a chunk that is held, and a borrow of it keeps
+        // writers away; what was lent is not reached any more, since lending takes the value.
         unsafe { self.chunk.memory.area().slice(self.len) }
     }
 

@@ -11,9 +11,13 @@ const EFBIG: i32 = 27;
 /// Makes memory that is to be given this size, and then sealed; `call` is what gives it.
 ///
 /// # Errors
-/// Those of the operating system. A size over the limit for files is one of them here: the kernel would end the process.
+/// Those of the operating system. A size over the limit for files is one of them here: the kernel
+/// would end the process.
 pub(crate) fn create(name: &str, size: u64, call: &'static str) -> Result<OwnedFd> {
-    if getrlimit(Resource::Fsize).current.is_some_and(|limit| size > limit) {
+    if getrlimit(Resource::Fsize)
+        .current
+        .is_some_and(|limit| size > limit)
+    {
         return Err(Error::os(call, EFBIG));
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

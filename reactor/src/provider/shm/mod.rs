@@ -77,8 +77,8 @@ pub(crate) use work::all as work;
 #[derive(Clone, Copy, Debug)]
 pub struct ShmProvider;
 
-/// Messages keep their order among each other and behind one-sided operations, and those among each other. A one-sided
-/// operation does not wait until a message before it was received.
+/// Messages keep their order among each other and behind one-sided operations, and those among each
+/// other. A one-sided operation does not wait until a message before it was received.
 const ORDER: MsgOrder = MsgOrder::SAS
     .union(MsgOrder::SAW)
     .union(MsgOrder::SAR)
@@ -101,7 +101,8 @@ impl Provider for ShmProvider {
         info.ep.protocol_version = u32::from(handshake::VERSION);
         info.ep.max_msg_size = incoming::MAX_MESSAGE;
         info.ep.max_order_war_size = usize::MAX;
-        info.tx.op_flags |= OpFlags::TRANSMIT_COMPLETE | OpFlags::MATCH_COMPLETE | OpFlags::DELIVERY_COMPLETE;
+        info.tx.op_flags |=
+            OpFlags::TRANSMIT_COMPLETE | OpFlags::MATCH_COMPLETE | OpFlags::DELIVERY_COMPLETE;
         info.tx.msg_order = ORDER;
         info.tx.rma_iov_limit = PLACES;
         info.rx.msg_order = ORDER;
@@ -132,7 +133,8 @@ struct ShmDomain {
     endpoints: Vec<Endpoint>,
     /// Where each endpoint is in `endpoints`, by its place in the domain.
     places: Vec<Option<u32>>,
-    /// Where the endpoints are that passes are made over; `callers` says why a pass may leave out others.
+    /// Where the endpoints are that passes are made over; `callers` says why a pass may leave out
+    /// others.
     attended: Vec<usize>,
     /// Which endpoint is looked at out of turn.
     turn: usize,
@@ -179,8 +181,16 @@ impl ShmDomain {
 
     /// Looks at an endpoint that is not attended, each in turn.
     fn visit(&mut self, host: &mut dyn Host) -> bool {
-        self.turn = if self.turn + 1 < self.endpoints.len() { self.turn + 1 } else { 0 };
-        let Some(endpoint) = self.endpoints.get_mut(self.turn).filter(|endpoint| !endpoint.attended) else {
+        self.turn = if self.turn + 1 < self.endpoints.len() {
+            self.turn + 1
+        } else {
+            0
+        };
+        let Some(endpoint) = self
+            .endpoints
+            .get_mut(self.turn)
+            .filter(|endpoint| !endpoint.attended)
+        else {
             return false;
         };
         let moved = endpoint.progress(host, self.attended.len());
@@ -206,7 +216,11 @@ impl ShmDomain {
         if let Some(moved) = self.endpoints.get(place) {
             self.places[moved.id().place()] = Some(place as u32);
         }
-        let attended = self.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.attended);
+        let attended = self
+            .endpoints
+            .iter()
+            .enumerate()
+            .filter(|(_, endpoint)| endpoint.attended);
         self.attended = attended.map(|(place, _)| place).collect();
         Some(endpoint)
     }
@@ -222,14 +236,21 @@ impl ProviderDomain for ShmDomain {
     ) -> Result<Address> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let fetched = *self.fetched.get_or_insert_with(fetch::Which::unasked);
-        let means = Means { loans: self.loans.clone(), fetched };
+        let means = Means {
+            loans: self.loans.clone(),
+            fetched,
+        };
         let open = |at, wait| Endpoint::open(ep, at, (info, means.clone()), wait, receiving);
         let opened = match at {
             Some(at) if at.scheme() != Scheme::Shm => {
-                return Err(Error::WrongScheme { provider: "shm", address: at.clone() });
+                return Err(Error::WrongScheme {
+                    provider: "shm",
+                    address: at.clone(),
+                });
             }
             Some(at) if !at.name().is_empty() => open(at.clone(), self.wait.clone())?,
-            // Another process namespace on the same network may have an endpoint of the same number.
+            // Another process namespace on the same network may have an endpoint of the same
+            // number.
             _ => loop {
                 let number = NEXT.fetch_add(1, Ordering::Relaxed);
                 let name = format!("{}.{number}", std::process::id());
@@ -271,7 +292,8 @@ impl ProviderDomain for ShmDomain {
         spec: &SendSpec,
         into: &mut AnyBuf,
     ) -> Result<SendNow> {
-        self.ep(ep)?.at_once(host, spec, |outgoing| outgoing.read_now(spec, into))
+        self.ep(ep)?
+            .at_once(host, spec, |outgoing| outgoing.read_now(spec, into))
     }
 
     fn atomic_now(
@@ -282,10 +304,18 @@ impl ProviderDomain for ShmDomain {
         operands: &[u8],
         result: &mut [u8],
     ) -> Result<SendNow> {
-        self.ep(ep)?.at_once(host, spec, |outgoing| outgoing.atomic_now(spec, operands, result))
+        self.ep(ep)?.at_once(host, spec, |outgoing| {
+            outgoing.atomic_now(spec, operands, result)
+        })
     }
 
-    fn reach(&mut self, _: &mut dyn Host, ep: EpId, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
+    fn reach(
+        &mut self,
+        _: &mut dyn Host,
+        ep: EpId,
+        peer: FiAddr,
+        key: u64,
+    ) -> Result<Option<Reached>> {
         self.ep(ep)?.reach(peer, key)
     }
 
@@ -305,7 +335,13 @@ impl ProviderDomain for ShmDomain {
         self.fetched = Some(fetch::Which::from(len));
     }
 
-    fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
+    fn queue_send(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        op: OpKey,
+        spec: &SendSpec,
+    ) -> Result<()> {
         self.ep(ep)?.queue_send(host, op, spec)
     }
 
@@ -365,7 +401,8 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn holds(&self, ep: EpId, source: FiAddr) -> bool {
-        self.place(ep).is_some_and(|place| self.endpoints[place].holds(source))
+        self.place(ep)
+            .is_some_and(|place| self.endpoints[place].holds(source))
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
@@ -424,11 +461,21 @@ impl ProviderDomain for ShmDomain {
     }
 
     fn stats(&self, ep: EpId) -> ProviderStats {
-        self.place(ep).map_or_else(ProviderStats::default, |place| self.endpoints[place].stats())
+        self.place(ep).map_or_else(ProviderStats::default, |place| {
+            self.endpoints[place].stats()
+        })
     }
 
     fn describe(&self) -> String {
-        let endpoints: Vec<_> = self.endpoints.iter().map(|endpoint| endpoint.describe()).collect();
-        format!("shm [{}], {} endpoints attended", endpoints.join(", "), self.attended.len())
+        let endpoints: Vec<_> = self
+            .endpoints
+            .iter()
+            .map(|endpoint| endpoint.describe())
+            .collect();
+        format!(
+            "shm [{}], {} endpoints attended",
+            endpoints.join(", "),
+            self.attended.len()
+        )
     }
 }

@@ -1,7 +1,7 @@
 //! A connection to a peer: what this endpoint sends there.
 //!
-//! It is made with the first operation for the peer. Until the peer has answered, and whenever its ring is full,
-//! operations wait in the queue; otherwise messages go into the ring at once.
+//! It is made with the first operation for the peer. Until the peer has answered, and whenever its
+//! ring is full, operations wait in the queue; otherwise messages go into the ring at once.
 
 mod confirmed;
 mod lent;
@@ -150,9 +150,10 @@ impl Outgoing {
     /// Whether the peer is to hear of this access, which it may have closed to.
     pub(crate) fn tells(&mut self, spec: &SendSpec) -> bool {
         match (&mut self.standing, &spec.remote) {
-            (Standing::Live(wires), Some(remote)) => {
-                wires.windows.get(remote.key).is_some_and(|window| window.tells(spec))
-            }
+            (Standing::Live(wires), Some(remote)) => wires
+                .windows
+                .get(remote.key)
+                .is_some_and(|window| window.tells(spec)),
             _ => false,
         }
     }
@@ -174,16 +175,22 @@ impl Outgoing {
     /// Those of the access.
     #[inline]
     pub(crate) fn send_now(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Result<Push> {
-        let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
+        let Some(wires) = self.at_once() else {
+            return Ok(Push::NoRoom);
+        };
         match spec.kind {
             // It ends when the peer says so.
             OpKind::Send if spec.level.is_confirmed() => Ok(Push::NoRoom),
             OpKind::Send => {
-                let lent = spec.loan.and_then(|key| wires.lend(spec, key, payload.whole()?, None));
+                let lent = spec
+                    .loan
+                    .and_then(|key| wires.lend(spec, key, payload.whole()?, None));
                 Ok(lent.unwrap_or_else(|| wires.whole(spec, payload)))
             }
             OpKind::Write if spec.spread.is_some() => Ok(Push::NoRoom),
-            OpKind::Write => wires.access_now(spec, payload.len(), |window, at, _| window.write(at, payload)),
+            OpKind::Write => wires.access_now(spec, payload.len(), |window, at, _| {
+                window.write(at, payload)
+            }),
             _ => Ok(Push::NoRoom),
         }
     }
@@ -191,7 +198,9 @@ impl Outgoing {
     /// Sends a short message without anything but its bytes, and counts it.
     #[inline(always)] // on the way of a small message
     pub(crate) fn plain_now(&mut self, bytes: &[u8]) -> Push {
-        let Standing::Live(wires) = &mut self.standing else { return Push::NoRoom };
+        let Standing::Live(wires) = &mut self.standing else {
+            return Push::NoRoom;
+        };
         if !self.queue.is_empty() {
             return Push::NoRoom;
         }
@@ -216,19 +225,32 @@ impl Outgoing {
     /// # Errors
     /// Those of the access.
     pub(crate) fn read_now(&mut self, spec: &SendSpec, into: &mut AnyBuf) -> Result<Push> {
-        let Some(wires) = self.at_once().filter(|_| spec.spread.is_none()) else { return Ok(Push::NoRoom) };
+        let Some(wires) = self.at_once().filter(|_| spec.spread.is_none()) else {
+            return Ok(Push::NoRoom);
+        };
         let len = spec.remote.map_or(0, |remote| remote.len);
-        wires.access_now(spec, len, |window, at, remote| window.read(at, remote.len, into))
+        wires.access_now(spec, len, |window, at, remote| {
+            window.read(at, remote.len, into)
+        })
     }
 
     /// Executes an atomic operation if nothing stands in the way.
     ///
     /// # Errors
     /// Those of the access.
-    pub(crate) fn atomic_now(&mut self, spec: &SendSpec, operands: &[u8], result: &mut [u8]) -> Result<Push> {
-        let Some(wires) = self.at_once() else { return Ok(Push::NoRoom) };
+    pub(crate) fn atomic_now(
+        &mut self,
+        spec: &SendSpec,
+        operands: &[u8],
+        result: &mut [u8],
+    ) -> Result<Push> {
+        let Some(wires) = self.at_once() else {
+            return Ok(Push::NoRoom);
+        };
         let len = spec.remote.map_or(0, |remote| remote.len);
-        wires.access_now(spec, len, |window, at, remote| window.execute(at, remote, operands, result))
+        wires.access_now(spec, len, |window, at, remote| {
+            window.execute(at, remote, operands, result)
+        })
     }
 
     /// A region of the peer's that has been accessed.
@@ -251,7 +273,10 @@ impl Outgoing {
     /// Appends an operation.
     pub(crate) fn queue(&mut self, op: OpKey, spec: SendSpec) {
         // Nobody knows when it will move, so it wakes the peer by itself.
-        let spec = SendSpec { more: false, ..spec };
+        let spec = SendSpec {
+            more: false,
+            ..spec
+        };
         let (begun, offered) = (false, false);
         self.queue.push_back(Queued {
             op,
@@ -267,7 +292,10 @@ impl Outgoing {
 
     /// Takes an operation back of which nothing was sent.
     pub(crate) fn cancel(&mut self, op: OpKey) -> bool {
-        let at = self.queue.iter().position(|queued| queued.op == op && !queued.begun);
+        let at = self
+            .queue
+            .iter()
+            .position(|queued| queued.op == op && !queued.begun);
         let cancelled = at.is_some_and(|at| self.queue.remove(at).is_some());
         if let (true, Standing::Live(wires)) = (cancelled, &mut self.standing) {
             let queue = &self.queue;
@@ -305,9 +333,12 @@ impl Outgoing {
 
     /// Moves queued operations into the ring, as far as they fit.
     pub(crate) fn pump(&mut self, host: &mut dyn Host) -> Pumped {
-        let Standing::Live(wires) = &mut self.standing else { return Pumped::Idle };
+        let Standing::Live(wires) = &mut self.standing else {
+            return Pumped::Idle;
+        };
         let mut bytes = 0;
-        let mut moved = wires.awaits_peer() && (wires.end_fetched(host) | wires.end_confirmed(host));
+        let mut moved =
+            wires.awaits_peer() && (wires.end_fetched(host) | wires.end_confirmed(host));
         while bytes < BYTES_PER_PASS
             && let alone = self.queue.len() == 1
             && let Some(front) = self.queue.front_mut()
@@ -348,7 +379,8 @@ impl Outgoing {
         if moved { Pumped::Moved } else { Pumped::Idle }
     }
 
-    /// Somebody has told of the end of this endpoint already. One that has not welcomed this one yet may turn out to be it.
+    /// Somebody has told of the end of this endpoint already. One that has not welcomed this one
+    /// yet may turn out to be it.
     pub(crate) fn report(&mut self, identity: Identity) {
         if self.identity().is_none_or(|own| own == identity) {
             self.reported = Some(identity);
@@ -397,7 +429,11 @@ impl Outgoing {
 
     /// Loans that the peer has.
     pub(crate) fn out(&self) -> usize {
-        if let Standing::Live(wires) = &self.standing { wires.borrowed.out() } else { 0 }
+        if let Standing::Live(wires) = &self.standing {
+            wires.borrowed.out()
+        } else {
+            0
+        }
     }
 
     /// Takes back what the peer has given back of what was lent to it.

@@ -1,13 +1,15 @@
 //! Messages that have not ended before the peer has said so.
 //!
-//! Each has a number, which goes with its record. The peer confirms it by a bit in the segment, so there is always room for
-//! that, and nothing has to be read in order. A message may be confirmed before all of it is out of this side's hands: a
-//! receive can match its first piece. It ends when it is both.
+//! Each has a number, which goes with its record. The peer confirms it by a bit in the segment, so
+//! there is always room for that, and nothing has to be read in order. A message may be confirmed
+//! before all of it is out of this side's hands: a receive can match its first piece. It ends when
+//! it is both.
 //!
 //! # Trust
 //!
-//! A peer that confirms what it has not received, or twice, deceives its own sender; one that never does keeps the send waiting
-//! until the connection ends. The bits are looked up here, so those of no message mean nothing.
+//! A peer that confirms what it has not received, or twice, deceives its own sender; one that never
+//! does keeps the send waiting until the connection ends. The bits are looked up here, so those of
+//! no message mean nothing.
 
 use fabric_core::completion::Transfer;
 use fabric_core::provider::OpKey;
@@ -50,7 +52,12 @@ impl Receipts {
     pub(crate) fn expect(&mut self, number: u32, op: OpKey, transfer: Transfer) {
         let entry = self.all.vacant_entry();
         debug_assert_eq!(entry.key(), number as usize);
-        entry.insert(Unconfirmed { op, transfer, sent: false, confirmed: false });
+        entry.insert(Unconfirmed {
+            op,
+            transfer,
+            sent: false,
+            confirmed: false,
+        });
         self.words = self.words.max(number as usize / 64 + 1);
     }
 
@@ -78,13 +85,20 @@ impl Receipts {
         }
     }
 
-    /// The messages that wait for nothing but the peer's word, when that will not come any more. The others are forgotten.
+    /// The messages that wait for nothing but the peer's word, when that will not come any more.
+    /// The others are forgotten.
     pub(crate) fn abandoned(&mut self) -> impl Iterator<Item = Unconfirmed> {
-        std::mem::take(&mut self.all).into_iter().map(|(_, message)| message).filter(|message| message.sent)
+        std::mem::take(&mut self.all)
+            .into_iter()
+            .map(|(_, message)| message)
+            .filter(|message| message.sent)
     }
 
     fn ended(&mut self, number: usize) -> Option<Unconfirmed> {
-        let ended = self.all.get(number).is_some_and(|message| message.sent && message.confirmed);
+        let ended = self
+            .all
+            .get(number)
+            .is_some_and(|message| message.sent && message.confirmed);
         ended.then(|| self.all.remove(number))
     }
 }
@@ -94,7 +108,10 @@ mod tests {
     use super::*;
 
     fn op(index: u32) -> OpKey {
-        OpKey { index, generation: 1 }
+        OpKey {
+            index,
+            generation: 1,
+        }
     }
 
     fn expect(receipts: &mut Receipts, index: u32) -> u32 {
@@ -137,11 +154,20 @@ mod tests {
         segment.confirm(number as usize);
         assert_eq!(collected(&mut receipts, &segment), [1]);
         segment.confirm(number as usize);
-        assert!(collected(&mut receipts, &segment).is_empty(), "it has ended");
+        assert!(
+            collected(&mut receipts, &segment).is_empty(),
+            "it has ended"
+        );
         let unsent = expect(&mut receipts, 2);
         let sent = expect(&mut receipts, 3);
         assert!(unsent != sent && receipts.sent(sent).is_none());
-        assert_eq!(receipts.abandoned().map(|message| message.op.index).collect::<Vec<_>>(), [3]);
+        assert_eq!(
+            receipts
+                .abandoned()
+                .map(|message| message.op.index)
+                .collect::<Vec<_>>(),
+            [3]
+        );
         assert!(receipts.is_empty());
     }
 

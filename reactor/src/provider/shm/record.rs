@@ -1,13 +1,14 @@
 //! What the records of a ring say: whole messages, beginnings, and pieces.
 //!
-//! A message that fits into one record is [`WHOLE`]. A longer one is a [`BEGIN`], which tells the full length, and
-//! [`PIECE`]s. A [`LOAN`] is a message that is not copied, a [`FETCH`] one that its receiver copies. A [`NOTICE`] tells of
-//! a one-sided operation, of how many bytes it was about and in which region; a [`REQUEST`] asks for one. Behind the header come, each only where its flag or kind asks
-//! for it: the tag, the data for the receiver's completion, and the full length, eight bytes each; then the payload, at
-//! the next line if it is long.
+//! A message that fits into one record is [`WHOLE`]. A longer one is a [`BEGIN`], which tells the
+//! full length, and [`PIECE`]s. A [`LOAN`] is a message that is not copied, a [`FETCH`] one that
+//! its receiver copies. A [`NOTICE`] tells of a one-sided operation, of how many bytes it was about
+//! and in which region; a [`REQUEST`] asks for one. Behind the header come, each only where its
+//! flag or kind asks for it: the tag, the data for the receiver's completion, and the full length,
+//! eight bytes each; then the payload, at the next line if it is long.
 //!
-//! A message whose sender waits for word of it is never a `WHOLE`, however short: above its full length there is the receipt,
-//! which so costs the other messages nothing.
+//! A message whose sender waits for word of it is never a `WHOLE`, however short: above its full
+//! length there is the receipt, which so costs the other messages nothing.
 
 use fabric_core::completion::CompletionLevel;
 use fabric_core::matching::Receipt;
@@ -24,12 +25,12 @@ pub(crate) const PIECE: u8 = 3;
 /// No message: the sender has done something to the receiver's memory.
 pub(crate) const NOTICE: u8 = 4;
 
-/// A message that lies in memory which the sender lends: the full length, and as payload the name of the memory and the
-/// number under which it is given back.
+/// A message that lies in memory which the sender lends: the full length, and as payload the name
+/// of the memory and the number under which it is given back.
 pub(crate) const LOAN: u8 = 5;
 
-/// A message that the receiver copies out of the sender's own memory: the full length, and as payload where it lies and
-/// the number under which it is given back.
+/// A message that the receiver copies out of the sender's own memory: the full length, and as
+/// payload where it lies and the number under which it is given back.
 pub(crate) const FETCH: u8 = 6;
 
 /// Something to be done to a region that the receiver serves: the words of a request.
@@ -47,15 +48,22 @@ pub(crate) const HAS_READ: u8 = 4;
 
 /// Receipts of a connection: more than an endpoint can have sends under way.
 pub(crate) const RECEIPTS: usize = 4096;
-/// In the word of the full length: where the number of the receipt is, that the match is enough, and that there is one.
+/// In the word of the full length: where the number of the receipt is, that the match is enough,
+/// and that there is one.
 const NUMBER_AT: u32 = 48;
 const MATCH_BIT: u64 = 1 << 60;
 const RECEIPT_BIT: u64 = 1 << 61;
 
 /// The full length of a message with its receipt, as a record says it.
 pub(crate) fn total_word(len: usize, receipt: Option<Receipt>) -> u64 {
-    let Some(Receipt { number, level }) = receipt else { return len as u64 };
-    let at_match = if level == CompletionLevel::Matched { MATCH_BIT } else { 0 };
+    let Some(Receipt { number, level }) = receipt else {
+        return len as u64;
+    };
+    let at_match = if level == CompletionLevel::Matched {
+        MATCH_BIT
+    } else {
+        0
+    };
     len as u64 | u64::from(number) << NUMBER_AT | at_match | RECEIPT_BIT
 }
 
@@ -68,8 +76,15 @@ pub(crate) fn from_total_word(word: u64) -> (usize, Option<Receipt>) {
     }
     let number = (word >> NUMBER_AT) as u32 % RECEIPTS as u32;
     let at_match = word & MATCH_BIT != 0;
-    let level = if at_match { CompletionLevel::Matched } else { CompletionLevel::Delivered };
-    (len(word & ((1 << NUMBER_AT) - 1)), Some(Receipt { number, level }))
+    let level = if at_match {
+        CompletionLevel::Matched
+    } else {
+        CompletionLevel::Delivered
+    };
+    (
+        len(word & ((1 << NUMBER_AT) - 1)),
+        Some(Receipt { number, level }),
+    )
 }
 
 /// Where the parts of a record lie, in bytes from its start.
@@ -87,7 +102,11 @@ pub(crate) const ALIGNED: usize = 512;
 /// Where the payload lies in a record that has nothing else, of this many bytes.
 #[inline]
 pub(crate) fn plain_payload(len: usize) -> usize {
-    if len >= super::ring::LINE + ALIGNED { super::ring::LINE } else { HEADER }
+    if len >= super::ring::LINE + ALIGNED {
+        super::ring::LINE
+    } else {
+        HEADER
+    }
 }
 
 impl Layout {
@@ -103,7 +122,12 @@ impl Layout {
         let tag = next(flags & TAGGED != 0);
         let data = next(flags & DATA != 0);
         let total = next(matches!(kind, BEGIN | NOTICE | LOAN | FETCH));
-        Self { tag, data, total, payload: if long { super::ring::LINE } else { at } }
+        Self {
+            tag,
+            data,
+            total,
+            payload: if long { super::ring::LINE } else { at },
+        }
     }
 
     /// The layout for a payload of this many bytes.
@@ -111,8 +135,8 @@ impl Layout {
         Self::of(kind, flags, payload >= ALIGNED)
     }
 
-    /// The layout of a record of this many bytes, as its reader works it out; `None` when it is too short for what
-    /// its flags promise.
+    /// The layout of a record of this many bytes, as its reader works it out; `None` when it is too
+    /// short for what its flags promise.
     pub(crate) fn for_record(kind: u8, flags: u8, len: usize) -> Option<Self> {
         let long = len >= super::ring::LINE + ALIGNED;
         let layout = Self::of(kind, flags, long);
@@ -131,7 +155,11 @@ mod tests {
                 for payload in 0..2000 {
                     let written = Layout::for_payload(kind, flags, payload);
                     let read = Layout::for_record(kind, flags, written.payload + payload);
-                    assert_eq!(read, Some(written), "kind {kind}, flags {flags}, payload {payload}");
+                    assert_eq!(
+                        read,
+                        Some(written),
+                        "kind {kind}, flags {flags}, payload {payload}"
+                    );
                     if (kind, flags) == (WHOLE, 0) {
                         assert_eq!(plain_payload(written.payload + payload), written.payload);
                     }

@@ -1,32 +1,36 @@
 //! The ring of lines: one producer and one consumer, in memory that the two processes share.
 //!
-//! The memory is an array of 64-byte lines. A *record* is a run of lines without a wrap, an eighth of the ring at most;
-//! its first eight bytes are its header. A header that names the *lap*, the how-manieth time the producer goes through
-//! the array, *is* the publication: no index has to travel besides the message, so a message of up to 56 bytes costs
-//! one line, and a consumer that polls does so in its own cache.
+//! The memory is an array of 64-byte lines. A *record* is a run of lines without a wrap, an eighth
+//! of the ring at most; its first eight bytes are its header. A header that names the *lap*, the
+//! how-manieth time the producer goes through the array, *is* the publication: no index has to
+//! travel besides the message, so a message of up to 56 bytes costs one line, and a consumer that
+//! polls does so in its own cache.
 //!
 //! # Invariants
 //!
-//! 1. The consumer looks for a header only at the line behind the last record it consumed, and takes only one that
-//!    names the lap it is in.
-//! 2. When the producer publishes a record, the line behind it does not hold a header of the current lap: it holds
-//!    zero, or the header of an earlier lap. Lines that hold payload, which can look like anything, are known to the
-//!    producer (`littered`); it zeroes them before a consumer can get to look at them.
-//! 3. The producer writes only lines that the consumer has given back: it always keeps one line free, so that the
-//!    zeroing of 2 does not touch a record in use.
+//! 1. The consumer looks for a header only at the line behind the last record it consumed, and
+//!    takes only one that names the lap it is in.
+//! 2. When the producer publishes a record, the line behind it does not hold a header of the
+//!    current lap: it holds zero, or the header of an earlier lap. Lines that hold payload, which
+//!    can look like anything, are known to the producer (`littered`); it zeroes them before a
+//!    consumer can get to look at them.
+//! 3. The producer writes only lines that the consumer has given back: it always keeps one line
+//!    free, so that the zeroing of 2 does not touch a record in use.
 //!
 //! # Sleeping
 //!
-//! Both ends may sleep. The consumer raises `armed`, the producer `starved` (of room, or of what else it waits for); each
-//! then makes a full fence and looks once more. The other end publishes, makes a full fence and looks at the flag. So
-//! either the sleeper sees the news, or the other end sees the flag and rings (the classic store-fence-load on both
-//! sides). Whoever rings takes the flag down with a swap, so that one sleep costs one ring. All writes of a flag are
-//! swaps: their order is then one that a model can see, and they are rare.
+//! Both ends may sleep. The consumer raises `armed`, the producer `starved` (of room, or of what
+//! else it waits for); each then makes a full fence and looks once more. The other end publishes,
+//! makes a full fence and looks at the flag. So either the sleeper sees the news, or the other end
+//! sees the flag and rings (the classic store-fence-load on both sides). Whoever rings takes the
+//! flag down with a swap, so that one sleep costs one ring. All writes of a flag are swaps: their
+//! order is then one that a model can see, and they are rare.
 //!
 //! # Trust
 //!
-//! The other process can write anything anywhere at any time. Every header is copied out once and checked; a record
-//! whose lengths do not add up is a [`Broken`] ring, never an access outside of the memory.
+//! The other process can write anything anywhere at any time. Every header is copied out once and
+//! checked; a record whose lengths do not add up is a [`Broken`] ring, never an access outside of
+//! the memory.
 #![allow(unsafe_code)] // one call: `Memory::write`, whose duty invariant 3 discharges
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
@@ -64,7 +68,9 @@ pub(crate) struct Shape {
 impl Shape {
     pub(crate) fn new(lines: usize) -> Self {
         debug_assert!(lines.is_power_of_two());
-        Self { lines: lines as u64 }
+        Self {
+            lines: lines as u64,
+        }
     }
 
     /// The longest record, in lines: an eighth of the ring.
@@ -92,7 +98,8 @@ impl Shape {
     }
 }
 
-/// The header of a record: its kind (never 0), eight flag bits, and its length in bytes, header included.
+/// The header of a record: its kind (never 0), eight flag bits, and its length in bytes, header
+/// included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: u8,
@@ -115,7 +122,11 @@ impl Header {
     }
 
     fn unpack(word: u64) -> Self {
-        Self { kind: word as u8, flags: (word >> 8) as u8, len: ((word & LEN_MASK) >> LEN_SHIFT) as u32 }
+        Self {
+            kind: word as u8,
+            flags: (word >> 8) as u8,
+            len: ((word & LEN_MASK) >> LEN_SHIFT) as u32,
+        }
     }
 }
 
@@ -132,7 +143,8 @@ pub(crate) enum Reader {
     Closed,
 }
 
-/// The kind of the record that fills the end of the array when the next one would wrap; never seen outside.
+/// The kind of the record that fills the end of the array when the next one would wrap; never seen
+/// outside.
 const PAD: u8 = 0xff;
 
 /// The writing end.
@@ -153,7 +165,14 @@ impl<M: Memory> Producer<M> {
     pub(crate) fn new(memory: M) -> Self {
         let shape = Shape::new(memory.lines());
         let littered = vec![0; memory.lines().div_ceil(64)].into();
-        Self { memory, shape, position: 0, returned: 0, littered, clean_from: 0 }
+        Self {
+            memory,
+            shape,
+            position: 0,
+            returned: 0,
+            littered,
+            clean_from: 0,
+        }
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -164,17 +183,34 @@ impl<M: Memory> Producer<M> {
         &self.memory
     }
 
-    /// Publishes a record of `len` bytes, header included; `fill` puts its parts where they belong. False when there
-    /// is no room now.
+    /// Publishes a record of `len` bytes, header included; `fill` puts its parts where they belong.
+    /// False when there is no room now.
     #[inline(always)] // on the way of a small message
-    pub(crate) fn push(&mut self, kind: u8, flags: u8, len: usize, fill: impl FnOnce(Draft<'_, M>)) -> bool {
+    pub(crate) fn push(
+        &mut self,
+        kind: u8,
+        flags: u8,
+        len: usize,
+        fill: impl FnOnce(Draft<'_, M>),
+    ) -> bool {
         debug_assert!(kind != 0 && kind != PAD && len >= HEADER && len <= self.shape.longest());
         let lines = Shape::lines_for(len);
         if !self.make_way(lines) {
             return false;
         }
-        fill(Draft { memory: &self.memory, start: self.shape.index(self.position) * LINE, len });
-        self.publish(Header { kind, flags, len: len as u32 }, lines);
+        fill(Draft {
+            memory: &self.memory,
+            start: self.shape.index(self.position) * LINE,
+            len,
+        });
+        self.publish(
+            Header {
+                kind,
+                flags,
+                len: len as u32,
+            },
+            lines,
+        );
         true
     }
 
@@ -193,7 +229,14 @@ impl<M: Memory> Producer<M> {
     fn pad(&mut self, rest: usize, lines: usize) -> bool {
         let has_room = self.has_room(rest + lines);
         if has_room {
-            self.publish(Header { kind: PAD, flags: 0, len: (rest * LINE) as u32 }, rest);
+            self.publish(
+                Header {
+                    kind: PAD,
+                    flags: 0,
+                    len: (rest * LINE) as u32,
+                },
+                rest,
+            );
         }
         has_room
     }
@@ -205,7 +248,8 @@ impl<M: Memory> Producer<M> {
         self.has_room(lines + if lines > rest { rest } else { 0 })
     }
 
-    /// What the consumer is doing; asked after each publication. One that sleeps has to be woken now.
+    /// What the consumer is doing; asked after each publication. One that sleeps has to be woken
+    /// now.
     pub(crate) fn reader(&self) -> Reader {
         // SYNC: pairs with the fence in `Consumer::arm`.
         full_fence();
@@ -225,7 +269,8 @@ impl<M: Memory> Producer<M> {
         }
     }
 
-    /// Whether the consumer has closed, as far as can be told without a fence, and did not take the last record.
+    /// Whether the consumer has closed, as far as can be told without a fence, and did not take the
+    /// last record.
     pub(crate) fn is_closed(&self) -> bool {
         // SYNC: pairs with the release in `Consumer::close`.
         self.memory.armed().load(Ordering::Acquire) == CLOSED && self.closed() == Reader::Closed
@@ -238,7 +283,8 @@ impl<M: Memory> Producer<M> {
         if taken { Reader::Awake } else { Reader::Closed }
     }
 
-    /// Before sleeping for this to become true (room for a record, say), by what the consumer does before it asks
+    /// Before sleeping for this to become true (room for a record, say), by what the consumer does
+    /// before it asks
     /// [`Consumer::starves`]: true when it is safe to sleep.
     pub(crate) fn arm(&mut self, news: impl FnOnce(&mut Self) -> bool) -> bool {
         self.memory.starved().swap(1, Ordering::Relaxed);
@@ -259,7 +305,10 @@ impl<M: Memory> Producer<M> {
     #[inline]
     fn has_room(&mut self, lines: usize) -> bool {
         // One line stays free for the zero behind the record.
-        let used = self.position.wrapping_sub(self.returned).saturating_add(lines as u64);
+        let used = self
+            .position
+            .wrapping_sub(self.returned)
+            .saturating_add(lines as u64);
         used < self.shape.lines || self.finds_room(lines)
     }
 
@@ -270,7 +319,8 @@ impl<M: Memory> Producer<M> {
             let used = position.wrapping_sub(returned).min(shape.lines);
             (shape.lines - used) as usize
         };
-        // SYNC: pairs with the release in `Consumer::give_back`: the consumer is done with these lines.
+        // SYNC: pairs with the release in `Consumer::give_back`: the consumer is done with these
+        // lines.
         self.returned = self.memory.returned().load(Ordering::Acquire);
         free(self.position, self.returned, self.shape) > lines
     }
@@ -282,15 +332,21 @@ impl<M: Memory> Producer<M> {
             self.litter(header, here, lines);
         }
         // SYNC: pairs with the acquires in `Consumer::glance` and `peek`.
-        self.memory.header(here).store(header.pack(self.shape.lap(self.position)), Ordering::Release);
+        self.memory.header(here).store(
+            header.pack(self.shape.lap(self.position)),
+            Ordering::Release,
+        );
         self.position += lines as u64;
     }
 
-    /// Remembers which lines hold payload, and keeps the next one from being taken for a record. The line of the header is
-    /// none of them: it was the next one before.
+    /// Remembers which lines hold payload, and keeps the next one from being taken for a record.
+    /// The line of the header is none of them: it was the next one before.
     #[inline]
     fn litter(&mut self, header: Header, here: usize, lines: usize) {
-        debug_assert!(self.littered[here / 64] & 1 << (here % 64) == 0, "a header where payload was");
+        debug_assert!(
+            self.littered[here / 64] & 1 << (here % 64) == 0,
+            "a header where payload was"
+        );
         let end = here + lines;
         if header.kind != PAD {
             (here + 1..end).for_each(|line| self.littered[line / 64] |= 1 << (line % 64));
@@ -323,8 +379,8 @@ impl<M: Memory> Draft<'_, M> {
             at >= HEADER && at <= self.len && bytes.len() <= self.len - at,
             "a part outside of its record"
         );
-        // SAFETY: the record does not wrap and lies in lines that the consumer has given back (invariant 3);
-        // position 0 to 8 of its first line is left out.
+        // SAFETY: the record does not wrap and lies in lines that the consumer has given back
+        // (invariant 3); position 0 to 8 of its first line is left out.
         unsafe { self.memory.write(self.start + at, bytes) };
     }
 }
@@ -346,8 +402,13 @@ pub(crate) struct Record {
 pub(crate) enum Glance {
     /// Nothing new.
     Nothing,
-    /// A record of the kind in question, without flags: where it begins, and its length, with the header.
-    Plain { start: usize, len: usize, lines: u32 },
+    /// A record of the kind in question, without flags: where it begins, and its length, with the
+    /// header.
+    Plain {
+        start: usize,
+        len: usize,
+        lines: u32,
+    },
     /// Something else: [`Consumer::peek`] says what.
     Other,
 }
@@ -366,7 +427,13 @@ impl<M: Memory> Consumer<M> {
     /// The reading end of memory of which nothing was read yet.
     pub(crate) fn new(memory: M) -> Self {
         let shape = Shape::new(memory.lines());
-        Self { memory, shape, position: 0, returned: 0, armed: false }
+        Self {
+            memory,
+            shape,
+            position: 0,
+            returned: 0,
+            armed: false,
+        }
     }
 
     pub(crate) fn memory(&self) -> &M {
@@ -379,16 +446,24 @@ impl<M: Memory> Consumer<M> {
         let index = self.shape.index(self.position);
         // SYNC: pairs with the release in `Producer::publish`.
         let word = self.memory.header(index).load(Ordering::Acquire);
-        let (lap, len) = (self.shape.lap(self.position), (word & LEN_MASK) >> LEN_SHIFT);
+        let (lap, len) = (
+            self.shape.lap(self.position),
+            (word & LEN_MASK) >> LEN_SHIFT,
+        );
         if word >> LAP_SHIFT != lap {
             Glance::Nothing
         } else if word & !LEN_MASK == lap << LAP_SHIFT | u64::from(kind) && len >= HEADER as u64 {
             let (len, lines) = (len as usize, Shape::lines_for(len as usize));
-            if lines > 1 && (lines > self.shape.longest_lines() || index + lines > self.shape.lines as usize)
+            if lines > 1
+                && (lines > self.shape.longest_lines() || index + lines > self.shape.lines as usize)
             {
                 return Glance::Other;
             }
-            Glance::Plain { start: index * LINE, len, lines: lines as u32 }
+            Glance::Plain {
+                start: index * LINE,
+                len,
+                lines: lines as u32,
+            }
         } else {
             Glance::Other
         }
@@ -400,37 +475,46 @@ impl<M: Memory> Consumer<M> {
             let index = self.shape.index(self.position);
             // SYNC: pairs with the release in `Producer::publish`.
             let word = self.memory.header(index).load(Ordering::Acquire);
-            let Some(header) = self.published(word) else { return Ok(None) };
+            let Some(header) = self.published(word) else {
+                return Ok(None);
+            };
             let lines = Shape::lines_for(header.len as usize);
             let rest = self.shape.lines as usize - index;
             if header.kind == PAD {
-                // A filler is shorter than the record that would wrap. One around the whole ring would lead back to
-                // itself, for ever.
+                // A filler is shorter than the record that would wrap. One around the whole ring
+                // would lead back to itself, for ever.
                 if lines != rest || lines >= self.shape.longest_lines() {
                     return Err(Broken("a filler that does not end with the ring"));
                 }
                 self.advance(lines as u64);
                 continue;
             }
-            if (header.len as usize) < HEADER || lines > self.shape.longest_lines() || lines > rest {
+            if (header.len as usize) < HEADER || lines > self.shape.longest_lines() || lines > rest
+            {
                 return Err(Broken("a record length out of bounds"));
             }
-            return Ok(Some(Record { header, start: index * LINE, lines: lines as u32 }));
+            return Ok(Some(Record {
+                header,
+                start: index * LINE,
+                lines: lines as u32,
+            }));
         }
     }
 
-    /// Done with the record that `peek` returned. True when the producer waits for room and must be woken.
+    /// Done with the record that `peek` returned. True when the producer waits for room and must be
+    /// woken.
     #[inline]
     pub(crate) fn consume(&mut self, record: Record) -> bool {
         self.consume_lines(u64::from(record.lines))
     }
 
-    /// Done with so many lines of a record that [`glance`](Self::glance) has shown. As [`consume`](Self::consume).
+    /// Done with so many lines of a record that [`glance`](Self::glance) has shown. As
+    /// [`consume`](Self::consume).
     #[inline]
     pub(crate) fn consume_lines(&mut self, lines: u64) -> bool {
         self.advance(lines);
-        // A producer is told in batches; an eighth of the ring may be outstanding without starving it, because no
-        // record takes more than an eighth.
+        // A producer is told in batches; an eighth of the ring may be outstanding without starving
+        // it, because no record takes more than an eighth.
         if self.position - self.returned < self.shape.lines / 8 {
             return false;
         }
@@ -445,7 +529,9 @@ impl<M: Memory> Consumer<M> {
         }
         self.returned = self.position;
         // SYNC: pairs with the acquire in `Producer::finds_room`.
-        self.memory.returned().store(self.position, Ordering::Release);
+        self.memory
+            .returned()
+            .store(self.position, Ordering::Release);
         self.starves()
     }
 
@@ -463,7 +549,10 @@ impl<M: Memory> Consumer<M> {
         self.memory.armed().swap(1, Ordering::Relaxed);
         // SYNC: pairs with the fence in `Producer::reader`.
         full_fence();
-        let word = self.memory.header(self.shape.index(self.position)).load(Ordering::Relaxed);
+        let word = self
+            .memory
+            .header(self.shape.index(self.position))
+            .load(Ordering::Relaxed);
         self.published(word).is_none()
     }
 
@@ -474,10 +563,12 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// Nothing will be read any more. What was consumed is made known first: a producer that asks finds out whether
-    /// its last record was.
+    /// Nothing will be read any more. What was consumed is made known first: a producer that asks
+    /// finds out whether its last record was.
     pub(crate) fn close(&self) {
-        self.memory.returned().store(self.position, Ordering::Release);
+        self.memory
+            .returned()
+            .store(self.position, Ordering::Release);
         // SYNC: pairs with the acquire in `Producer::reader`.
         self.memory.armed().swap(CLOSED, Ordering::Release);
     }

@@ -34,7 +34,9 @@ impl Heap {
     pub(super) fn payload(&self, record: Record) -> Vec<u8> {
         let (start, end) = (record.start, record.start + record.header.len as usize);
         let words = &self.0.words[start / 8..end.div_ceil(8)];
-        let bytes = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        let bytes = words
+            .iter()
+            .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
         bytes.take(end - start).skip(HEADER).collect()
     }
 }

@@ -18,7 +18,10 @@ fn scramble(number: u64) -> u64 {
 fn sleep(who: &str) {
     let started = Instant::now();
     thread::park_timeout(Duration::from_secs(20));
-    assert!(started.elapsed() < Duration::from_secs(20), "the {who} was not woken");
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "the {who} was not woken"
+    );
 }
 
 /// Two threads, real memory, both asleep whenever there is nothing to do.
@@ -40,8 +43,13 @@ fn two_threads_lose_nothing() {
         let mut bytes = vec![0; longest];
         for number in 0..MESSAGES {
             let len = len_of(number, longest);
-            bytes[..len - HEADER].iter_mut().enumerate().for_each(|(at, byte)| *byte = byte_of(number, at));
-            while !producer.push(1, number as u8, len, |record| record.put(HEADER, &bytes[..len - HEADER])) {
+            bytes[..len - HEADER]
+                .iter_mut()
+                .enumerate()
+                .for_each(|(at, byte)| *byte = byte_of(number, at));
+            while !producer.push(1, number as u8, len, |record| {
+                record.put(HEADER, &bytes[..len - HEADER])
+            }) {
                 if producer.arm(|ring| ring.fits(len)) {
                     sleep("sender");
                 }
@@ -64,10 +72,19 @@ fn two_threads_lose_nothing() {
             consumer.disarm();
         };
         let len = record.header.len as usize;
-        assert_eq!((record.header.flags, len), (number as u8, len_of(number, longest)));
-        let payload = consumer.memory().payload(record.start + HEADER, len - HEADER).unwrap();
+        assert_eq!(
+            (record.header.flags, len),
+            (number as u8, len_of(number, longest))
+        );
+        let payload = consumer
+            .memory()
+            .payload(record.start + HEADER, len - HEADER)
+            .unwrap();
         payload.copy_over(0, &mut bytes[..len - HEADER]);
-        let intact = bytes[..len - HEADER].iter().enumerate().all(|(at, byte)| *byte == byte_of(number, at));
+        let intact = bytes[..len - HEADER]
+            .iter()
+            .enumerate()
+            .all(|(at, byte)| *byte == byte_of(number, at));
         assert!(intact, "message {number} is unspoilt");
         if consumer.consume(record) {
             sender.thread().unpark();

@@ -9,7 +9,8 @@ use super::ring::{Broken, Consumer, HEADER, LINE, Memory, Producer, Reader};
 use super::ring_heap::Heap;
 use crate::sync::Ordering;
 
-/// One call at either end. Lengths are those of records, header included, before they are cut to the longest.
+/// One call at either end. Lengths are those of records, header included, before they are cut to
+/// the longest.
 #[derive(Clone, Copy, Debug)]
 enum Call {
     Push(usize),
@@ -52,7 +53,10 @@ struct Oracle {
 impl Oracle {
     /// Lines a record of this length would take now, with the filler in front of it.
     fn lines_for(&self, len: usize) -> u64 {
-        let (lines, rest) = (len.div_ceil(LINE) as u64, self.lines - self.pushed % self.lines);
+        let (lines, rest) = (
+            len.div_ceil(LINE) as u64,
+            self.lines - self.pushed % self.lines,
+        );
         if lines > rest { rest + lines } else { lines }
     }
 
@@ -86,7 +90,10 @@ struct Pair {
 /// The payload of a record. What of it lies over headers looks like records of some lap.
 fn content(number: u8, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|at| number.wrapping_add(at as u8)).collect();
-    for over in bytes.chunks_mut(LINE).filter_map(|line| line.first_chunk_mut()) {
+    for over in bytes
+        .chunks_mut(LINE)
+        .filter_map(|line| line.first_chunk_mut())
+    {
         *over = word(1, number, HEADER as u64, u64::from(number % 8)).to_le_bytes();
     }
     bytes.split_off(HEADER)
@@ -103,7 +110,10 @@ impl Pair {
         Self {
             producer: Producer::new(heap.clone()),
             consumer: Consumer::new(heap),
-            oracle: Oracle { lines: lines as u64, ..Oracle::default() },
+            oracle: Oracle {
+                lines: lines as u64,
+                ..Oracle::default()
+            },
             number: 0,
         }
     }
@@ -119,14 +129,19 @@ impl Pair {
         self.number = self.number.wrapping_add(1);
         let bytes = content(self.number, len);
         assert_eq!(
-            self.producer.push(1, self.number, len, |record| record.put(HEADER, &bytes)),
+            self.producer
+                .push(1, self.number, len, |record| record.put(HEADER, &bytes)),
             room,
             "exactly when it fits"
         );
         if room {
             self.oracle.push(self.number, len);
             let rung = std::mem::take(&mut self.oracle.armed);
-            assert_eq!(self.producer.reader() == Reader::Asleep, rung, "one ring for one sleep");
+            assert_eq!(
+                self.producer.reader() == Reader::Asleep,
+                rung,
+                "one ring for one sleep"
+            );
             assert_eq!(self.producer.reader(), Reader::Awake);
         }
         room
@@ -139,12 +154,23 @@ impl Pair {
             return assert_eq!(record, None);
         };
         let record = record.expect("the oracle has one");
-        assert_eq!((record.header.kind, record.header.flags, record.header.len as usize), (1, number, len));
+        assert_eq!(
+            (
+                record.header.kind,
+                record.header.flags,
+                record.header.len as usize
+            ),
+            (1, number, len)
+        );
         assert_eq!(self.consumer.memory().payload(record), content(number, len));
         self.oracle.popped += lines;
         let batch = self.oracle.popped - self.oracle.returned >= self.oracle.lines / 8;
         let woken = batch && self.oracle.give_back();
-        assert_eq!(self.consumer.consume(record), woken, "one ring for one starvation");
+        assert_eq!(
+            self.consumer.consume(record),
+            woken,
+            "one ring for one starvation"
+        );
     }
 
     fn make(&mut self, call: Call) {
@@ -203,11 +229,16 @@ fn mischief(lines: usize) -> impl Strategy<Value = Mischief> {
 
 /// A call, of which only the bounds are checked.
 fn suffer(pair: &mut Pair, call: Call) -> Result<(), Broken> {
-    let (lines, longest) = (pair.consumer.memory().lines(), pair.producer.shape().longest());
+    let (lines, longest) = (
+        pair.consumer.memory().lines(),
+        pair.producer.shape().longest(),
+    );
     match call {
         Call::Push(len) | Call::Fill(len) => {
             let len = pair.cut(len);
-            let _ = pair.producer.push(1, 0, len, |record| record.put(HEADER, &content(0, len)));
+            let _ = pair
+                .producer
+                .push(1, 0, len, |record| record.put(HEADER, &content(0, len)));
             let _ = pair.producer.reader();
         }
         Call::Pop => {
@@ -247,7 +278,8 @@ proptest! {
         prop_assert_eq!(pair.consumer.peek(), Ok(None));
     }
 
-    /// Whatever the peer writes: a record within bounds or [`Broken`], no panic and no endless loop.
+    /// Whatever the peer writes: a record within bounds or [`Broken`], no panic and no endless
+    /// loop.
     #[test]
     fn a_hostile_peer_gets_no_further_than_broken(
         (lines, mischiefs) in prop_oneof![Just(8), Just(16), Just(64)]
@@ -273,7 +305,8 @@ proptest! {
 #[test]
 fn a_filler_around_the_ring_is_broken() {
     let heap = Heap::new(16);
-    heap.header(0).store(word(0xff, 0, 16 * LINE as u64, 1), Ordering::Relaxed);
+    heap.header(0)
+        .store(word(0xff, 0, 16 * LINE as u64, 1), Ordering::Relaxed);
     assert!(Consumer::new(heap).peek().is_err());
 }
 
@@ -289,7 +322,10 @@ fn what_was_taken_before_the_end_has_arrived() {
         }
         pair.consumer.close();
         let expected = if taken { Reader::Awake } else { Reader::Closed };
-        assert_eq!((pair.producer.reader(), pair.producer.reader()), (expected, expected));
+        assert_eq!(
+            (pair.producer.reader(), pair.producer.reader()),
+            (expected, expected)
+        );
         assert!(pair.producer.push(1, 0, HEADER, |_| ()));
         assert_eq!(pair.producer.reader(), Reader::Closed);
     }

@@ -1,16 +1,16 @@
 //! A segment: the shared memory of one direction between two endpoints.
 //!
-//! The sending side makes it (a memfd), seals it so that its size can never change, and passes it on; the receiving
-//! side maps it only if it is sealed and as large as it says. Hence no access within [`Segment::lines`] can fault,
-//! whatever the peer does.
+//! The sending side makes it (a memfd), seals it so that its size can never change, and passes it
+//! on; the receiving side maps it only if it is sealed and as large as it says. Hence no access
+//! within [`Segment::lines`] can fault, whatever the peer does.
 //!
 //! # Safety
 //!
-//! This module holds the raw access to the memory of rings. The argument: `base` is a mapping of `LINES_AT + lines
-//! × 64` bytes, alive as long as the value; the control words and headers are reached as atomics, which tolerate a
-//! peer that writes at the same time; payload is only ever copied from and to it by raw pointer, never borrowed, so
-//! that no reference exists to memory that somebody else may change. A peer that changes payload during a copy
-//! spoils its own message.
+//! This module holds the raw access to the memory of rings. The argument: `base` is a mapping of
+//! `LINES_AT + lines × 64` bytes, alive as long as the value; the control words and headers are
+//! reached as atomics, which tolerate a peer that writes at the same time; payload is only ever
+//! copied from and to it by raw pointer, never borrowed, so that no reference exists to memory that
+//! somebody else may change. A peer that changes payload during a copy spoils its own message.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -28,7 +28,8 @@ use super::record::RECEIPTS;
 use super::ring::{LINE, Memory};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
-/// Control words are this far apart, so that writers of different words do not share a pair of cache lines.
+/// Control words are this far apart, so that writers of different words do not share a pair of
+/// cache lines.
 const STRIDE: usize = 128;
 const RETURNED_AT: usize = 0;
 const ARMED_AT: usize = STRIDE;
@@ -36,13 +37,14 @@ const STARVED_AT: usize = 2 * STRIDE;
 /// Bits of the loans that the receiver gives back, in words of 64.
 const RETURNS_AT: usize = 4 * STRIDE;
 pub(crate) const RETURN_WORDS: usize = 4;
-/// What the sender lets the receiver read of its own memory, as a probe: where, and what is there. Then the word of the
-/// receiver that it could, and that of the sender that nothing of its memory is the receiver's to read any more.
+/// What the sender lets the receiver read of its own memory, as a probe: where, and what is there.
+/// Then the word of the receiver that it could, and that of the sender that nothing of its memory
+/// is the receiver's to read any more.
 const PROBE_AT: usize = 5 * STRIDE;
 const REACHED_AT: usize = 6 * STRIDE;
 const WITHDRAWN_AT: usize = 7 * STRIDE;
-/// The word of the receiver that it has said something of messages that the sender waits to hear of; and what it has said, a
-/// bit for each receipt.
+/// The word of the receiver that it has said something of messages that the sender waits to hear
+/// of; and what it has said, a bit for each receipt.
 const CONFIRMED_AT: usize = 8 * STRIDE;
 const RECEIPTS_AT: usize = 9 * STRIDE;
 /// Where the lines begin.
@@ -65,7 +67,8 @@ struct Map {
     lines: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; all access to it is atomic or by raw copy.
+// SAFETY: the mapping belongs to the process, not to a thread; all access to it is atomic or by raw
+// copy.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
@@ -110,7 +113,9 @@ impl Segment {
         if !seals.contains(SealFlags::SHRINK | SealFlags::SEAL) {
             return Err("the memory is not sealed");
         }
-        let size = rustix::fs::fstat(fd).map_err(|_| "the memory has no size")?.st_size;
+        let size = rustix::fs::fstat(fd)
+            .map_err(|_| "the memory has no size")?
+            .st_size;
         if usize::try_from(size) != Ok(bytes(lines)) {
             return Err("the memory has another size than announced");
         }
@@ -120,16 +125,24 @@ impl Segment {
     fn map(fd: impl AsFd, lines: usize) -> Result<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes(lines), protection, flags, fd, 0) };
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes(lines), protection, flags, fd, 0)
+        };
         let base = base.map_err(|errno| Error::os("mmap", errno.raw_os_error()))?;
         let base = NonNull::new(base.cast()).ok_or(Error::os("mmap", 12))?;
-        Ok(Self { map: Arc::new(Map { base, lines }) })
+        Ok(Self {
+            map: Arc::new(Map { base, lines }),
+        })
     }
 
     /// The bytes of a record, to be copied out. `None` when they do not lie within the lines.
     pub(crate) fn payload(&self, start: usize, len: usize) -> Option<Payload<'_>> {
         let end = start.checked_add(len)?;
-        (end <= self.map.lines * LINE).then_some(Payload { segment: self, start, len })
+        (end <= self.map.lines * LINE).then_some(Payload {
+            segment: self,
+            start,
+            len,
+        })
     }
 
     /// Reads eight bytes of a record, once. 0 when they do not lie within the lines.
@@ -141,12 +154,17 @@ impl Segment {
         u64::from_le_bytes(bytes)
     }
 
-    /// Asks for the lines of a record behind its first, so that they are on their way while it is found out whose they are.
+    /// Asks for the lines of a record behind its first, so that they are on their way while it is
+    /// found out whose they are.
     #[inline(always)] // on the way of a small message
     pub(crate) fn expect(&self, start: usize, len: usize) {
         let count = (len.saturating_sub(1) / LINE).min(LINES_AHEAD);
         for line in 1..=count {
-            let line = self.map.base.as_ptr().wrapping_add(LINES_AT + start + line * LINE);
+            let line = self
+                .map
+                .base
+                .as_ptr()
+                .wrapping_add(LINES_AT + start + line * LINE);
             #[cfg(target_arch = "x86_64")]
             // SAFETY: asking for a line accesses nothing, wherever it points.
             unsafe {
@@ -166,7 +184,8 @@ impl Segment {
     /// Gives the loan of this number back.
     pub(crate) fn give_back(&self, slot: usize) {
         // SYNC: pairs with the acquire in `take_returned`: the reader is done with the memory.
-        self.returns(slot / 64).fetch_or(1 << (slot % 64), Ordering::Release);
+        self.returns(slot / 64)
+            .fetch_or(1 << (slot % 64), Ordering::Release);
     }
 
     /// The loans of this word that were given back since the last call, a bit each.
@@ -187,11 +206,15 @@ impl Segment {
         self.wide(RETURNS_AT + 8 * (word % RETURN_WORDS))
     }
 
-    /// Says of the message with this receipt what its sender waits to hear. There must be such a receipt.
+    /// Says of the message with this receipt what its sender waits to hear. There must be such a
+    /// receipt.
     pub(crate) fn confirm(&self, number: usize) {
-        // SYNC: pairs with the acquire in `take_confirmed`: whoever sees the bit sees what the receiver did before.
-        self.receipts(number / 64).fetch_or(1 << (number % 64), Ordering::Release);
-        // SYNC: pairs with the acquire in `has_confirmed`: whoever takes the word down sees the bit.
+        // SYNC: pairs with the acquire in `take_confirmed`: whoever sees the bit sees what the
+        // receiver did before.
+        self.receipts(number / 64)
+            .fetch_or(1 << (number % 64), Ordering::Release);
+        // SYNC: pairs with the acquire in `has_confirmed`: whoever takes the word down sees the
+        // bit.
         self.control(CONFIRMED_AT).store(1, Ordering::Release);
     }
 
@@ -227,7 +250,10 @@ impl Segment {
 
     /// The sender's probe; zeros when it lets nobody read.
     pub(crate) fn probe(&self) -> (u64, u64) {
-        (self.wide(PROBE_AT).load(Ordering::Relaxed), self.wide(PROBE_AT + 8).load(Ordering::Relaxed))
+        (
+            self.wide(PROBE_AT).load(Ordering::Relaxed),
+            self.wide(PROBE_AT + 8).load(Ordering::Relaxed),
+        )
     }
 
     /// The receiver has read the probe; said before the welcome.
@@ -242,8 +268,8 @@ impl Segment {
     /// The sender is about to free what it has offered.
     pub(crate) fn withdraw(&self) {
         self.control(WITHDRAWN_AT).store(1, Ordering::Relaxed);
-        // SYNC: pairs with the fence in `is_withdrawn`. Whoever sees what is written to that memory from now on sees the
-        // word as well.
+        // SYNC: pairs with the fence in `is_withdrawn`. Whoever sees what is written to that memory
+        // from now on sees the word as well.
         full_fence();
     }
 
@@ -255,14 +281,14 @@ impl Segment {
     }
 
     fn wide(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: callers pass offsets within the first page, multiples of eight; the word is only ever accessed as an
-        // atomic.
+        // SAFETY: callers pass offsets within the first page, multiples of eight; the word is only
+        // ever accessed as an atomic.
         unsafe { self.at(offset).cast().as_ref() }
     }
 
     fn control(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: `offset` is one of the constants above: within the mapping and aligned. The word is only ever
-        // accessed as an atomic.
+        // SAFETY: `offset` is one of the constants above: within the mapping and aligned. The word
+        // is only ever accessed as an atomic.
         unsafe { self.at(offset).cast().as_ref() }
     }
 }
@@ -274,9 +300,10 @@ impl Memory for Segment {
 
     fn header(&self, line: usize) -> &AtomicU64 {
         let line = line & (self.map.lines - 1);
-        // SAFETY: within the mapping, and aligned, since a line is 64 bytes. The producer also writes payload over
-        // it by raw copy, but only while the ring's invariants keep the other end from looking; a hostile peer that
-        // does so at another time spoils the value, which is checked.
+        // SAFETY: within the mapping, and aligned, since a line is 64 bytes. The producer also
+        // writes payload over it by raw copy, but only while the ring's invariants keep the other
+        // end from looking; a hostile peer that does so at another time spoils the value, which is
+        // checked.
         unsafe { self.at(LINES_AT + line * LINE).cast().as_ref() }
     }
 
@@ -295,8 +322,8 @@ impl Memory for Segment {
 
     unsafe fn write(&self, at: usize, bytes: &[u8]) {
         debug_assert!(at + bytes.len() <= self.map.lines * LINE);
-        // SAFETY: the caller guarantees that the range lies within the lines; `bytes` is ordinary memory, so the two
-        // do not overlap.
+        // SAFETY: the caller guarantees that the range lies within the lines; `bytes` is ordinary
+        // memory, so the two do not overlap.
         unsafe {
             copy(bytes.as_ptr(), self.at(LINES_AT + at).as_ptr(), bytes.len());
         }
@@ -309,11 +336,15 @@ impl Memory for Segment {
 /// As of `copy_nonoverlapping`.
 #[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: the ranges are the caller's, and each access lies within: the second of a pair ends where they end.
+    // SAFETY: the ranges are the caller's, and each access lies within: the second of a pair ends
+    // where they end.
     unsafe {
         if (8..=16).contains(&count) {
             let last = count - 8;
-            let words = (from.cast::<u64>().read_unaligned(), from.add(last).cast::<u64>().read_unaligned());
+            let words = (
+                from.cast::<u64>().read_unaligned(),
+                from.add(last).cast::<u64>().read_unaligned(),
+            );
             to.cast::<u64>().write_unaligned(words.0);
             to.add(last).cast::<u64>().write_unaligned(words.1);
         } else {
@@ -332,8 +363,14 @@ pub(crate) struct Payload<'a> {
 
 impl Payload<'_> {
     fn pointer(&self, from: usize, count: usize) -> *const u8 {
-        assert!(from <= self.len && count <= self.len - from, "within the payload");
-        self.segment.at(LINES_AT).as_ptr().wrapping_add(self.start + from)
+        assert!(
+            from <= self.len && count <= self.len - from,
+            "within the payload"
+        );
+        self.segment
+            .at(LINES_AT)
+            .as_ptr()
+            .wrapping_add(self.start + from)
     }
 }
 
@@ -345,8 +382,8 @@ impl Source for Payload<'_> {
     fn copy_to<'d>(&self, from: usize, dst: &'d mut [MaybeUninit<u8>]) -> &'d mut [u8] {
         let source = self.pointer(from, dst.len());
         let (start, count) = (dst.as_mut_ptr().cast::<u8>(), dst.len());
-        // SAFETY: `pointer` checked that the source lies within the mapping; `dst` is ordinary memory of `count`
-        // bytes, initialised by the copy.
+        // SAFETY: `pointer` checked that the source lies within the mapping; `dst` is ordinary
+        // memory of `count` bytes, initialised by the copy.
         unsafe {
             copy(source, start, count);
             std::slice::from_raw_parts_mut(start, count)

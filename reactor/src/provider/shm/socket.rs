@@ -1,9 +1,10 @@
-//! The sockets endpoints meet on: named in the abstract namespace, one message at a time, never blocking.
+//! The sockets endpoints meet on: named in the abstract namespace, one message at a time, never
+//! blocking.
 //!
-//! A peer may send descriptors with any message. Closing one can take as long as the peer likes (a socket that lingers,
-//! a file in user space), and with a socket the kernel closes those that were never received. So every message is
-//! received with room for all the descriptors it can carry, and what comes from a peer, its connection included, is
-//! closed on a thread that holds up nobody.
+//! A peer may send descriptors with any message. Closing one can take as long as the peer likes (a
+//! socket that lingers, a file in user space), and with a socket the kernel closes those that were
+//! never received. So every message is received with room for all the descriptors it can carry, and
+//! what comes from a peer, its connection included, is closed on a thread that holds up nobody.
 #![allow(unsafe_code)] // the credentials of a peer, and its descriptor, which the kernel writes
 
 use std::io::IoSliceMut;
@@ -63,7 +64,8 @@ pub(crate) enum Received {
     Nothing,
     /// A message of this many bytes, and the descriptors that came with it.
     Message(usize, Vec<OwnedFd>),
-    /// Likewise, but there was no room for all the descriptors: this process has too many. What came is closed.
+    /// Likewise, but there was no room for all the descriptors: this process has too many. What
+    /// came is closed.
     Stripped(usize),
     TooLong,
     HungUp,
@@ -78,8 +80,12 @@ impl Listener {
             Err(Errno::ADDRINUSE) => return Err(Error::AddressInUse(at.clone())),
             Err(errno) => return Err(Error::os("bind", errno.raw_os_error())),
         }
-        rustix::net::listen(&socket, BACKLOG).map_err(|errno| Error::os("listen", errno.raw_os_error()))?;
-        Ok(Self { fd: socket, origin: Origin::here() })
+        rustix::net::listen(&socket, BACKLOG)
+            .map_err(|errno| Error::os("listen", errno.raw_os_error()))?;
+        Ok(Self {
+            fd: socket,
+            origin: Origin::here(),
+        })
     }
 
     /// Whether this is the process that has it, and no child.
@@ -122,7 +128,11 @@ impl Drop for Listener {
 
 impl Socket {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self { fd: Some(fd), wait: None, origin: Origin::here() }
+        Self {
+            fd: Some(fd),
+            wait: None,
+            origin: Origin::here(),
+        }
     }
 
     /// Connects to a name, if it is one of this user.
@@ -132,14 +142,21 @@ impl Socket {
             Ok(()) => {}
             // The queue of connections there is full: nobody has accepted any for a while.
             Err(Errno::AGAIN) => {
-                return Err(Error::Refused { peer: to.clone(), reason: Refusal::Resources });
+                return Err(Error::Refused {
+                    peer: to.clone(),
+                    reason: Refusal::Resources,
+                });
             }
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(Error::NoSuchPeer(to.clone())),
             Err(errno) => return Err(Error::os("connect", errno.raw_os_error())),
         }
         let (theirs, ours) = (socket.credentials()?, rustix::process::geteuid().as_raw());
         if theirs.user != ours {
-            return Err(Error::OtherUser { peer: to.clone(), theirs: theirs.user, ours });
+            return Err(Error::OtherUser {
+                peer: to.clone(),
+                theirs: theirs.user,
+                ours,
+            });
         }
         Ok((socket, theirs))
     }
@@ -165,21 +182,38 @@ impl Socket {
 
     /// Who is at the other end.
     pub(crate) fn credentials(&self) -> Result<Credentials> {
-        let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut peer = libc::ucred {
+            pid: 0,
+            uid: u32::MAX,
+            gid: u32::MAX,
+        };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes to `peer`, whose fields are integers that may have any value.
+        // SAFETY: the kernel writes at most `len` bytes to `peer`, whose fields are integers that
+        // may have any value.
         let failed = unsafe {
             let to = (&raw mut peer).cast();
-            libc::getsockopt(self.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
+            libc::getsockopt(
+                self.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                to,
+                &raw mut len,
+            )
         };
         if failed != 0 {
-            let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or_default();
+            let errno = std::io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or_default();
             return Err(Error::os("getsockopt(SO_PEERCRED)", errno));
         }
-        Ok(Credentials { user: peer.uid, process: (peer.pid != 0).then_some(peer.pid) })
+        Ok(Credentials {
+            user: peer.uid,
+            process: (peer.pid != 0).then_some(peer.pid),
+        })
     }
 
-    /// Closes the connection at once, if it holds nothing whose closing could take long; its descriptor is free then.
+    /// Closes the connection at once, if it holds nothing whose closing could take long; its
+    /// descriptor is free then.
     pub(crate) fn close_now(mut self) {
         let _ = rustix::net::shutdown(&self, Shutdown::Both);
         // Nothing more can come.
@@ -196,13 +230,20 @@ impl Socket {
         }
     }
 
-    /// A descriptor of the process at the other end, which has this number; readable once it has ended.
+    /// A descriptor of the process at the other end, which has this number; readable once it has
+    /// ended.
     pub(crate) fn process(&self, number: i32) -> Option<OwnedFd> {
         let (mut fd, mut len) = (-1, size_of::<i32>() as libc::socklen_t);
         // SAFETY: the kernel writes at most `len` bytes to `fd`.
         let failed = unsafe {
             let to = (&raw mut fd).cast();
-            libc::getsockopt(self.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, to, &raw mut len)
+            libc::getsockopt(
+                self.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERPIDFD,
+                to,
+                &raw mut len,
+            )
         };
         if failed == 0 && fd >= 0 {
             // SAFETY: the kernel has just made this descriptor, for this call.
@@ -220,7 +261,8 @@ impl Socket {
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let message = loop {
             match rustix::net::recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
-                // The peer has closed without reading everything. What it had said before is still there.
+                // The peer has closed without reading everything. What it had said before is still
+                // there.
                 Err(Errno::INTR | Errno::CONNRESET) => continue,
                 received => break received,
             }
@@ -281,7 +323,9 @@ pub(crate) fn discard(fds: Vec<OwnedFd>) {
     let closer = CLOSER.get_or_init(|| {
         let (sender, receiver) = channel();
         let close = move || receiver.iter().for_each(drop::<Vec<OwnedFd>>);
-        let spawned = std::thread::Builder::new().name("fab-close".into()).spawn(close);
+        let spawned = std::thread::Builder::new()
+            .name("fab-close".into())
+            .spawn(close);
         spawned.is_ok().then_some(sender)
     });
     // Without a thread they are closed here. It ends only with the process.

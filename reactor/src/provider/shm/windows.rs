@@ -1,8 +1,8 @@
 //! The windows of a connection: the peer's regions that were mapped here, by key.
 //!
-//! A region is mapped when it is accessed for the first time: the peer is asked, on the socket, and answers with the
-//! memory. After that its help is not needed. A key that was taken back is noticed with the next access, and asked for
-//! anew, since it may stand for something else by now.
+//! A region is mapped when it is accessed for the first time: the peer is asked, on the socket, and
+//! answers with the memory. After that its help is not needed. A key that was taken back is noticed
+//! with the next access, and asked for anew, since it may stand for something else by now.
 
 use fabric_core::atomic::{AtomicOp, Datatype};
 use fabric_core::buf::{AnyBuf, Payload, Source};
@@ -64,7 +64,11 @@ impl Windows {
     /// The window of this key, if it is mapped and its owner still lends it.
     #[inline]
     pub(crate) fn get(&mut self, key: u64) -> Option<&Window> {
-        if self.open.get(self.last).is_none_or(|window| window.key != key || !window.area.is_lent()) {
+        if self
+            .open
+            .get(self.last)
+            .is_none_or(|window| window.key != key || !window.area.is_lent())
+        {
             return self.find(key);
         }
         self.open.get(self.last)
@@ -72,7 +76,10 @@ impl Windows {
 
     #[cold]
     fn find(&mut self, key: u64) -> Option<&Window> {
-        self.last = self.open.binary_search_by_key(&key, |window| window.key).ok()?;
+        self.last = self
+            .open
+            .binary_search_by_key(&key, |window| window.key)
+            .ok()?;
         if !self.open[self.last].area.is_lent() {
             self.open.remove(self.last);
             return None;
@@ -86,17 +93,29 @@ impl Windows {
             return Err(Reached::SERVED);
         }
         let ended = self.ended.clone();
-        let Some(window) = self.get(key) else { return Ok(None) };
+        let Some(window) = self.get(key) else {
+            return Ok(None);
+        };
         if window.heeds {
             return Err(Reached::HEEDED);
         }
-        let memory = Arc::new(Held { area: window.area.clone(), ended });
-        Ok(Some(Reached { memory, access: window.access }))
+        let memory = Arc::new(Held {
+            area: window.area.clone(),
+            ended,
+        });
+        Ok(Some(Reached {
+            memory,
+            access: window.access,
+        }))
     }
 
-    /// Whether the peer serves the region of this key; and if, whether it wants to hear of what is done there.
+    /// Whether the peer serves the region of this key; and if, whether it wants to hear of what is
+    /// done there.
     pub(crate) fn serves(&self, key: u64) -> Option<bool> {
-        self.served.iter().find(|(served, _)| *served == key).map(|(_, heeds)| *heeds)
+        self.served
+            .iter()
+            .find(|(served, _)| *served == key)
+            .map(|(_, heeds)| *heeds)
     }
 
     /// The peer has said that it serves the region of this key.
@@ -110,8 +129,8 @@ impl Windows {
         self.served.retain(|(served, _)| *served != key);
     }
 
-    /// Asks for a key, once: whether the question is to be said now. An error when the peer has answered that there is
-    /// nothing.
+    /// Asks for a key, once: whether the question is to be said now. An error when the peer has
+    /// answered that there is nothing.
     pub(crate) fn ask(&mut self, key: u64) -> Result<bool> {
         match self.asked.iter().position(|(asked, _)| *asked == key) {
             None => Ok(true),
@@ -137,11 +156,18 @@ impl Windows {
 
     /// Answers that there is nothing are for those who asked.
     pub(crate) fn forget_denials(&mut self, wanted: impl Fn(u64) -> bool) {
-        self.asked.retain(|(key, asked)| *asked == Asked::Said || wanted(*key));
+        self.asked
+            .retain(|(key, asked)| *asked == Asked::Said || wanted(*key));
     }
 
-    /// The peer's answer to the question, or why it is of no use; `wanted` when an operation waits for it.
-    pub(crate) fn answered(&mut self, key: u64, window: Result<Window, &'static str>, wanted: bool) {
+    /// The peer's answer to the question, or why it is of no use; `wanted` when an operation waits
+    /// for it.
+    pub(crate) fn answered(
+        &mut self,
+        key: u64,
+        window: Result<Window, &'static str>,
+        wanted: bool,
+    ) {
         self.asked.retain(|(asked, _)| *asked != key);
         // Regions that their owner has closed since.
         self.open.retain(|window| window.area.is_lent());
@@ -179,7 +205,14 @@ impl Memory for Held {
         self.area.write(at, bytes);
     }
 
-    fn execute(&self, at: usize, op: AtomicOp, datatype: Datatype, operand: u64, comparand: u64) -> u64 {
+    fn execute(
+        &self,
+        at: usize,
+        op: AtomicOp,
+        datatype: Datatype,
+        operand: u64,
+        comparand: u64,
+    ) -> u64 {
         self.area.execute(at, op, datatype, operand, comparand)
     }
 
@@ -195,9 +228,18 @@ impl Window {
     #[inline]
     pub(crate) fn check(&self, kind: OpKind, remote: &Remote, len: usize) -> Result<usize> {
         let atomic = remote.atomic;
-        check_access(self.key, self.access, wanted(kind, atomic.map(|atomic| atomic.op)))?;
+        check_access(
+            self.key,
+            self.access,
+            wanted(kind, atomic.map(|atomic| atomic.op)),
+        )?;
         let offset = remote.offset.wrapping_sub(self.base);
-        check_range(self.area.len(), offset, len, atomic.map_or(1, |atomic| atomic.datatype.size()))
+        check_range(
+            self.area.len(),
+            offset,
+            len,
+            atomic.map_or(1, |atomic| atomic.datatype.size()),
+        )
     }
 
     /// Whether the peer is to be told of this access.

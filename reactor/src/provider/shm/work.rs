@@ -36,7 +36,9 @@ fn ring(size: usize) -> Box<dyn FnMut() -> usize> {
         });
         let awake = producer.reader() == Reader::Awake;
         if let Ok(Some(record)) = consumer.peek()
-            && let Some(payload) = consumer.memory().payload(record.start + layout.payload, size)
+            && let Some(payload) = consumer
+                .memory()
+                .payload(record.start + layout.payload, size)
         {
             payload.copy_over(0, &mut received);
             consumer.consume(record);

@@ -12,17 +12,24 @@ use crate::provider::net::{Tuning, socket};
 
 /// Whether options can be set here, which is known before there is a connection.
 pub(super) fn check(options: &SocketOptions) -> Result<()> {
-    let Some(name) = &options.congestion_control else { return Ok(()) };
+    let Some(name) = &options.congestion_control else {
+        return Ok(());
+    };
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let socket =
-        socket(any, SocketType::STREAM).map_err(|errno| Error::os("socket", errno.raw_os_error()))?;
+    let socket = socket(any, SocketType::STREAM)
+        .map_err(|errno| Error::os("socket", errno.raw_os_error()))?;
     set_tcp_congestion(&socket, name).map_err(|errno| {
         let why = match errno {
             Errno::NOENT => format!("this kernel has no {name:?}"),
-            Errno::PERM => format!("{name:?} takes a right, or a place among tcp_allowed_congestion_control"),
+            Errno::PERM => {
+                format!("{name:?} takes a right, or a place among tcp_allowed_congestion_control")
+            }
             errno => format!("{name:?}: {errno}"),
         };
-        Error::Invalid { what: "congestion control", why }
+        Error::Invalid {
+            what: "congestion control",
+            why,
+        }
     })
 }
 

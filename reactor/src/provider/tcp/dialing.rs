@@ -1,8 +1,9 @@
 //! Attempts to connect: one place that begins them, and two ways behind it.
 //!
-//! By the call: epoll tells what has become of it, and the clock of the endpoint ends it. Or by the ring, which has the time of the
-//! attempt as well, so that neither is needed before there is a connection. What cannot be done by the ring, or is disturbed
-//! there, is done by the call, which goes on with what was begun.
+//! By the call: epoll tells what has become of it, and the clock of the endpoint ends it. Or by the
+//! ring, which has the time of the attempt as well, so that neither is needed before there is a
+//! connection. What cannot be done by the ring, or is disturbed there, is done by the call, which
+//! goes on with what was begun.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +16,8 @@ use rustix::io::Errno;
 use super::socket::Socket;
 use crate::uring::{Ended, SharedRing, Ticket};
 
-/// From where an attempt is made; who is told what has become of it, and with which token; and where it is made, unless by the call.
+/// From where an attempt is made; who is told what has become of it, and with which token; and
+/// where it is made, unless by the call.
 pub(super) struct Ways<'a> {
     pub(super) from: SocketAddr,
     pub(super) wait: &'a Arc<dyn WaitSet>,
@@ -107,11 +109,16 @@ impl InRing {
     ) -> Result<Option<Self>, Errno> {
         let mut open = ring.lock();
         let time = until.saturating_duration_since(Instant::now());
-        let Ok(ticket) = open.connect(socket.shared(), token, to, time) else { return Ok(None) };
+        let Ok(ticket) = open.connect(socket.shared(), token, to, time) else {
+            return Ok(None);
+        };
         let is_handed_over = open.submit().is_ok();
         let failure = open.failure(ticket).filter(|errno| is_of_here(*errno));
         drop(open);
-        let begun = Self { ring: ring.clone(), ticket };
+        let begun = Self {
+            ring: ring.clone(),
+            ticket,
+        };
         match failure {
             Some(errno) => Err(errno),
             // Otherwise nobody would know when its time begins.
@@ -142,14 +149,19 @@ fn by_call(
     socket.watch(wait, token, Interest::Write).map(Ok)
 }
 
-/// What the call fails with before anything was sent: who has posted something hears it at once, whichever the way.
+/// What the call fails with before anything was sent: who has posted something hears it at once,
+/// whichever the way.
 fn is_of_here(errno: Errno) -> bool {
     let from_there = [Errno::CONNREFUSED, Errno::CONNRESET, Errno::TIMEDOUT];
     !from_there.contains(&errno)
 }
 
 /// Why there is no connection from here, with a peer and where that is.
-pub(super) fn unreachable(from: SocketAddr, (peer, to): (&Address, SocketAddr), errno: Errno) -> Error {
+pub(super) fn unreachable(
+    from: SocketAddr,
+    (peer, to): (&Address, SocketAddr),
+    errno: Errno,
+) -> Error {
     match errno {
         // It was there, or its name was, and nobody took the call any more.
         Errno::CONNREFUSED | Errno::CONNRESET => Error::NoSuchPeer(peer.clone()),
@@ -158,10 +170,15 @@ pub(super) fn unreachable(from: SocketAddr, (peer, to): (&Address, SocketAddr), 
         Errno::INVAL | Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ADDRNOTAVAIL => {
             let is_within = from.ip().is_loopback() && !to.ip().is_loopback();
             let why = match errno {
-                _ if is_within => "it is bound to an address that is for this machine only".to_owned(),
+                _ if is_within => {
+                    "it is bound to an address that is for this machine only".to_owned()
+                }
                 errno => std::io::Error::from(errno).to_string(),
             };
-            Error::Unreachable { peer: peer.clone(), why: format!("from {}: {why}", from.ip()).into() }
+            Error::Unreachable {
+                peer: peer.clone(),
+                why: format!("from {}: {why}", from.ip()).into(),
+            }
         }
         errno => Error::os("connect", errno.raw_os_error()),
     }

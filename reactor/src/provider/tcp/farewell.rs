@@ -1,5 +1,5 @@
-//! Connections that are closed with something still to be sent, or to be read: closing them at once would have the kernel
-//! throw away what the peer has not read yet.
+//! Connections that are closed with something still to be sent, or to be read: closing them at once
+//! would have the kernel throw away what the peer has not read yet.
 
 use std::io::IoSlice;
 use std::os::fd::AsFd;
@@ -26,8 +26,9 @@ struct Leaving {
     until: Instant,
 }
 
-/// Closes a connection, when the peer has what was sent and has closed too, or does not within a few seconds. It is called
-/// with the lock of a domain: what it does at once is bounded, however fast the peer talks on.
+/// Closes a connection, when the peer has what was sent and has closed too, or does not within a
+/// few seconds. It is called with the lock of a domain: what it does at once is bounded, however
+/// fast the peer talks on.
 pub(crate) fn close(mut socket: Socket, rest: &[u8]) {
     if !socket.is_ours() {
         return;
@@ -61,8 +62,16 @@ fn see_off(newcomers: &Receiver<Leaving>) {
         let mut fds: Vec<_> = all
             .iter()
             .map(|leaving| {
-                let room = if leaving.rest.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-                let news = if leaving.is_spoken_to { PollFlags::IN } else { PollFlags::empty() };
+                let room = if leaving.rest.is_empty() {
+                    PollFlags::empty()
+                } else {
+                    PollFlags::OUT
+                };
+                let news = if leaving.is_spoken_to {
+                    PollFlags::IN
+                } else {
+                    PollFlags::empty()
+                };
                 PollFd::from_borrowed_fd(leaving.socket.as_fd(), news | room)
             })
             .collect();
@@ -75,7 +84,12 @@ fn see_off(newcomers: &Receiver<Leaving>) {
 
 impl Leaving {
     fn new(socket: Socket, rest: &[u8]) -> Self {
-        Self { socket, rest: rest.to_vec(), is_spoken_to: true, until: Instant::now() + PATIENCE }
+        Self {
+            socket,
+            rest: rest.to_vec(),
+            is_spoken_to: true,
+            until: Instant::now() + PATIENCE,
+        }
     }
 
     /// Sends and reads what can be, within a bound; false when the connection can be closed.

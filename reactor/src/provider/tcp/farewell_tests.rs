@@ -59,7 +59,8 @@ fn a_peer_that_has_said_everything_still_hears_the_rest() {
         std::thread::yield_now();
     }
     close(socket, &[2; 100_000]);
-    peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    peer.set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
     let mut heard = Vec::new();
     peer.read_to_end(&mut heard).unwrap();
     assert_eq!(heard.len(), sent + 100_000);

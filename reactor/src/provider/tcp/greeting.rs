@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric_core::provider::{Interest, WaitSet};
-use fabric_core::tcp::{Broken, Control, ControlKind, Dialect, Mark, Order, PRIVATE_BYTES, Question, Reply};
+use fabric_core::tcp::{
+    Broken, Control, ControlKind, Dialect, Mark, Order, PRIVATE_BYTES, Question, Reply,
+};
 use fabric_core::{Address, Error, Scheme};
 use rustix::io::Errno;
 
@@ -104,14 +106,22 @@ impl Failure {
         match self {
             Self::Unreachable(errno) => unreachable(from, (peer, to), errno),
             Self::Gone => Error::PeerGone(peer.clone()),
-            Self::Broken(what) => Error::Protocol { peer: peer.clone(), what: what.into() },
+            Self::Broken(what) => Error::Protocol {
+                peer: peer.clone(),
+                what: what.into(),
+            },
         }
     }
 }
 
 impl Caller {
     pub(crate) fn new(socket: Socket, from: SocketAddr, until: Instant) -> Self {
-        Self { from, until, socket, bytes: Vec::new() }
+        Self {
+            from,
+            until,
+            socket,
+            bytes: Vec::new(),
+        }
     }
 
     pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64) -> Result<(), Error> {
@@ -122,14 +132,25 @@ impl Caller {
         self.socket
     }
 
-    /// What it asks an endpoint with that connects on demand, once that is there. An error when it is to go, with what is
-    /// worth telling.
+    /// What it asks an endpoint with that connects on demand, once that is there. An error when it
+    /// is to go, with what is worth telling.
     pub(crate) fn go_on(&mut self) -> Result<Option<Asking>, Option<Error>> {
-        let Some((control, rest)) = self.request()? else { return Ok(None) };
+        let Some((control, rest)) = self.request()? else {
+            return Ok(None);
+        };
         match Question::read(control.private()) {
-            Ok(question) => Ok(Some(Asking { order: control.order, question, mark: control.mark, rest })),
+            Ok(question) => Ok(Some(Asking {
+                order: control.order,
+                question,
+                mark: control.mark,
+                rest,
+            })),
             Err(Broken(what)) => {
-                self.say(ControlKind::Refuse, None, &Question::refuse_unread(control.private()));
+                self.say(
+                    ControlKind::Refuse,
+                    None,
+                    &Question::refuse_unread(control.private()),
+                );
                 Err(self.strange(what))
             }
         }
@@ -156,7 +177,10 @@ impl Caller {
     /// What is told of one that is to go.
     pub(crate) fn strange(&self, what: &str) -> Option<Error> {
         let peer = Address::of_socket(Scheme::Tcp, self.from).ok()?;
-        Some(Error::Protocol { peer, what: what.into() })
+        Some(Error::Protocol {
+            peer,
+            what: what.into(),
+        })
     }
 
     /// Answers; false when the peer does not hear it.
@@ -166,8 +190,20 @@ impl Caller {
 }
 
 impl Callee {
-    pub(crate) fn new((peer, asks): (usize, Asks), socket: Socket, until: Instant, dialing: Dialing) -> Self {
-        Self { peer, until, socket, dialing: Some(dialing), asks, bytes: Vec::new() }
+    pub(crate) fn new(
+        (peer, asks): (usize, Asks),
+        socket: Socket,
+        until: Instant,
+        dialing: Dialing,
+    ) -> Self {
+        Self {
+            peer,
+            until,
+            socket,
+            dialing: Some(dialing),
+            asks,
+            bytes: Vec::new(),
+        }
     }
 
     /// Whether there is no connection yet, as far as this side knows: nobody there has heard of it.
@@ -203,7 +239,8 @@ impl Callee {
         }
     }
 
-    /// Goes on after the ring has said something of the attempt to connect; nothing if that was another one.
+    /// Goes on after the ring has said something of the attempt to connect; nothing if that was
+    /// another one.
     pub(crate) fn dialed(
         &mut self,
         what: (Ticket, Ended),
@@ -211,13 +248,15 @@ impl Callee {
         token: u64,
     ) -> Option<Greeting> {
         let dialing = self.dialing.as_mut()?;
-        Some(match dialing.heard(&mut self.socket, what, (wait, token))? {
-            Heard::Done => self.ask(wait, token),
-            Heard::Failed(errno) => Greeting::Failed(Failure::Unreachable(errno)),
-            Heard::Late => Greeting::Late,
-            Heard::GoesOn => Greeting::Later,
-            Heard::Lost => Greeting::Failed(Failure::Gone),
-        })
+        Some(
+            match dialing.heard(&mut self.socket, what, (wait, token))? {
+                Heard::Done => self.ask(wait, token),
+                Heard::Failed(errno) => Greeting::Failed(Failure::Unreachable(errno)),
+                Heard::Late => Greeting::Late,
+                Heard::GoesOn => Greeting::Later,
+                Heard::Lost => Greeting::Failed(Failure::Gone),
+            },
+        )
     }
 
     /// Asks, if there is a connection.
@@ -226,16 +265,25 @@ impl Callee {
             Ok(true) => {}
             Ok(false) => {
                 let is_watched = self.socket.watch(wait, token, Interest::Write).is_ok();
-                return if is_watched { Greeting::Later } else { Greeting::Failed(Failure::Gone) };
+                return if is_watched {
+                    Greeting::Later
+                } else {
+                    Greeting::Failed(Failure::Gone)
+                };
             }
             Err(errno) => return Greeting::Failed(Failure::Unreachable(errno)),
         }
         self.dialing = None;
         let said = match &self.asks {
-            Asks::Question(question, mark) => {
-                say(&self.socket, ControlKind::Request, question.mark(*mark), &question.private())
+            Asks::Question(question, mark) => say(
+                &self.socket,
+                ControlKind::Request,
+                question.mark(*mark),
+                &question.private(),
+            ),
+            Asks::Data(mark, private) => {
+                say(&self.socket, ControlKind::Request, Some(*mark), private)
             }
-            Asks::Data(mark, private) => say(&self.socket, ControlKind::Request, Some(*mark), private),
         };
         if !said || self.socket.watch(wait, token, Interest::Read).is_err() {
             return Greeting::Failed(Failure::Gone);
@@ -269,12 +317,22 @@ impl Callee {
     /// What a peer says to a program.
     fn answer(&mut self, control: &Control, len: usize) -> Greeting {
         match control.kind {
-            ControlKind::Request => Greeting::Failed(Failure::Broken("a question instead of an answer")),
-            ControlKind::Refuse => Greeting::Answer(Answer::Refused { private: control.private().to_vec() }),
+            ControlKind::Request => {
+                Greeting::Failed(Failure::Broken("a question instead of an answer"))
+            }
+            ControlKind::Refuse => Greeting::Answer(Answer::Refused {
+                private: control.private().to_vec(),
+            }),
             ControlKind::Accept => {
                 let rest = self.bytes.split_off(len);
-                let (order, mark, private) = (control.order, control.mark, control.private().to_vec());
-                Greeting::Answer(Answer::Accepted { order, mark, private, rest })
+                let (order, mark, private) =
+                    (control.order, control.mark, control.private().to_vec());
+                Greeting::Answer(Answer::Accepted {
+                    order,
+                    mark,
+                    private,
+                    rest,
+                })
             }
         }
     }
@@ -291,9 +349,12 @@ fn read(socket: &Socket, bytes: &mut Vec<u8>) -> Received {
     received
 }
 
-/// Says something in one piece: a few hundred bytes always find room on a connection that has said nothing yet.
+/// Says something in one piece: a few hundred bytes always find room on a connection that has said
+/// nothing yet.
 pub(crate) fn say(socket: &Socket, kind: ControlKind, mark: Option<Mark>, private: &[u8]) -> bool {
-    let Some(control) = Control::new(kind, private) else { return false };
+    let Some(control) = Control::new(kind, private) else {
+        return false;
+    };
     let bytes = control.marked(mark).encode();
     socket.send(&[IoSlice::new(&bytes)]) == Sent::Bytes(bytes.len())
 }

@@ -30,11 +30,21 @@ pub(super) struct Io {
 
 impl Io {
     pub(super) fn new(wait: Arc<dyn WaitSet>, progress: Progress) -> Self {
-        Self { wait, progress, ring: None, is_chosen: false, origin: Origin::here() }
+        Self {
+            wait,
+            progress,
+            ring: None,
+            is_chosen: false,
+            origin: Origin::here(),
+        }
     }
 
     pub(super) fn name(&self) -> &'static str {
-        if self.ring.is_some() { "io_uring" } else { "epoll" }
+        if self.ring.is_some() {
+            "io_uring"
+        } else {
+            "epoll"
+        }
     }
 
     /// Chooses, unless that was done.
@@ -45,7 +55,10 @@ impl Io {
     fn choose_from(&mut self, io: SocketIo, told: impl FnOnce() -> Result<SocketIo>) -> Result<()> {
         if self.is_chosen {
             let why = "it is said before the first endpoint is opened".into();
-            return Err(Error::Invalid { what: "socket_io", why });
+            return Err(Error::Invalid {
+                what: "socket_io",
+                why,
+            });
         }
         match io {
             SocketIo::Auto if told()? == SocketIo::IoUring => {
@@ -60,12 +73,16 @@ impl Io {
     }
 
     fn open_ring(&self) -> Result<SharedRing> {
-        let failed =
-            |error: std::io::Error| Error::os("io_uring_setup", error.raw_os_error().unwrap_or(ENOSYS));
-        // Under automatic progress several threads hand over, and none may keep the others waiting for what it computes
-        // meanwhile. Under manual progress nobody else has been promised anything.
+        let failed = |error: std::io::Error| {
+            Error::os("io_uring_setup", error.raw_os_error().unwrap_or(ENOSYS))
+        };
+        // Under automatic progress several threads hand over, and none may keep the others waiting
+        // for what it computes meanwhile. Under manual progress nobody else has been promised
+        // anything.
         let ring = Ring::open(Shape::usual(self.progress != Progress::Auto)).map_err(failed)?;
-        self.wait.watch(ring.event(), Token::Ring.pack(EpId(0))).map_err(unwatchable)?;
+        self.wait
+            .watch(ring.event(), Token::Ring.pack(EpId(0)))
+            .map_err(unwatchable)?;
         Ok(SharedRing::new(ring))
     }
 
@@ -99,7 +116,8 @@ impl Io {
         }
     }
 
-    /// Hands over what is queued: the ring tells of news from now on. False when there is some, or it cannot.
+    /// Hands over what is queued: the ring tells of news from now on. False when there is some, or
+    /// it cannot.
     pub(super) fn sleeps(&self) -> bool {
         self.ring.as_ref().is_none_or(|ring| {
             let mut ring = ring.lock();
@@ -130,7 +148,10 @@ fn meant(said: &OsStr) -> Result<SocketIo> {
         Some("io_uring") => Ok(SocketIo::IoUring),
         _ => {
             let why = format!("{said:?} is none of auto, epoll and io_uring");
-            Err(Error::Invalid { what: VARIABLE, why })
+            Err(Error::Invalid {
+                what: VARIABLE,
+                why,
+            })
         }
     }
 }
@@ -141,7 +162,8 @@ mod tests {
     use crate::uring::tests::forbidding;
     use crate::wait::PollSet;
 
-    /// Rule 7 of rings: who asked for one by name hears that there is none, and who wished for one does without.
+    /// Rule 7 of rings: who asked for one by name hears that there is none, and who wished for one
+    /// does without.
     #[test]
     fn where_rings_are_forbidden_a_wish_is_not_granted_and_a_demand_is_refused() {
         let refused = |errno| Err(Error::os("io_uring_setup", errno));
@@ -167,6 +189,9 @@ mod tests {
         assert_eq!(meant(OsStr::new("epoll")), Ok(SocketIo::Epoll));
         assert_eq!(meant(OsStr::new("io_uring")), Ok(SocketIo::IoUring));
         let refused = meant(OsStr::new("rubbish")).unwrap_err().to_string();
-        assert!(refused.contains("FABRIC_SOCKET_IO") && refused.contains("rubbish"), "{refused}");
+        assert!(
+            refused.contains("FABRIC_SOCKET_IO") && refused.contains("rubbish"),
+            "{refused}"
+        );
     }
 }

@@ -93,7 +93,11 @@ impl Link {
         let (mut inbox, mut outbox) = (Inbox::new(order), Outbox::new(order));
         let takes = match agreed {
             Agreed::Native { takes } => takes,
-            Agreed::Rxm { takes, ours, theirs } => {
+            Agreed::Rxm {
+                takes,
+                ours,
+                theirs,
+            } => {
                 inbox = Inbox::of_rxm(order, Incoming::new(ours));
                 outbox = Outbox::of_rxm(order, Outgoing::new(theirs));
                 takes
@@ -175,7 +179,11 @@ impl Link {
 
     /// Whether passes are to look at it, as long as nothing is queued for it.
     pub(crate) fn is_busy(&self) -> bool {
-        self.is_hot() || self.is_held() || !self.is_flushed() || self.has_duties() || self.owes_answers()
+        self.is_hot()
+            || self.is_held()
+            || !self.is_flushed()
+            || self.has_duties()
+            || self.owes_answers()
     }
 
     /// Whether there is no room to send.
@@ -209,8 +217,8 @@ impl Link {
         self.rewatch();
     }
 
-    /// The message that is being sent, if there is one, will not end: nothing may come behind its beginning, and the peer
-    /// hears of it by the end of the stream. Returns whether there was one.
+    /// The message that is being sent, if there is one, will not end: nothing may come behind its
+    /// beginning, and the peer hears of it by the end of the stream. Returns whether there was one.
     pub(crate) fn cut(&mut self) -> bool {
         let is_within = self.outbox.is_open() && !self.inbox.replies.is_open();
         if self.is_deaf || !is_within && self.inbox.replies.offers.is_empty() {

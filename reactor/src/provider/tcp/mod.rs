@@ -32,7 +32,8 @@ use fabric_core::info::{EpType, Info, Protocol};
 use fabric_core::matching::{Envelope, RecvSpec};
 use fabric_core::mr::{LocalMemory, Memory};
 use fabric_core::provider::{
-    EpId, Host, Meeting, OpKey, Provider, ProviderDomain, Request, SendNow, SendSpec, SocketIo, WaitSet,
+    EpId, Host, Meeting, OpKey, Provider, ProviderDomain, Request, SendNow, SendSpec, SocketIo,
+    WaitSet,
 };
 use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
@@ -58,8 +59,9 @@ impl Provider for TcpProvider {
         "tcp"
     }
 
-    /// First what any network allows. Behind it the same for each network this machine is in, behind those all of it for
-    /// connected endpoints, and last all of the first kind for endpoints that ask in RXM.
+    /// First what any network allows. Behind it the same for each network this machine is in,
+    /// behind those all of it for connected endpoints, and last all of the first kind for endpoints
+    /// that ask in RXM.
     fn offers(&self) -> Vec<Info> {
         let any = offer();
         let of = |network: Network| {
@@ -84,11 +86,19 @@ impl Provider for TcpProvider {
         let progress = info.domain.data_progress;
         let io = Io::new(wait.clone(), progress);
         let (endpoints, attended, options) = (Vec::new(), Vec::new(), SocketOptions::default());
-        Ok(Box::new(TcpDomain { wait, endpoints, attended, io, options, origin: Origin::here() }))
+        Ok(Box::new(TcpDomain {
+            wait,
+            endpoints,
+            attended,
+            io,
+            options,
+            origin: Origin::here(),
+        }))
     }
 }
 
-/// Everything but what comes behind a read: that is answered when there is room, and may see what came later.
+/// Everything but what comes behind a read: that is answered when there is room, and may see what
+/// came later.
 const ORDER: MsgOrder = MsgOrder::RAR
     .union(MsgOrder::RAW)
     .union(MsgOrder::RAS)
@@ -103,8 +113,8 @@ fn offer() -> Info {
     info.ep.protocol = Some(Protocol::Tcp);
     info.ep.protocol_version = 3;
     info.ep.max_msg_size = MAX_MESSAGE;
-    // A message counts as sent when this machine's network has taken it, and as delivered when the peer's endpoint has said
-    // that it has all of it. When a receive takes it nobody says.
+    // A message counts as sent when this machine's network has taken it, and as delivered when the
+    // peer's endpoint has said that it has all of it. When a receive takes it nobody says.
     info.tx.op_flags |= OpFlags::DELIVERY_COMPLETE;
     info.tx.msg_order = ORDER;
     info.tx.rma_iov_limit = MOST_ROWS;
@@ -112,7 +122,8 @@ fn offer() -> Info {
     info
 }
 
-/// The same, of endpoints that ask for connections in RXM. Whoever asks them is answered in its own dialect.
+/// The same, of endpoints that ask for connections in RXM. Whoever asks them is answered in its own
+/// dialect.
 fn layered(mut info: Info) -> Info {
     info.ep.protocol = Some(Protocol::Rxm);
     // Nothing asks for it there.
@@ -122,7 +133,8 @@ fn layered(mut info: Info) -> Info {
     info
 }
 
-/// The same for endpoints that are connected with one peer. There is nobody to choose from, and there are no addresses to number.
+/// The same for endpoints that are connected with one peer. There is nobody to choose from, and
+/// there are no addresses to number.
 fn connected(mut info: Info) -> Info {
     info.caps -= Caps::DIRECTED_RECV | Caps::SOURCE;
     info.domain.av_type = None;
@@ -130,14 +142,20 @@ fn connected(mut info: Info) -> Info {
     info
 }
 
-/// Where an endpoint is to listen. Without an address of its own: at any port in the network that was chosen, or else inside
-/// this machine.
+/// Where an endpoint is to listen. Without an address of its own: at any port in the network that
+/// was chosen, or else inside this machine.
 fn place(info: &Info, at: Option<&Address>) -> Result<SocketAddr> {
     if let Some(at) = at.filter(|at| at.scheme() != Scheme::Tcp) {
-        return Err(Error::WrongScheme { provider: "tcp", address: at.clone() });
+        return Err(Error::WrongScheme {
+            provider: "tcp",
+            address: at.clone(),
+        });
     }
     let chosen = info.src_addr.as_ref().and_then(Address::socket);
-    let any = SocketAddr::new(chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()), 0);
+    let any = SocketAddr::new(
+        chosen.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |at| at.ip()),
+        0,
+    );
     Ok(at.and_then(Address::socket).unwrap_or(any))
 }
 
@@ -146,7 +164,8 @@ struct TcpDomain {
     wait: Arc<dyn WaitSet>,
     /// In the order of their numbers, which grow.
     endpoints: Vec<Endpoint>,
-    /// Numbers of those that passes look at: connections with one peer each may be many, and mostly quiet.
+    /// Numbers of those that passes look at: connections with one peer each may be many, and mostly
+    /// quiet.
     attended: Vec<EpId>,
     io: Io,
     options: SocketOptions,
@@ -181,12 +200,14 @@ impl TcpDomain {
     fn add(&mut self, mut opened: Endpoint) {
         opened.is_attended = true;
         self.attended.push(opened.id());
-        let at = self.endpoints.partition_point(|endpoint| endpoint.id() < opened.id());
+        let at = self
+            .endpoints
+            .partition_point(|endpoint| endpoint.id() < opened.id());
         self.endpoints.insert(at, opened);
     }
 
-    /// Does something with each endpoint that passes look at. Those that are quiet afterwards are not looked at any more, until
-    /// something happens.
+    /// Does something with each endpoint that passes look at. Those that are quiet afterwards are
+    /// not looked at any more, until something happens.
     fn each_attended(&mut self, mut act: impl FnMut(&mut Endpoint)) {
         let mut index = 0;
         while let Some(&ep) = self.attended.get(index) {
@@ -245,8 +266,19 @@ impl ProviderDomain for TcpDomain {
         receiving: Receiving<'_>,
     ) -> Result<Address> {
         let place = (place(info, at)?, Tuning::of(&self.options, info)?);
-        let dialect = if info.ep.protocol == Some(Protocol::Rxm) { Dialect::Rxm } else { Dialect::Native };
-        let mut opened = Endpoint::open(ep, place, self.wait.clone(), receiving, self.io.ring()?, dialect)?;
+        let dialect = if info.ep.protocol == Some(Protocol::Rxm) {
+            Dialect::Rxm
+        } else {
+            Dialect::Native
+        };
+        let mut opened = Endpoint::open(
+            ep,
+            place,
+            self.wait.clone(),
+            receiving,
+            self.io.ring()?,
+            dialect,
+        )?;
         opened.serve(info.caps);
         let name = opened.name().clone();
         self.add(opened);
@@ -254,8 +286,11 @@ impl ProviderDomain for TcpDomain {
     }
 
     fn listen(&mut self, ep: EpId, info: &Info, at: Option<&Address>) -> Result<Address> {
-        let opened =
-            Endpoint::passive(ep, (place(info, at)?, Tuning::of(&self.options, info)?), self.wait.clone())?;
+        let opened = Endpoint::passive(
+            ep,
+            (place(info, at)?, Tuning::of(&self.options, info)?),
+            self.wait.clone(),
+        )?;
         let name = opened.name().clone();
         self.add(opened);
         Ok(name)
@@ -306,7 +341,13 @@ impl ProviderDomain for TcpDomain {
     }
 
     /// Asked for over the wire: never at once.
-    fn read_now(&mut self, _: &mut dyn Host, _: EpId, _: &SendSpec, _: &mut AnyBuf) -> Result<SendNow> {
+    fn read_now(
+        &mut self,
+        _: &mut dyn Host,
+        _: EpId,
+        _: &SendSpec,
+        _: &mut AnyBuf,
+    ) -> Result<SendNow> {
         Ok(SendNow::Queue)
     }
 
@@ -334,7 +375,13 @@ impl ProviderDomain for TcpDomain {
         Ok(())
     }
 
-    fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
+    fn queue_send(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        op: OpKey,
+        spec: &SendSpec,
+    ) -> Result<()> {
         let queued = self.ep(ep)?.queue_send(host, op, spec);
         self.io.submit();
         queued
@@ -393,7 +440,8 @@ impl ProviderDomain for TcpDomain {
     }
 
     fn holds(&self, ep: EpId, source: FiAddr) -> bool {
-        self.position(ep).is_some_and(|at| self.endpoints[at].holds(source))
+        self.position(ep)
+            .is_some_and(|at| self.endpoints[at].holds(source))
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
@@ -430,11 +478,13 @@ impl ProviderDomain for TcpDomain {
         is_armed && self.io.sleeps()
     }
 
-    /// Sockets tell of news whether anybody polls or not, and connections that listen go on until somebody looks for long.
+    /// Sockets tell of news whether anybody polls or not, and connections that listen go on until
+    /// somebody looks for long.
     fn disarm(&mut self) {}
 
     fn stats(&self, ep: EpId) -> ProviderStats {
-        self.position(ep).map_or_else(ProviderStats::default, |at| self.endpoints[at].stats())
+        self.position(ep)
+            .map_or_else(ProviderStats::default, |at| self.endpoints[at].stats())
     }
 
     fn describe(&self) -> String {

@@ -59,11 +59,15 @@ impl fmt::Display for Network {
     }
 }
 
-/// The networks of interfaces that are up, that inside the machine last; none where the kernel does not say.
+/// The networks of interfaces that are up, that inside the machine last; none where the kernel does
+/// not say.
 ///
-/// Addresses that mean something on one link only (`fe80::`) are left out: endpoints could not tell them to peers.
+/// Addresses that mean something on one link only (`fe80::`) are left out: endpoints could not tell
+/// them to peers.
 pub(crate) fn all() -> Vec<Network> {
-    let Ok(socket) = socket() else { return Vec::new() };
+    let Ok(socket) = socket() else {
+        return Vec::new();
+    };
     let mut interfaces = HashMap::new();
     ask(&socket, GET_LINK, 16, |kind, body| {
         if let Some((index, found)) = interface(body).filter(|_| kind == NEW_LINK) {
@@ -112,7 +116,8 @@ fn ask(socket: impl AsFd, kind: u16, body: usize, mut each: impl FnMut(u16, &[u8
     }
 }
 
-/// Takes the body of what has a header and this length, header included; what follows begins at a multiple of four bytes.
+/// Takes the body of what has a header and this length, header included; what follows begins at a
+/// multiple of four bytes.
 fn take<'a>(rest: &mut &'a [u8], header: usize, len: usize) -> Option<&'a [u8]> {
     let body = rest.get(header..len)?;
     *rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
@@ -145,14 +150,24 @@ fn interface(body: &[u8]) -> Option<(u32, Interface)> {
 /// The number of an interface, and a network it leads to.
 fn address(body: &[u8], interfaces: &HashMap<u32, Interface>) -> Option<(u32, Network)> {
     let (prefix, flags, index) = (*body.get(1)?, *body.get(2)?, u32_at(body, 4)?);
-    let interface =
-        interfaces.get(&index).filter(|found| found.flags & IS_UP != 0 && flags & IS_UNSURE == 0)?;
-    let find = |wanted| attributes(body, 8).find(|(kind, _)| *kind == wanted).and_then(|(_, ip)| ip_of(ip));
+    let interface = interfaces
+        .get(&index)
+        .filter(|found| found.flags & IS_UP != 0 && flags & IS_UNSURE == 0)?;
+    let find = |wanted| {
+        attributes(body, 8)
+            .find(|(kind, _)| *kind == wanted)
+            .and_then(|(_, ip)| ip_of(ip))
+    };
     let ip = find(ADDR_LOCAL).or_else(|| find(ADDR_ADDRESS))?;
     let most = if ip.is_ipv4() { 32 } else { 128 };
     let is_everywhere = !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let is_loopback = interface.flags & IS_LOOPBACK != 0;
-    let network = Network { ip, interface: interface.name.clone(), prefix, is_loopback };
+    let network = Network {
+        ip,
+        interface: interface.name.clone(),
+        prefix,
+        is_loopback,
+    };
     (is_everywhere && prefix <= most).then_some((index, network))
 }
 
@@ -165,11 +180,17 @@ fn ip_of(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|bytes| u16::from_ne_bytes(*bytes))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 #[cfg(test)]
@@ -180,7 +201,13 @@ mod tests {
     fn networks_are_called_as_in_libfabric() {
         let network = |ip: &str, prefix, is_loopback| {
             let (ip, interface) = (ip.parse().unwrap(), "if0".to_owned());
-            Network { ip, interface, prefix, is_loopback }.to_string()
+            Network {
+                ip,
+                interface,
+                prefix,
+                is_loopback,
+            }
+            .to_string()
         };
         assert_eq!(network("192.0.2.77", 24, false), "192.0.2.0/24");
         assert_eq!(network("10.1.2.3", 12, false), "10.0.0.0/12");
@@ -224,12 +251,21 @@ mod tests {
         let plain = an_address(0, &[(ADDR_ADDRESS, &[192, 0, 2, 7])]);
         let found = ("192.0.2.7".to_owned(), "eth7".to_owned());
         assert_eq!(ip(&plain, &up), Some(found.clone()));
-        let two_ends = an_address(0, &[(ADDR_ADDRESS, &[192, 0, 2, 8]), (ADDR_LOCAL, &[192, 0, 2, 7])]);
+        let two_ends = an_address(
+            0,
+            &[
+                (ADDR_ADDRESS, &[192, 0, 2, 8]),
+                (ADDR_LOCAL, &[192, 0, 2, 7]),
+            ],
+        );
         assert_eq!(ip(&two_ends, &up), Some(found));
 
         let (down, none) = (HashMap::from([an_interface("eth7", 0)]), HashMap::new());
         assert_eq!((ip(&plain, &down), ip(&plain, &none)), (None, None));
-        assert_eq!(ip(&an_address(0x40, &[(ADDR_ADDRESS, &[192, 0, 2, 7])]), &up), None);
+        assert_eq!(
+            ip(&an_address(0x40, &[(ADDR_ADDRESS, &[192, 0, 2, 7])]), &up),
+            None
+        );
         let mut on_link = [0; 16];
         on_link[..2].copy_from_slice(&[0xfe, 0x80]);
         assert_eq!(ip(&an_address(0, &[(ADDR_ADDRESS, &on_link)]), &up), None);

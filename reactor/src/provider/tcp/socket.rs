@@ -72,11 +72,18 @@ impl Listener {
         let os = |call| move |errno: Errno| Error::os(call, errno.raw_os_error());
         let socket = socket(at, SocketType::STREAM).map_err(os("socket"))?;
         tuning.apply(&socket, at).map_err(os("setsockopt"))?;
-        rustix::net::sockopt::set_socket_reuseaddr(&socket, true).map_err(os("setsockopt(SO_REUSEADDR)"))?;
+        rustix::net::sockopt::set_socket_reuseaddr(&socket, true)
+            .map_err(os("setsockopt(SO_REUSEADDR)"))?;
         net::bind(&socket, Scheme::Tcp, at)?;
         rustix::net::listen(&socket, BACKLOG).map_err(refused("listen", Scheme::Tcp, at))?;
         let name = net::name(&socket)?;
-        Ok((Self { fd: socket, origin: Origin::here() }, name))
+        Ok((
+            Self {
+                fd: socket,
+                origin: Origin::here(),
+            },
+            name,
+        ))
     }
 
     pub(crate) fn watch(&self, wait: &dyn WaitSet, token: u64) -> Result<()> {
@@ -128,7 +135,11 @@ impl Socket {
         // A machine that has gone says nothing.
         rustix::net::sockopt::set_socket_keepalive(&fd, true)?;
         bear_silence(&fd, tuning.options.silence.unwrap_or(SILENCE))?;
-        Ok(Self { fd: Arc::new(fd), origin: Origin::here(), watched: None })
+        Ok(Self {
+            fd: Arc::new(fd),
+            origin: Origin::here(),
+            watched: None,
+        })
     }
 
     /// Sets what is said here and was not when it was accepted. What is not said stays.
@@ -170,7 +181,9 @@ impl Socket {
     /// Begins to connect, or goes on with what was begun.
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         match rustix::net::connect(&self.fd, &to) {
-            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::ALREADY | Errno::ISCONN) => Ok(()),
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR | Errno::ALREADY | Errno::ISCONN) => {
+                Ok(())
+            }
             Err(errno) => Err(errno),
         }
     }
@@ -178,7 +191,8 @@ impl Socket {
     /// What became of the attempt to connect: whether there is a connection yet.
     pub(crate) fn dialed(&self) -> Result<bool, Errno> {
         rustix::net::sockopt::socket_error(&self.fd)??;
-        // Where nobody listens, the kernel may have given this side the very port it calls, and let it call itself.
+        // Where nobody listens, the kernel may have given this side the very port it calls, and let
+        // it call itself.
         let this = rustix::net::getsockname(&self.fd)?;
         match rustix::net::getpeername(&self.fd) {
             Ok(peer) if peer == Some(this) => Err(Errno::CONNREFUSED),
@@ -190,7 +204,12 @@ impl Socket {
     }
 
     /// Watches it, instead of what it was watched for so far.
-    pub(crate) fn watch(&mut self, wait: &Arc<dyn WaitSet>, token: u64, interest: Interest) -> Result<()> {
+    pub(crate) fn watch(
+        &mut self,
+        wait: &Arc<dyn WaitSet>,
+        token: u64,
+        interest: Interest,
+    ) -> Result<()> {
         if self.watched.is_none() {
             wait.watch(self.fd.as_fd(), token).map_err(unwatchable)?;
             self.watched = Some((wait.clone(), token));
@@ -198,7 +217,8 @@ impl Socket {
                 return Ok(());
             }
         }
-        wait.rewatch(self.fd.as_fd(), token, interest).map_err(unwatchable)
+        wait.rewatch(self.fd.as_fd(), token, interest)
+            .map_err(unwatchable)
     }
 
     pub(crate) fn unwatch(&mut self) {
@@ -215,7 +235,9 @@ impl Socket {
         loop {
             let sent = match parts {
                 [one] => rustix::net::send(&self.fd, one, flags),
-                many => rustix::net::sendmsg(&self.fd, many, &mut SendAncillaryBuffer::default(), flags),
+                many => {
+                    rustix::net::sendmsg(&self.fd, many, &mut SendAncillaryBuffer::default(), flags)
+                }
             };
             return match sent {
                 Ok(count) => Sent::Bytes(count),
@@ -297,7 +319,10 @@ impl Timer {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let fd = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(|errno| Error::os("timerfd_create", errno.raw_os_error()))?;
-        Ok(Self { fd, origin: Origin::here() })
+        Ok(Self {
+            fd,
+            origin: Origin::here(),
+        })
     }
 
     pub(crate) fn watch(&self, wait: &dyn WaitSet, token: u64) -> Result<()> {
@@ -314,8 +339,14 @@ impl Timer {
     pub(crate) fn set(&self, after: Option<Duration>) {
         let after = after.map(|after| after.max(Duration::from_micros(1)));
         let value = after.and_then(|after| Timespec::try_from(after).ok());
-        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let spec = Itimerspec { it_interval: none, it_value: value.unwrap_or(none) };
+        let none = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let spec = Itimerspec {
+            it_interval: none,
+            it_value: value.unwrap_or(none),
+        };
         let _ = rustix::time::timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &spec);
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use fabric_core::info::{Info, TrafficClass};
 use fabric_core::{Error, SocketOptions};
 use rustix::net::sockopt::{
-    ip_tos, ipv6_tclass, socket_recv_buffer_size, socket_send_buffer_size, tcp_congestion, tcp_keepcnt,
-    tcp_keepidle, tcp_keepintvl,
+    ip_tos, ipv6_tclass, socket_recv_buffer_size, socket_send_buffer_size, tcp_congestion,
+    tcp_keepcnt, tcp_keepidle, tcp_keepintvl,
 };
 
 use super::{Listener, Socket};
@@ -36,10 +36,16 @@ fn connection(at: &str, tuning: &Tuning) -> [Socket; 2] {
 
 #[test]
 fn both_ends_of_a_connection_have_the_same() {
-    let options = SocketOptions::new().send_buffer(40_000).receive_buffer(50_000);
+    let options = SocketOptions::new()
+        .send_buffer(40_000)
+        .receive_buffer(50_000);
     for at in ["127.0.0.1:0", "[::1]:0"] {
         for end in connection(at, &tuning(options.clone(), Some(TrafficClass::Dscp(46)))) {
-            assert_eq!(socket_send_buffer_size(end.as_fd()).unwrap(), 80_000, "twice, as Linux has it");
+            assert_eq!(
+                socket_send_buffer_size(end.as_fd()).unwrap(),
+                80_000,
+                "twice, as Linux has it"
+            );
             assert_eq!(socket_recv_buffer_size(end.as_fd()).unwrap(), 100_000);
             let class = if at.contains("::") {
                 ipv6_tclass(end.as_fd()).unwrap()
@@ -54,12 +60,21 @@ fn both_ends_of_a_connection_have_the_same() {
 #[test]
 fn the_class_of_a_context_goes_before_that_of_its_domain() {
     let mut info = Info::template("tcp", "tcp", "tcp");
-    (info.domain.tclass, info.tx.tclass) = (Some(TrafficClass::BulkData), Some(TrafficClass::LowLatency));
-    let [dialed, _] = connection("127.0.0.1:0", &Tuning::of(&SocketOptions::new(), &info).unwrap());
+    (info.domain.tclass, info.tx.tclass) =
+        (Some(TrafficClass::BulkData), Some(TrafficClass::LowLatency));
+    let [dialed, _] = connection(
+        "127.0.0.1:0",
+        &Tuning::of(&SocketOptions::new(), &info).unwrap(),
+    );
     assert_eq!(ip_tos(dialed.as_fd()).unwrap(), 18 << 2);
     info.tx.tclass = Some(TrafficClass::Dscp(64));
-    let refused = Tuning::of(&SocketOptions::new(), &info).unwrap_err().to_string();
-    assert!(refused.contains("traffic class") && refused.contains("64"), "{refused}");
+    let refused = Tuning::of(&SocketOptions::new(), &info)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("traffic class") && refused.contains("64"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -72,7 +87,10 @@ fn connections_inside_the_machine_are_not_paced_unless_asked() {
     }
     // Whatever the machine has by default may be asked for by its name.
     let machine = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
-    let asked = tuning(SocketOptions::new().congestion_control(machine.trim()), None);
+    let asked = tuning(
+        SocketOptions::new().congestion_control(machine.trim()),
+        None,
+    );
     for end in connection("127.0.0.1:0", &asked) {
         assert_eq!(tcp_congestion(end.as_fd()).unwrap(), machine.trim());
     }
@@ -80,15 +98,24 @@ fn connections_inside_the_machine_are_not_paced_unless_asked() {
 
 #[test]
 fn silence_is_divided_into_waiting_and_asking() {
-    for (seconds, idle, pause) in
-        [(None, 15, 5), (Some(4), 1, 1), (Some(7), 4, 1), (Some(32_000), 16_001, 5333)]
-    {
+    for (seconds, idle, pause) in [
+        (None, 15, 5),
+        (Some(4), 1, 1),
+        (Some(7), 4, 1),
+        (Some(32_000), 16_001, 5333),
+    ] {
         let silence = seconds.map(Duration::from_secs);
         let mut options = SocketOptions::new();
         options.silence = silence;
         for end in connection("127.0.0.1:0", &tuning(options.clone(), None)) {
-            assert_eq!(tcp_keepidle(end.as_fd()).unwrap(), Duration::from_secs(idle));
-            assert_eq!(tcp_keepintvl(end.as_fd()).unwrap(), Duration::from_secs(pause));
+            assert_eq!(
+                tcp_keepidle(end.as_fd()).unwrap(),
+                Duration::from_secs(idle)
+            );
+            assert_eq!(
+                tcp_keepintvl(end.as_fd()).unwrap(),
+                Duration::from_secs(pause)
+            );
             assert_eq!(tcp_keepcnt(end.as_fd()).unwrap(), 3);
         }
     }
@@ -98,11 +125,16 @@ fn silence_is_divided_into_waiting_and_asking() {
 fn a_range_of_ports_is_used_up_to_the_last() {
     let at = SocketAddr::from(([127, 0, 0, 77], 0));
     let ports = tuning(SocketOptions::new().ports(23_000..=23_003), None);
-    let mut open: Vec<_> = (0..4).map(|_| Listener::open(at, &ports).unwrap()).collect();
+    let mut open: Vec<_> = (0..4)
+        .map(|_| Listener::open(at, &ports).unwrap())
+        .collect();
     let mut taken: Vec<_> = open.iter().map(|(_, at)| at.port()).collect();
     taken.sort_unstable();
     assert_eq!(taken, [23_000, 23_001, 23_002, 23_003]);
-    assert!(matches!(Listener::open(at, &ports), Err(Error::AddressInUse(_))));
+    assert!(matches!(
+        Listener::open(at, &ports),
+        Err(Error::AddressInUse(_))
+    ));
     let (_, freed) = open.swap_remove(1);
     assert_eq!(Listener::open(at, &ports).unwrap().1, freed);
 }

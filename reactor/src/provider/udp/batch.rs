@@ -1,11 +1,13 @@
-//! Datagrams by the dozen: memory for their bytes and addresses, and one call of the kernel that takes or fills it.
+//! Datagrams by the dozen: memory for their bytes and addresses, and one call of the kernel that
+//! takes or fills it.
 //!
 //! # Safety
 //!
-//! The kernel is given pointers to the parts of a [`Frame`], which is allocated once, never moves, and is reached through
-//! one pointer only. They are set when it is made. Later nothing but lengths changes, and never to more than there is room
-//! for. The kernel writes during a call that has the batch for itself (`&mut self`), and keeps no pointer afterwards.
-//! What it wrote is bytes, lengths and addresses; for all of these types any bits are a value.
+//! The kernel is given pointers to the parts of a [`Frame`], which is allocated once, never moves,
+//! and is reached through one pointer only. They are set when it is made. Later nothing but lengths
+//! changes, and never to more than there is room for. The kernel writes during a call that has the
+//! batch for itself (`&mut self`), and keeps no pointer afterwards. What it wrote is bytes, lengths
+//! and addresses; for all of these types any bits are a value.
 #![allow(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -59,7 +61,8 @@ impl Batch {
         let frame = NonNull::from(Box::leak(frame));
         for at in 0..BATCH {
             let frame = frame.as_ptr();
-            // SAFETY: all of it lies within the frame, which nobody else knows yet. No reference is made.
+            // SAFETY: all of it lies within the frame, which nobody else knows yet. No reference is
+            // made.
             unsafe {
                 let part = &raw mut (*frame).parts[at];
                 (*part).iov_base = (&raw mut (*frame).bytes[at]).cast();
@@ -82,10 +85,17 @@ impl Batch {
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
         loop {
-            // SAFETY: as many heads as are said, each with pointers to room of the length that it says.
+            // SAFETY: as many heads as are said, each with pointers to room of the length that it
+            // says.
             let count = unsafe {
                 let heads = (&raw mut (*self.frame.as_ptr()).heads).cast();
-                libc::recvmmsg(socket.as_raw_fd(), heads, BATCH as u32, flags, std::ptr::null_mut())
+                libc::recvmmsg(
+                    socket.as_raw_fd(),
+                    heads,
+                    BATCH as u32,
+                    flags,
+                    std::ptr::null_mut(),
+                )
             };
             match usize::try_from(count) {
                 Ok(count) => {
@@ -93,29 +103,37 @@ impl Batch {
                     return self.filled;
                 }
                 Err(_) if last_error() == Errno::INTR => {}
-                // Nothing there; or something is wrong with the machine, and the next pass looks again.
+                // Nothing there; or something is wrong with the machine, and the next pass looks
+                // again.
                 Err(_) => return 0,
             }
         }
     }
 
-    /// One of those that the last receive has filled; `None` for what did not come from the internet.
+    /// One of those that the last receive has filled; `None` for what did not come from the
+    /// internet.
     pub(super) fn get(&self, at: usize) -> Option<Datagram<'_>> {
         assert!(at < self.filled, "it was received");
         let frame = self.frame.as_ptr();
         // SAFETY: within the frame, and not written as long as the batch is borrowed.
         let (len, bytes) = unsafe { ((*frame).heads[at].msg_len as usize, &(*frame).bytes[at]) };
-        Some(Datagram { from: self.sender(at)?, len, bytes: &bytes[..len.min(MAX_MESSAGE)] })
+        Some(Datagram {
+            from: self.sender(at)?,
+            len,
+            bytes: &bytes[..len.min(MAX_MESSAGE)],
+        })
     }
 
     /// Where a datagram came from: the address and port, which is all that tells senders apart.
     fn sender(&self, at: usize) -> Option<SocketAddr> {
         let frame = self.frame.as_ptr();
-        // SAFETY: within the frame; the storage is long and aligned enough for an address of any family, and has one of the
-        // family it says if it has the length of one.
+        // SAFETY: within the frame; the storage is long and aligned enough for an address of any
+        // family, and has one of the family it says if it has the length of one.
         unsafe {
-            let (name, len) =
-                (&raw const (*frame).names[at], (*frame).heads[at].msg_hdr.msg_namelen as usize);
+            let (name, len) = (
+                &raw const (*frame).names[at],
+                (*frame).heads[at].msg_hdr.msg_namelen as usize,
+            );
             match i32::from((*name).ss_family) {
                 libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {
                     let name = name.cast::<libc::sockaddr_in>().read();
@@ -124,7 +142,13 @@ impl Batch {
                 }
                 libc::AF_INET6 if len >= size_of::<libc::sockaddr_in6>() => {
                     let name = name.cast::<libc::sockaddr_in6>().read();
-                    Some((Ipv6Addr::from(name.sin6_addr.s6_addr), u16::from_be(name.sin6_port)).into())
+                    Some(
+                        (
+                            Ipv6Addr::from(name.sin6_addr.s6_addr),
+                            u16::from_be(name.sin6_port),
+                        )
+                            .into(),
+                    )
                 }
                 _ => None,
             }
@@ -169,7 +193,8 @@ impl Batch {
         }
     }
 
-    /// Sends these, which were put there before; returns how many have left. An error is that of the first of them.
+    /// Sends these, which were put there before; returns how many have left. An error is that of
+    /// the first of them.
     pub(super) fn send(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -178,10 +203,16 @@ impl Batch {
         assert!(these.end <= BATCH, "there are no more");
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         loop {
-            // SAFETY: as many heads as are said, within the frame; the kernel reads what they point to, and writes lengths.
+            // SAFETY: as many heads as are said, within the frame; the kernel reads what they point
+            // to, and writes lengths.
             let count = unsafe {
                 let heads = (&raw mut (*self.frame.as_ptr()).heads).cast::<libc::mmsghdr>();
-                libc::sendmmsg(socket.as_raw_fd(), heads.add(these.start), these.len() as u32, flags)
+                libc::sendmmsg(
+                    socket.as_raw_fd(),
+                    heads.add(these.start),
+                    these.len() as u32,
+                    flags,
+                )
             };
             match usize::try_from(count) {
                 Ok(count) => return Ok(count),
@@ -216,7 +247,9 @@ mod tests {
             let bind = || UdpSocket::bind(host).expect("the network inside this machine");
             let (a, b, mut out, mut into) = (bind(), bind(), Batch::new(), Batch::new());
             let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());
-            let lengths: Vec<usize> = (0..BATCH - 2).chain([MAX_MESSAGE - 1, MAX_MESSAGE]).collect();
+            let lengths: Vec<usize> = (0..BATCH - 2)
+                .chain([MAX_MESSAGE - 1, MAX_MESSAGE])
+                .collect();
             for round in 0..3u8 {
                 for (at, len) in lengths.iter().enumerate() {
                     out.put(at, to, Payload::Whole(&vec![at as u8 + round; *len]));
@@ -241,7 +274,11 @@ mod tests {
                 (5000, &[7; MAX_MESSAGE][..]),
                 "the rest is cut off, and counted"
             );
-            out.put(0, "127.0.0.1:0".parse().unwrap(), Payload::Whole(b"to nobody"));
+            out.put(
+                0,
+                "127.0.0.1:0".parse().unwrap(),
+                Payload::Whole(b"to nobody"),
+            );
             assert!(out.send(a.as_fd(), 0..1).is_err());
         }
     }

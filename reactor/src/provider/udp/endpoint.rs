@@ -31,7 +31,10 @@ const COLD: u32 = 2000;
 
 /// The token that a socket of an endpoint is watched with: its own, or one of a group.
 pub(super) fn token(ep: EpId, group: Option<usize>) -> u64 {
-    group.map_or_else(|| token::pack(0, ep, 0), |group| token::pack(1, ep, group as u32))
+    group.map_or_else(
+        || token::pack(0, ep, 0),
+        |group| token::pack(1, ep, group as u32),
+    )
 }
 
 /// Whose token it is.
@@ -82,11 +85,16 @@ impl Endpoint {
         let at = at.and_then(Address::socket).unwrap_or(any);
         if at.ip().is_multicast() {
             let why = format!("{at} is a group, which an endpoint joins and is not bound to");
-            return Err(Error::Invalid { what: "address", why });
+            return Err(Error::Invalid {
+                what: "address",
+                why,
+            });
         }
         let side = receiving.side(id, UNEXPECTED_BYTES);
         if side.is_shared() {
-            return Err(Error::NotSupported("datagram endpoints that share their receives"));
+            return Err(Error::NotSupported(
+                "datagram endpoints that share their receives",
+            ));
         }
         let (socket, at) = Socket::open(at, &tuning, (wait.clone(), token(id, None)))?;
         Ok(Self {
@@ -118,14 +126,21 @@ impl Endpoint {
 
     pub(super) fn join(&mut self, group: &Address) -> Result<u32> {
         if !self.multicasts {
-            return Err(Error::NotSupported("multicast groups (the endpoint has no FI_MULTICAST)"));
+            return Err(Error::NotSupported(
+                "multicast groups (the endpoint has no FI_MULTICAST)",
+            ));
         }
         if group.scheme() != Scheme::Udp {
-            return Err(Error::WrongScheme { provider: "udp", address: group.clone() });
+            return Err(Error::WrongScheme {
+                provider: "udp",
+                address: group.clone(),
+            });
         }
         let invalid = |why: String| Err(Error::Invalid { what: "group", why });
         let Some(at) = group.socket().filter(|at| at.ip().is_multicast()) else {
-            return invalid(format!("{group} is not the address of one, as udp://239.1.2.3:5000 is"));
+            return invalid(format!(
+                "{group} is not the address of one, as udp://239.1.2.3:5000 is"
+            ));
         };
         let (SocketAddr::V4(v4), IpAddr::V4(interface)) = (at, self.at.ip()) else {
             return Err(Error::NotSupported("multicast groups of IPv6"));
@@ -139,14 +154,24 @@ impl Endpoint {
         }
         let slot = self.groups.vacant_entry();
         let number = slot.key();
-        let socket =
-            Socket::join(v4, interface, &self.tuning, (self.wait.clone(), token(self.id, Some(number))))?;
-        slot.insert(Group { at, socket, times: 1 });
+        let socket = Socket::join(
+            v4,
+            interface,
+            &self.tuning,
+            (self.wait.clone(), token(self.id, Some(number))),
+        )?;
+        slot.insert(Group {
+            at,
+            socket,
+            times: 1,
+        });
         Ok(number as u32)
     }
 
     pub(super) fn leave(&mut self, number: u32) {
-        let Some(group) = self.groups.get_mut(number as usize) else { return };
+        let Some(group) = self.groups.get_mut(number as usize) else {
+            return;
+        };
         group.times -= 1;
         if group.times == 0 {
             // With its socket the membership ends.
@@ -195,7 +220,9 @@ impl Endpoint {
         let socket = group.map_or(&self.socket, |group| &self.groups[group].socket);
         let count = self.batch.receive(socket.as_fd());
         for at in 0..count {
-            let Some(datagram) = self.batch.get(at) else { continue };
+            let Some(datagram) = self.batch.get(at) else {
+                continue;
+            };
             let (peer, source) = self.senders.of(host, &mut self.rx, datagram.from);
             let envelope = Envelope {
                 peer,
@@ -246,7 +273,12 @@ impl Endpoint {
         self.rx.put_back(host, envelope, source, bytes);
     }
 
-    pub(super) fn address_inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
+    pub(super) fn address_inserted(
+        &mut self,
+        host: &mut dyn Host,
+        addr: FiAddr,
+        address: &Address,
+    ) {
         if let Some(at) = address.socket()
             && let Some(key) = self.senders.inserted(at, addr)
         {
@@ -259,7 +291,9 @@ impl Endpoint {
         self.rx.forget(host, addr);
         self.senders.removed(addr);
         self.routes.forget(addr);
-        self.fail_sends(host, |send| (send.peer == addr).then(|| Error::StaleAddress(addr)));
+        self.fail_sends(host, |send| {
+            (send.peer == addr).then(|| Error::StaleAddress(addr))
+        });
     }
 
     // ---- its end
@@ -286,12 +320,19 @@ impl Endpoint {
     }
 
     pub(super) fn stats(&self) -> ProviderStats {
-        ProviderStats { dropped: self.dropped, unexpected: self.rx.unexpected(), ..ProviderStats::default() }
+        ProviderStats {
+            dropped: self.dropped,
+            unexpected: self.rx.unexpected(),
+            ..ProviderStats::default()
+        }
     }
 
     pub(super) fn describe(&self) -> String {
         let (messages, bytes) = self.rx.unexpected();
         let groups = self.groups.len();
-        format!("{} ({groups} groups, {messages} unexpected messages of {bytes} bytes)", self.name)
+        format!(
+            "{} ({groups} groups, {messages} unexpected messages of {bytes} bytes)",
+            self.name
+        )
     }
 }

@@ -1,4 +1,5 @@
-//! UDP, on the wire of libfabric's provider of that name: a message is a datagram, and nothing else.
+//! UDP, on the wire of libfabric's provider of that name: a message is a datagram, and nothing
+//! else.
 //!
 //! | file | subject |
 //! |---|---|
@@ -22,7 +23,9 @@ use fabric_core::completion::Outcome;
 use fabric_core::flags::{Caps, OpFlags};
 use fabric_core::info::{EpType, Info, Protocol};
 use fabric_core::matching::{Envelope, RecvSpec};
-use fabric_core::provider::{EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet};
+use fabric_core::provider::{
+    EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
+};
 use fabric_core::rx::{Receiving, RxContext};
 use fabric_core::stats::ProviderStats;
 use fabric_core::tree::Class;
@@ -45,7 +48,10 @@ impl Provider for UdpProvider {
     }
 
     fn offers(&self) -> Vec<Info> {
-        let mut info = offers::offer("udp", Caps::MULTICAST | Caps::LOCAL_COMM | Caps::REMOTE_COMM);
+        let mut info = offers::offer(
+            "udp",
+            Caps::MULTICAST | Caps::LOCAL_COMM | Caps::REMOTE_COMM,
+        );
         info.ep.ep_type = EpType::Dgram;
         info.ep.protocol = Some(Protocol::Udp);
         info.ep.max_msg_size = MAX_MESSAGE;
@@ -57,7 +63,12 @@ impl Provider for UdpProvider {
 
     fn open_domain(&self, _info: &Info, wait: Arc<dyn WaitSet>) -> Result<Box<dyn ProviderDomain>> {
         let options = SocketOptions::default();
-        Ok(Box::new(UdpDomain { wait, endpoints: Vec::new(), options, origin: Origin::here() }))
+        Ok(Box::new(UdpDomain {
+            wait,
+            endpoints: Vec::new(),
+            options,
+            origin: Origin::here(),
+        }))
     }
 }
 
@@ -76,7 +87,9 @@ impl UdpDomain {
             return Err(Error::Closed(Class::Endpoint));
         }
         let mut endpoints = self.endpoints.iter_mut();
-        endpoints.find(|endpoint| endpoint.id == ep).ok_or(Error::Closed(Class::Endpoint))
+        endpoints
+            .find(|endpoint| endpoint.id == ep)
+            .ok_or(Error::Closed(Class::Endpoint))
     }
 }
 
@@ -95,7 +108,10 @@ impl ProviderDomain for UdpDomain {
         receiving: Receiving<'_>,
     ) -> Result<Address> {
         if let Some(at) = at.filter(|at| at.scheme() != Scheme::Udp) {
-            return Err(Error::WrongScheme { provider: "udp", address: at.clone() });
+            return Err(Error::WrongScheme {
+                provider: "udp",
+                address: at.clone(),
+            });
         }
         let tuning = Tuning::of(&self.options, info)?;
         let opened = Endpoint::open(ep, info, (at, tuning), self.wait.clone(), receiving)?;
@@ -125,7 +141,13 @@ impl ProviderDomain for UdpDomain {
         Ok(())
     }
 
-    fn queue_send(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec) -> Result<()> {
+    fn queue_send(
+        &mut self,
+        host: &mut dyn Host,
+        ep: EpId,
+        op: OpKey,
+        spec: &SendSpec,
+    ) -> Result<()> {
         self.ep(ep)?.queue_send(host, op, spec)
     }
 
@@ -179,14 +201,18 @@ impl ProviderDomain for UdpDomain {
     }
 
     fn holds(&self, ep: EpId, source: FiAddr) -> bool {
-        self.endpoints.iter().any(|endpoint| endpoint.id == ep && endpoint.holds(source))
+        self.endpoints
+            .iter()
+            .any(|endpoint| endpoint.id == ep && endpoint.holds(source))
     }
 
     fn progress(&mut self, host: &mut dyn Host) -> bool {
         if !self.origin.is_here() {
             return false;
         }
-        self.endpoints.iter_mut().fold(false, |moved, endpoint| moved | endpoint.progress(host))
+        self.endpoints
+            .iter_mut()
+            .fold(false, |moved, endpoint| moved | endpoint.progress(host))
     }
 
     fn ready(&mut self, host: &mut dyn Host, token: u64) {
@@ -204,7 +230,9 @@ impl ProviderDomain for UdpDomain {
 
     fn stats(&self, ep: EpId) -> ProviderStats {
         let mut endpoints = self.endpoints.iter();
-        endpoints.find(|endpoint| endpoint.id == ep).map_or_else(ProviderStats::default, Endpoint::stats)
+        endpoints
+            .find(|endpoint| endpoint.id == ep)
+            .map_or_else(ProviderStats::default, Endpoint::stats)
     }
 
     fn describe(&self) -> String {

@@ -31,23 +31,33 @@ impl Outbox {
 
     /// Adds a message; there is room unless it is full.
     pub(super) fn put(&mut self, (peer, to): (FiAddr, SocketAddr), payload: Payload<'_>) {
-        let (batch, peers) = self.batch.get_or_insert_with(|| (Batch::new(), [None; BATCH]));
+        let (batch, peers) = self
+            .batch
+            .get_or_insert_with(|| (Batch::new(), [None; BATCH]));
         batch.put(self.waiting.end, to, payload);
         peers[self.waiting.end] = Some(peer);
         self.waiting.end += 1;
     }
 
-    /// Sends what was collected; false when there was no room for some of it. Their senders have gone on: that one could
-    /// not be sent is an event.
+    /// Sends what was collected; false when there was no room for some of it. Their senders have
+    /// gone on: that one could not be sent is an event.
     pub(super) fn flush(&mut self, host: &mut dyn Host, ep: EpId, socket: BorrowedFd<'_>) -> bool {
-        let Some((batch, peers)) = &mut self.batch else { return true };
+        let Some((batch, peers)) = &mut self.batch else {
+            return true;
+        };
         while !self.waiting.is_empty() {
             match batch.send(socket, self.waiting.clone()) {
                 Ok(count) => self.waiting.start += count,
                 Err(Errno::AGAIN) => return false,
                 Err(errno) => {
                     let error = Error::os("sendmmsg", errno.raw_os_error());
-                    host.event(ep, EventKind::OperationFailed { peer: peers[self.waiting.start], error });
+                    host.event(
+                        ep,
+                        EventKind::OperationFailed {
+                            peer: peers[self.waiting.start],
+                            error,
+                        },
+                    );
                     self.waiting.start += 1;
                 }
             }

@@ -1,7 +1,8 @@
 //! Those whose datagrams have come, with their numbers.
 //!
-//! Nobody connects and nobody leaves, so a sender is met with its first datagram, and forgotten when too many others have
-//! been met since its last one. A guest of a welcoming vector has its number for so long.
+//! Nobody connects and nobody leaves, so a sender is met with its first datagram, and forgotten
+//! when too many others have been met since its last one. A guest of a welcoming vector has its
+//! number for so long.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -39,7 +40,13 @@ struct Sender {
 
 impl Senders {
     pub(super) fn new(ep: EpId) -> Self {
-        Self { ep, next_key: 0, known: Slab::new(), by_socket: HashMap::new(), turns: VecDeque::new() }
+        Self {
+            ep,
+            next_key: 0,
+            known: Slab::new(),
+            by_socket: HashMap::new(),
+            turns: VecDeque::new(),
+        }
     }
 
     /// Whose datagram this is.
@@ -67,7 +74,13 @@ impl Senders {
         let number = address.and_then(|address| host.peer_connected(self.ep, &address));
         let key = PeerKey(self.next_key);
         self.next_key = self.next_key.wrapping_add(1);
-        let at = self.known.insert(Sender { at: from, key, source: number, number, active: true });
+        let at = self.known.insert(Sender {
+            at: from,
+            key,
+            source: number,
+            number,
+            active: true,
+        });
         self.by_socket.insert(from, at);
         self.turns.push_back(at);
         at
@@ -104,7 +117,11 @@ impl Senders {
 
     /// The number of the sender with this key.
     pub(super) fn number(&self, key: PeerKey) -> Option<FiAddr> {
-        self.known.iter().find(|(_, sender)| sender.key == key)?.1.source
+        self.known
+            .iter()
+            .find(|(_, sender)| sender.key == key)?
+            .1
+            .source
     }
 
     pub(super) fn close(self, host: &mut dyn Host) {

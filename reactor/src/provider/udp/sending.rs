@@ -82,13 +82,21 @@ impl Endpoint {
         }
     }
 
-    pub(super) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
+    pub(super) fn queue_send(
+        &mut self,
+        host: &mut dyn Host,
+        op: OpKey,
+        spec: &SendSpec,
+    ) -> Result<()> {
         self.route(host, spec)?;
         if spec.kind == OpKind::Connect {
             host.complete(op, Outcome::ok(Transfer::sent(0, None)));
             return Ok(());
         }
-        self.sends.push_back(Sending { op, peer: spec.peer });
+        self.sends.push_back(Sending {
+            op,
+            peer: spec.peer,
+        });
         self.send_on(host);
         host.unsettled();
         Ok(())
@@ -117,11 +125,18 @@ impl Endpoint {
         }
         let mut moved = self.flush(host);
         for _ in 0..PER_PASS {
-            let Some(&Sending { op, peer }) = self.sends.front().filter(|_| !self.is_blocked) else { break };
+            let Some(&Sending { op, peer }) = self.sends.front().filter(|_| !self.is_blocked)
+            else {
+                break;
+            };
             let spec = SendSpec::new(OpKind::Send, peer);
             let payload = host.payload(op);
             let len = payload.len();
-            let outcome = match self.routes.get(peer).map(|to| send(&self.socket, to, payload)) {
+            let outcome = match self
+                .routes
+                .get(peer)
+                .map(|to| send(&self.socket, to, payload))
+            {
                 Some(Ok(Sent::NoRoom)) => {
                     self.wait_for_room();
                     break;
@@ -149,36 +164,52 @@ impl Endpoint {
             return Err(Error::NotSupported("one-sided operations over udp"));
         }
         if spec.level.is_confirmed() {
-            return Err(Error::NotSupported("FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over udp"));
+            return Err(Error::NotSupported(
+                "FI_MATCH_COMPLETE and FI_DELIVERY_COMPLETE over udp",
+            ));
         }
-        self.routes.get(spec.peer).map_or_else(|| self.find_route(host, spec.peer), Ok)
+        self.routes
+            .get(spec.peer)
+            .map_or_else(|| self.find_route(host, spec.peer), Ok)
     }
 
     #[cold]
     fn find_route(&mut self, host: &mut dyn Host, addr: FiAddr) -> Result<SocketAddr> {
         let name = host.address_of(self.id, addr)?;
         let Some(to) = name.socket() else {
-            return Err(Error::WrongScheme { provider: "udp", address: name });
+            return Err(Error::WrongScheme {
+                provider: "udp",
+                address: name,
+            });
         };
         if to.is_ipv4() != self.at.is_ipv4() {
             let why = format!("{name} is not of the family of {}", self.at);
-            return Err(Error::Invalid { what: "peer address", why });
+            return Err(Error::Invalid {
+                what: "peer address",
+                why,
+            });
         }
         if to.ip().is_multicast() && !self.multicasts {
-            return Err(Error::NotSupported("multicast groups (the endpoint has no FI_MULTICAST)"));
+            return Err(Error::NotSupported(
+                "multicast groups (the endpoint has no FI_MULTICAST)",
+            ));
         }
         self.routes.note(addr, to);
         Ok(to)
     }
 }
 
-/// Sends a message. What the kernel refuses is known to concern this one: of a socket that is not connected it does not
-/// tell what became of earlier ones.
+/// Sends a message. What the kernel refuses is known to concern this one: of a socket that is not
+/// connected it does not tell what became of earlier ones.
 fn send(socket: &Socket, to: SocketAddr, payload: Payload<'_>) -> Result<Sent> {
     let len = payload.len();
     if len > MAX_MESSAGE {
         // It was shorter when it was posted: a buffer of the user's own kind may be anything.
-        return Err(Error::TooLong { what: "message", len, limit: MAX_MESSAGE });
+        return Err(Error::TooLong {
+            what: "message",
+            len,
+            limit: MAX_MESSAGE,
+        });
     }
     let sent = match payload.whole() {
         Some(bytes) => socket.send(to, bytes),
@@ -264,10 +295,23 @@ mod tests {
                 options: SocketOptions::new(),
                 origin: Origin::here(),
             };
-            let name: Address = domain.open_endpoint(ep, &info, None, Receiving::Own(&Pool::new())).unwrap();
-            let me = hub.vectors.get_mut(av.0).unwrap().table.insert(name.clone());
+            let name: Address = domain
+                .open_endpoint(ep, &info, None, Receiving::Own(&Pool::new()))
+                .unwrap();
+            let me = hub
+                .vectors
+                .get_mut(av.0)
+                .unwrap()
+                .table
+                .insert(name.clone());
             domain.address_inserted(&mut hub, ep, me, &name);
-            Self { domain, hub, ep, me, watched }
+            Self {
+                domain,
+                hub,
+                ep,
+                me,
+                watched,
+            }
         }
 
         fn endpoint(&mut self) -> &mut Endpoint {
@@ -275,20 +319,32 @@ mod tests {
         }
 
         fn spec(&self, more: bool) -> SendSpec {
-            SendSpec { more, ..SendSpec::new(OpKind::Send, self.me) }
+            SendSpec {
+                more,
+                ..SendSpec::new(OpKind::Send, self.me)
+            }
         }
 
         fn send_now(&mut self, byte: u8, more: bool) -> SendNow {
             let spec = self.spec(more);
-            self.domain.send_now(&mut self.hub, self.ep, &spec, Payload::Whole(&[byte])).unwrap()
+            self.domain
+                .send_now(&mut self.hub, self.ep, &spec, Payload::Whole(&[byte]))
+                .unwrap()
         }
 
         fn queue(&mut self, byte: u8) -> OpKey {
             let spec = self.spec(false);
-            let mut op = Op::new(self.ep, OpKind::Send, Route::Future, AnyBuf::Vec(vec![byte]));
+            let mut op = Op::new(
+                self.ep,
+                OpKind::Send,
+                Route::Future,
+                AnyBuf::Vec(vec![byte]),
+            );
             op.spec = Some(spec);
             let key = self.hub.ops.insert(op);
-            self.domain.queue_send(&mut self.hub, self.ep, key, &spec).unwrap();
+            self.domain
+                .queue_send(&mut self.hub, self.ep, key, &spec)
+                .unwrap();
             key
         }
 
@@ -309,22 +365,36 @@ mod tests {
         assert_eq!(rig.send_now(0, false), SendNow::Done);
         assert_eq!(rig.unexpected(), 1);
         assert_eq!(rig.send_now(1, true), SendNow::Done);
-        assert!(!rig.domain.arm(), "something was collected and has not left");
+        assert!(
+            !rig.domain.arm(),
+            "something was collected and has not left"
+        );
         rig.endpoint().wait_for_room();
         assert_eq!(rig.interest(), Some(Interest::Both));
         rig.domain.flush(&mut rig.hub, rig.ep).unwrap();
-        assert_eq!(rig.send_now(2, false), SendNow::Queue, "it would overtake what was collected");
+        assert_eq!(
+            rig.send_now(2, false),
+            SendNow::Queue,
+            "it would overtake what was collected"
+        );
         let (queued, canceled) = (rig.queue(2), rig.queue(9));
         assert_eq!(rig.send_now(3, true), SendNow::Queue, "likewise");
         rig.queue(3);
         assert!(rig.domain.arm(), "the socket tells when there is room");
         assert_eq!(rig.unexpected(), 1, "no attempt is made before");
         assert!(rig.domain.cancel(&mut rig.hub, rig.ep, canceled));
-        assert!(!rig.domain.cancel(&mut rig.hub, rig.ep, canceled), "it is not there any more");
-        rig.domain.ready(&mut rig.hub, super::super::endpoint::token(rig.ep, None));
+        assert!(
+            !rig.domain.cancel(&mut rig.hub, rig.ep, canceled),
+            "it is not there any more"
+        );
+        rig.domain
+            .ready(&mut rig.hub, super::super::endpoint::token(rig.ep, None));
         assert_eq!(rig.interest(), Some(Interest::Read));
         assert_eq!(rig.unexpected(), 4);
-        assert!(!rig.domain.cancel(&mut rig.hub, rig.ep, queued), "it has left");
+        assert!(
+            !rig.domain.cancel(&mut rig.hub, rig.ep, queued),
+            "it has left"
+        );
         assert!(rig.domain.arm());
     }
 
@@ -337,11 +407,14 @@ mod tests {
         rig.domain.flush(&mut rig.hub, rig.ep).unwrap();
         while rig.unexpected() < 100 {}
         rig.endpoint().wait_for_room();
-        let taken = (0..100).take_while(|byte| rig.send_now(*byte, true) == SendNow::Done).count();
+        let taken = (0..100)
+            .take_while(|byte| rig.send_now(*byte, true) == SendNow::Done)
+            .count();
         assert_eq!(taken, super::super::batch::BATCH);
         let waiting = rig.queue(7);
         assert!(rig.domain.arm());
-        rig.domain.ready(&mut rig.hub, super::super::endpoint::token(rig.ep, None));
+        rig.domain
+            .ready(&mut rig.hub, super::super::endpoint::token(rig.ep, None));
         while rig.unexpected() < 100 + taken + 1 {}
         assert!(!rig.domain.cancel(&mut rig.hub, rig.ep, waiting));
     }

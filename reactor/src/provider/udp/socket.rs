@@ -16,7 +16,8 @@ use crate::provider::net::{self, Tuning};
 use crate::provider::origin::Origin;
 use crate::wait::unwatchable;
 
-/// Bytes of datagrams that the kernel is asked to keep until they are looked at. It gives what the machine allows.
+/// Bytes of datagrams that the kernel is asked to keep until they are looked at. It gives what the
+/// machine allows.
 const KERNEL_BUFFER: usize = 4 << 20;
 
 /// A socket that is bound and watched. It never blocks.
@@ -64,7 +65,8 @@ impl Socket {
         Ok((Self::watched(fd, watch)?, name))
     }
 
-    /// Binds to a group, which others on this machine may do as well, and joins it on the network of this interface.
+    /// Binds to a group, which others on this machine may do as well, and joins it on the network
+    /// of this interface.
     pub(super) fn join(
         group: SocketAddrV4,
         interface: Ipv4Addr,
@@ -76,13 +78,19 @@ impl Socket {
         tune(&fd, at, tuning)?;
         set_socket_reuseaddr(&fd, true).map_err(os("setsockopt(SO_REUSEADDR)"))?;
         net::bind(&fd, Scheme::Udp, at)?;
-        set_ip_add_membership(&fd, group.ip(), &interface).map_err(os("setsockopt(IP_ADD_MEMBERSHIP)"))?;
+        set_ip_add_membership(&fd, group.ip(), &interface)
+            .map_err(os("setsockopt(IP_ADD_MEMBERSHIP)"))?;
         Self::watched(fd, watch)
     }
 
     fn watched(fd: OwnedFd, (wait, token): (Arc<dyn WaitSet>, u64)) -> Result<Self> {
         wait.watch(fd.as_fd(), token).map_err(unwatchable)?;
-        Ok(Self { fd, origin: Origin::here(), wait, token })
+        Ok(Self {
+            fd,
+            origin: Origin::here(),
+            wait,
+            token,
+        })
     }
 
     /// Sends a datagram.

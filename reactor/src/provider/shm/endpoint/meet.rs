@@ -31,8 +31,8 @@ impl Endpoint {
                 }
                 Ok(None) => return,
                 Err(errno) => {
-                    // Out of descriptors, most likely. The caller must not stay in the queue: it would keep the
-                    // listener ready, and everybody awake.
+                    // Out of descriptors, most likely. The caller must not stay in the queue: it
+                    // would keep the listener ready, and everybody awake.
                     self.spare = None;
                     if let Ok(Some(socket)) = self.listener.accept() {
                         let error = Error::os("accept4", errno.raw_os_error());

@@ -44,7 +44,13 @@ impl Found {
 
     /// Takes what this caller has sent; true when there was something.
     #[inline(always)] // on the way of a small message
-    fn pump(&mut self, at: usize, peer: &mut Incoming, rx: &mut RxContext, host: &mut dyn Host) -> bool {
+    fn pump(
+        &mut self,
+        at: usize,
+        peer: &mut Incoming,
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+    ) -> bool {
         let news = match peer.pump(rx, host) {
             Ok(news) => news,
             Err(broken) => {

@@ -26,7 +26,8 @@ impl Endpoint {
         &mut self.rx.own
     }
 
-    /// After a receive was posted, or a message was discarded; or copied, where the receive side is shared.
+    /// After a receive was posted, or a message was discarded; or copied, where the receive side is
+    /// shared.
     pub(crate) fn receive_side_changed(&mut self, host: &mut dyn Host) {
         if self.rx.is_shared() {
             self.tell_of_shared(host);
@@ -46,8 +47,14 @@ impl Endpoint {
         if self.rx.own.cancel(host, op) {
             return true;
         }
-        let cancels = |at: &usize| self.lanes.lock(*at).is_some_and(|mut outgoing| outgoing.cancel(op));
-        let Some(at) = self.busy.iter().copied().find(cancels) else { return false };
+        let cancels = |at: &usize| {
+            self.lanes
+                .lock(*at)
+                .is_some_and(|mut outgoing| outgoing.cancel(op))
+        };
+        let Some(at) = self.busy.iter().copied().find(cancels) else {
+            return false;
+        };
         // What waited behind it may go now.
         self.pump_one(host, at);
         host.unsettled();
@@ -70,8 +77,17 @@ impl Endpoint {
         self.rx.own.holds(source)
     }
 
-    pub(crate) fn address_inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
-        for peer in self.callers.peers_mut().filter(|peer| peer.peer == *address) {
+    pub(crate) fn address_inserted(
+        &mut self,
+        host: &mut dyn Host,
+        addr: FiAddr,
+        address: &Address,
+    ) {
+        for peer in self
+            .callers
+            .peers_mut()
+            .filter(|peer| peer.peer == *address)
+        {
             peer.source = Some(addr);
             self.rx.own.resolve(host, peer.key, addr);
         }

@@ -18,10 +18,13 @@ impl Endpoint {
             lent: done.lent,
             pieces: done.pieces,
             single_copy: done.single_copy,
-            fetched: peers().filter_map(Incoming::fetched).fold(done.fetched, |mut sum, fetched| {
-                sum += fetched;
-                sum
-            }),
+            fetched: peers().filter_map(Incoming::fetched).fold(
+                done.fetched,
+                |mut sum, fetched| {
+                    sum += fetched;
+                    sum
+                },
+            ),
             peers: peers().count(),
             unexpected: self.rx.own.unexpected(),
             ..ProviderStats::default()
@@ -30,7 +33,11 @@ impl Endpoint {
 
     pub(crate) fn describe(&self) -> String {
         let (messages, bytes) = self.rx.own.unexpected();
-        let read = self.callers.peers().filter(|peer| peer.fetched().is_some()).count();
+        let read = self
+            .callers
+            .peers()
+            .filter(|peer| peer.fetched().is_some())
+            .count();
         let mut reading = 0;
         self.each(|outgoing| reading += usize::from(outgoing.is_reached()));
         format!(

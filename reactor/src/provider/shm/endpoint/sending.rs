@@ -51,17 +51,27 @@ impl Endpoint {
 
     /// A region of a peer's that has been accessed.
     pub(crate) fn reach(&mut self, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
-        self.connection(peer).map_or(Ok(None), |mut outgoing| outgoing.reach(key))
+        self.connection(peer)
+            .map_or(Ok(None), |mut outgoing| outgoing.reach(key))
     }
 
-    pub(crate) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
+    pub(crate) fn queue_send(
+        &mut self,
+        host: &mut dyn Host,
+        op: OpKey,
+        spec: &SendSpec,
+    ) -> Result<()> {
         let at = spec.peer.index();
         if self.connection(spec.peer).is_none() {
             let peer = host.address_of(self.id, spec.peer)?;
             if peer.scheme() != Scheme::Shm {
-                return Err(Error::WrongScheme { provider: "shm", address: peer });
+                return Err(Error::WrongScheme {
+                    provider: "shm",
+                    address: peer,
+                });
             }
-            self.lanes.insert(at, Outgoing::new(peer, spec.peer, self.means.clone()));
+            self.lanes
+                .insert(at, Outgoing::new(peer, spec.peer, self.means.clone()));
             self.dialled.push(at);
         }
         self.dial(at)?;
@@ -97,34 +107,53 @@ impl Endpoint {
 
     pub(super) fn dial(&mut self, at: usize) -> Result<()> {
         let token = Token::Outgoing(at as u32).pack(self.id);
-        let Some(mut outgoing) = self.lanes.lock(at) else { return Ok(()) };
+        let Some(mut outgoing) = self.lanes.lock(at) else {
+            return Ok(());
+        };
         outgoing.dial(&self.name, self.here.incarnation, token, &self.wait)
     }
 
     /// The endpoint at the other end has closed, as its ring says; the sockets will say so too.
     #[cold]
     pub(super) fn outgoing_closed(&mut self, host: &mut dyn Host, at: usize) -> Error {
-        let Some(outgoing) = self.lanes.lock(at) else { return Error::Closed(Class::Endpoint) };
+        let Some(outgoing) = self.lanes.lock(at) else {
+            return Error::Closed(Class::Endpoint);
+        };
         let error = Error::PeerGone(outgoing.peer.clone());
         let identity = outgoing.identity();
         drop(outgoing);
-        self.outgoing_ended(host, at, Parting { error: error.clone(), reason: DownReason::Closed, identity });
+        self.outgoing_ended(
+            host,
+            at,
+            Parting {
+                error: error.clone(),
+                reason: DownReason::Closed,
+                identity,
+            },
+        );
         error
     }
 
     /// The connection to this peer, if one was begun.
     #[inline]
     pub(super) fn connection(&self, addr: FiAddr) -> Option<Connection<'_>> {
-        self.lanes.lock(addr.index()).filter(|outgoing| outgoing.addr == addr)
+        self.lanes
+            .lock(addr.index())
+            .filter(|outgoing| outgoing.addr == addr)
     }
 
     /// Shows every connection to a peer.
     pub(super) fn each(&self, mut act: impl FnMut(&mut Outgoing)) {
-        self.dialled.iter().filter_map(|&at| self.lanes.lock(at)).for_each(|mut outgoing| act(&mut outgoing));
+        self.dialled
+            .iter()
+            .filter_map(|&at| self.lanes.lock(at))
+            .for_each(|mut outgoing| act(&mut outgoing));
     }
 
     pub(super) fn is_idle(&self, at: usize) -> bool {
-        self.lanes.lock(at).is_none_or(|outgoing| outgoing.is_idle())
+        self.lanes
+            .lock(at)
+            .is_none_or(|outgoing| outgoing.is_idle())
     }
 
     /// The way that does not need the domain.

@@ -41,12 +41,19 @@ impl Stranger {
         let peer = match self.socket.credentials() {
             Ok(peer) if peer.user == ours => peer,
             Ok(peer) => {
-                let error = Error::OtherUser { peer: nameless(peer.process), theirs: peer.user, ours };
+                let error = Error::OtherUser {
+                    peer: nameless(peer.process),
+                    theirs: peer.user,
+                    ours,
+                };
                 return refuse(&self.socket, Refusal::User, error);
             }
             Err(error) => return refuse(&self.socket, Refusal::Malformed, error),
         };
-        let broke = |what: &'static str| Error::Protocol { peer: nameless(peer.process), what: what.into() };
+        let broke = |what: &'static str| Error::Protocol {
+            peer: nameless(peer.process),
+            what: what.into(),
+        };
         let hello = match handshake::read_hello(&self.socket) {
             Read::Nothing => return Met::Later(self),
             Read::HungUp => return Met::Left,
@@ -57,26 +64,39 @@ impl Stranger {
             Read::Message(hello) => hello,
             Read::Malformed(what) => return refuse(&self.socket, Refusal::Malformed, broke(what)),
             Read::OtherVersion(theirs) => {
-                let reason = Refusal::Version { theirs, ours: VERSION };
-                let error = Error::Refused { peer: nameless(peer.process), reason };
+                let reason = Refusal::Version {
+                    theirs,
+                    ours: VERSION,
+                };
+                let error = Error::Refused {
+                    peer: nameless(peer.process),
+                    reason,
+                };
                 return refuse(&self.socket, reason, error);
             }
         };
         match Segment::adopt(&hello.segment, hello.lines) {
             Ok(segment) => {
                 let process = peer.process.filter(|_| here.fetches);
-                let reach = process.and_then(|id| Reach::new(&hello.from, id, &self.socket, &segment));
+                let reach =
+                    process.and_then(|id| Reach::new(&hello.from, id, &self.socket, &segment));
                 if reach.is_some() {
                     segment.set_reached();
                 }
                 handshake::say(&self.socket, Word::Welcome(here.incarnation));
-                let identity = Identity { process: peer.process, incarnation: hello.incarnation };
+                let identity = Identity {
+                    process: peer.process,
+                    incarnation: hello.incarnation,
+                };
                 let mut peer = Incoming::new(hello.from, identity, here, segment, self.socket, key);
                 peer.reach = reach.map(Arc::new);
                 Met::Peer(Box::new(peer))
             }
             Err(Unfit::Malformed(what)) => {
-                let error = Error::Protocol { peer: hello.from, what: what.into() };
+                let error = Error::Protocol {
+                    peer: hello.from,
+                    what: what.into(),
+                };
                 refuse(&self.socket, Refusal::Malformed, error)
             }
             Err(Unfit::NoRoom(error)) => refuse(&self.socket, Refusal::Resources, error),

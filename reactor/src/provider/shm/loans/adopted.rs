@@ -11,7 +11,8 @@ use super::super::segment::Segment;
 use super::SLOTS;
 use crate::provider::origin::Origin;
 
-/// How many pieces of memory peers lend to an endpoint, those of messages that wait or are held among them.
+/// How many pieces of memory peers lend to an endpoint, those of messages that wait or are held
+/// among them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Adopted(Arc<AtomicUsize>);
 
@@ -25,7 +26,10 @@ impl Adopted {
             self.0.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        Some(Arc::new(Foreign { area, counted: self.clone() }))
+        Some(Arc::new(Foreign {
+            area,
+            counted: self.clone(),
+        }))
     }
 }
 
@@ -54,7 +58,12 @@ pub(crate) struct Borrow {
 
 impl Borrow {
     /// `None` when the message does not lie within the memory, or there is no such slot.
-    pub(crate) fn new(area: Arc<Foreign>, len: usize, segment: Segment, slot: usize) -> Option<Self> {
+    pub(crate) fn new(
+        area: Arc<Foreign>,
+        len: usize,
+        segment: Segment,
+        slot: usize,
+    ) -> Option<Self> {
         (len <= area.area.len() && slot < SLOTS).then_some(Self {
             area,
             len,
@@ -93,8 +102,9 @@ impl Source for Borrow {
 
 impl LentMemory for Borrow {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: whoever receives into a `Lent` has promised that its senders do not write what they have lent
-        // (`Endpoint::recv_lent` is unsafe for that); our own sender does not, as long as this has not given it back.
+        // SAFETY: whoever receives into a `Lent` has promised that its senders do not write what
+        // they have lent (`Endpoint::recv_lent` is unsafe for that); our own sender does not, as
+        // long as this has not given it back.
         unsafe { self.area.area.slice(self.len) }
     }
 }

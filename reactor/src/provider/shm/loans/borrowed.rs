@@ -1,5 +1,5 @@
-//! What one peer has of this side: chunks that were lent to it, and messages that it is to fetch. Both are given back by the
-//! number of a slot.
+//! What one peer has of this side: chunks that were lent to it, and messages that it is to fetch.
+//! Both are given back by the number of a slot.
 #![deny(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -41,7 +41,8 @@ pub(crate) struct Prepared {
 pub(crate) struct Borrowed {
     loans: Loans,
     slots: Vec<Option<Out>>,
-    /// How many of them are messages to be fetched, and those that were fetched since this was asked last.
+    /// How many of them are messages to be fetched, and those that were fetched since this was
+    /// asked last.
     offered: usize,
     fetched: VecDeque<Offered>,
     /// Chunks whose memory the peer has been given, by name.
@@ -62,9 +63,14 @@ impl Borrowed {
         }
     }
 
-    /// The chunk that this payload is of, and a slot for it; nothing when it is of somewhere else, or the peer has too
-    /// many.
-    pub(crate) fn prepare(&mut self, key: u64, payload: &[u8], segment: &Segment) -> Option<Prepared> {
+    /// The chunk that this payload is of, and a slot for it; nothing when it is of somewhere else,
+    /// or the peer has too many.
+    pub(crate) fn prepare(
+        &mut self,
+        key: u64,
+        payload: &[u8],
+        segment: &Segment,
+    ) -> Option<Prepared> {
         let (chunk, state) = self.loans.held(key, payload)?;
         let slot = self.vacant(segment)?;
         Some(Prepared { chunk, state, slot })
@@ -142,7 +148,8 @@ impl Borrowed {
         if std::mem::replace(&mut self.given_up, chunks.given_up) == chunks.given_up {
             return Vec::new();
         }
-        idle.filter(|key| chunks.all.iter().all(|chunk| chunk.key != *key)).collect()
+        idle.filter(|key| chunks.all.iter().all(|chunk| chunk.key != *key))
+            .collect()
     }
 
     /// The peer does not have this memory any more.
@@ -220,7 +227,11 @@ mod tests {
         let name = key(&first);
         assert!(loans.reuse(10).is_none(), "it is in use");
         drop(first);
-        assert_eq!(key(&loans.reuse(4096).unwrap()), name, "dropped unsent, it is used again");
+        assert_eq!(
+            key(&loans.reuse(4096).unwrap()),
+            name,
+            "dropped unsent, it is used again"
+        );
         assert!(loans.reuse(4097).is_none(), "another size");
 
         let (segment, _fd) = Segment::create(64).unwrap();
@@ -243,7 +254,10 @@ mod tests {
         let second = loans.reuse(10).unwrap();
         assert_eq!(key(&second), name);
         drop(loan);
-        assert!(loans.reuse(10).is_none(), "who had it before has nothing to give back any more");
+        assert!(
+            loans.reuse(10).is_none(),
+            "who had it before has nothing to give back any more"
+        );
         drop(second);
 
         let loan = loans.reuse(10).unwrap();
@@ -251,7 +265,10 @@ mod tests {
         peer.lend(prepared);
         drop((loan, peer));
         segment.give_back(slot);
-        assert!(loans.reuse(10).is_none(), "what a peer had that is gone is not used again");
+        assert!(
+            loans.reuse(10).is_none(),
+            "what a peer had that is gone is not used again"
+        );
     }
 
     #[test]
@@ -261,7 +278,10 @@ mod tests {
         let mut peer = Borrowed::new(mine.clone());
         let (secret, foreign) = (mine.grow(10).unwrap(), others.grow(10).unwrap());
         assert_eq!(key(&secret), key(&foreign), "two domains count alike");
-        assert!(peer.prepare(key(&foreign), &foreign, &segment).is_none(), "it is copied");
+        assert!(
+            peer.prepare(key(&foreign), &foreign, &segment).is_none(),
+            "it is copied"
+        );
         assert!(peer.prepare(77, &secret, &segment).is_none());
         assert!(peer.prepare(key(&secret), &secret[1..], &segment).is_none());
         assert!(peer.prepare(key(&secret), &secret, &segment).is_some());
@@ -292,9 +312,16 @@ mod tests {
         assert!(peer.surplus().is_empty());
         let mut another = Borrowed::new(loans.clone());
         (0..3).for_each(|key| another.give(1000 + key));
-        assert!(another.surplus().is_empty(), "few, and nothing was given up");
+        assert!(
+            another.surplus().is_empty(),
+            "few, and nothing was given up"
+        );
         drop(peer);
-        assert_eq!(another.surplus(), [1000, 1001, 1002], "what is not there any more");
+        assert_eq!(
+            another.surplus(),
+            [1000, 1001, 1002],
+            "what is not there any more"
+        );
         assert!(matches!(loans.grow(usize::MAX), Err(Error::TooLong { .. })));
     }
 }

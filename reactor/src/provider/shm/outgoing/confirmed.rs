@@ -18,7 +18,10 @@ impl Wires {
         if front.begun || !level.is_confirmed() {
             return Ok(None);
         }
-        let number = self.receipts.vacant().ok_or(Error::Again(Scarce::TransmitCredit))?;
+        let number = self
+            .receipts
+            .vacant()
+            .ok_or(Error::Again(Scarce::TransmitCredit))?;
         Ok(Some(Receipt { number, level }))
     }
 

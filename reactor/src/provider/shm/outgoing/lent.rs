@@ -16,8 +16,9 @@ use super::wires::{NOTICE_BYTES, Wires, flags_of};
 use super::{Push, Queued};
 
 impl Wires {
-    /// Lends a message to the peer: gives it the memory, if it has not got it before, and tells it where the message is.
-    /// Nothing when it has to be copied: the peer has too much already, or the memory is not ours.
+    /// Lends a message to the peer: gives it the memory, if it has not got it before, and tells it
+    /// where the message is. Nothing when it has to be copied: the peer has too much already, or
+    /// the memory is not ours.
     #[cold]
     pub(super) fn lend(
         &mut self,
@@ -39,10 +40,19 @@ impl Wires {
             }
             let memory = prepared.chunk.memory();
             let (size, access) = (Memory::len(memory), Access::REMOTE_READ);
-            let grant = Grant { key, len: size, access, base: 0, heeds: false, memory: memory.fd() };
+            let grant = Grant {
+                key,
+                len: size,
+                access,
+                base: 0,
+                heeds: false,
+                memory: memory.fd(),
+            };
             match handshake::send_grant(&self.socket, &grant) {
                 // A peer that has ended is noticed otherwise.
-                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.borrowed.give(key),
+                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
+                    self.borrowed.give(key)
+                }
                 Err(_) => return None,
             }
         }
@@ -56,20 +66,39 @@ impl Wires {
         Some(pushed)
     }
 
-    /// Lets the peer fetch a message, and tells it where it is. Nothing when it has too much to fetch already.
+    /// Lets the peer fetch a message, and tells it where it is. Nothing when it has too much to
+    /// fetch already.
     #[cold]
-    pub(super) fn offer(&mut self, front: &Queued, payload: &[u8], receipt: Option<Receipt>) -> Option<Push> {
+    pub(super) fn offer(
+        &mut self,
+        front: &Queued,
+        payload: &[u8],
+        receipt: Option<Receipt>,
+    ) -> Option<Push> {
         if !self.ring.fits(NOTICE_BYTES + PLACE_BYTES) {
             return Some(Push::NoRoom);
         }
         let slot = self.borrowed.vacant(self.ring.memory())?;
         let place = place(payload.as_ptr().expose_provenance() as u64, slot);
         let (spec, len) = (&front.spec, payload.len());
-        let pushed =
-            self.record(FETCH, flags_of(spec), spec, total_word(len, receipt), Payload::Whole(&place));
+        let pushed = self.record(
+            FETCH,
+            flags_of(spec),
+            spec,
+            total_word(len, receipt),
+            Payload::Whole(&place),
+        );
         if pushed == Push::Done {
             let receipt = receipt.map(|receipt| receipt.number);
-            self.borrowed.offer(slot, Offered { op: front.op, len, tag: spec.tag, receipt });
+            self.borrowed.offer(
+                slot,
+                Offered {
+                    op: front.op,
+                    len,
+                    tag: spec.tag,
+                    receipt,
+                },
+            );
         }
         Some(pushed)
     }
@@ -78,7 +107,13 @@ impl Wires {
     pub(super) fn end_fetched(&mut self, host: &mut dyn Host) -> bool {
         self.borrowed.collect(self.ring.memory());
         let mut any = false;
-        while let Some(Offered { op, len, tag, receipt }) = self.borrowed.next_fetched() {
+        while let Some(Offered {
+            op,
+            len,
+            tag,
+            receipt,
+        }) = self.borrowed.next_fetched()
+        {
             any = true;
             self.done.single_copy.add(len);
             match receipt {
@@ -89,7 +124,8 @@ impl Wires {
         any
     }
 
-    /// The connection ends: what the peer has not fetched is withdrawn before its buffers are given back.
+    /// The connection ends: what the peer has not fetched is withdrawn before its buffers are given
+    /// back.
     pub(super) fn end_offered(&mut self, host: &mut dyn Host, error: &Error) {
         if !self.borrowed.is_fetching() {
             return;

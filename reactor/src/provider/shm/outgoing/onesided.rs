@@ -1,5 +1,5 @@
-//! Accesses to the peer's memory: made here where it is mapped; otherwise the peer is asked for each piece, and answers
-//! on the desk.
+//! Accesses to the peer's memory: made here where it is mapped; otherwise the peer is asked for
+//! each piece, and answers on the desk.
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::OpKind;
@@ -17,7 +17,8 @@ use super::wires::{ACCESS_AT_ONCE, NOTICE_BYTES, Wires, flags_of};
 use super::{Push, Queued};
 
 impl Wires {
-    /// Accesses the peer's memory if it is mapped, the access is short, and the peer can be told of it.
+    /// Accesses the peer's memory if it is mapped, the access is short, and the peer can be told of
+    /// it.
     #[inline]
     pub(super) fn access_now(
         &mut self,
@@ -25,21 +26,30 @@ impl Wires {
         len: usize,
         access: impl FnOnce(&Window, usize, &Remote),
     ) -> Result<Push> {
-        let Some(remote) = &spec.remote else { return Ok(Push::NoRoom) };
+        let Some(remote) = &spec.remote else {
+            return Ok(Push::NoRoom);
+        };
         if len > ACCESS_AT_ONCE {
             return Ok(Push::NoRoom);
         }
-        let Some(window) = self.windows.get(remote.key) else { return Ok(Push::NoRoom) };
+        let Some(window) = self.windows.get(remote.key) else {
+            return Ok(Push::NoRoom);
+        };
         let at = window.check(spec.kind, remote, len)?;
         let tells = window.tells(spec);
         if tells && !self.ring.fits(NOTICE_BYTES) {
             return Ok(Push::NoRoom);
         }
         access(window, at, remote);
-        Ok(if tells { self.tell(spec, len) } else { Push::Done })
+        Ok(if tells {
+            self.tell(spec, len)
+        } else {
+            Push::Done
+        })
     }
 
-    /// Moves the front operation on, a one-sided one: asks for the memory, or accesses a piece of it.
+    /// Moves the front operation on, a one-sided one: asks for the memory, or accesses a piece of
+    /// it.
     pub(super) fn access_on(
         &mut self,
         front: &mut Queued,
@@ -51,9 +61,14 @@ impl Wires {
                 return self.serve_on(front, (remote, heeds), host);
             }
             if front.begun && !front.stop.is_check(&front.spec) {
-                return Err(Error::Key { key: remote.key, why: "was closed meanwhile" });
+                return Err(Error::Key {
+                    key: remote.key,
+                    why: "was closed meanwhile",
+                });
             }
-            if self.windows.ask(remote.key)? && handshake::try_say(&self.socket, Word::Map(remote.key)) {
+            if self.windows.ask(remote.key)?
+                && handshake::try_say(&self.socket, Word::Map(remote.key))
+            {
                 self.windows.said(remote.key);
             }
             return Ok(Push::NoRoom);
@@ -65,7 +80,11 @@ impl Wires {
             front.next_place(host);
             return Ok(Push::Done);
         }
-        let piece = if remote.atomic.is_some() { total } else { (total - within).min(ACCESS_AT_ONCE) };
+        let piece = if remote.atomic.is_some() {
+            total
+        } else {
+            (total - within).min(ACCESS_AT_ONCE)
+        };
         let tells = window.tells(&spec) && within + piece == total;
         if tells && !self.ring.fits(NOTICE_BYTES) {
             return Ok(Push::NoRoom);
@@ -89,21 +108,37 @@ impl Wires {
     }
 
     /// A place has been accessed; `tells` when the peer is to hear of it.
-    fn at_end(&mut self, front: &mut Queued, (spec, tells): (SendSpec, bool), host: &dyn Host) -> Push {
+    fn at_end(
+        &mut self,
+        front: &mut Queued,
+        (spec, tells): (SendSpec, bool),
+        host: &dyn Host,
+    ) -> Push {
         let len = front.to_tell(&spec);
         front.stop.told += if tells { len } else { 0 };
         front.next_place(host);
-        if tells { self.tell(&spec, len) } else { Push::Done }
+        if tells {
+            self.tell(&spec, len)
+        } else {
+            Push::Done
+        }
     }
 
     /// Tells the peer of an access, for which the ring has room.
     pub(super) fn tell(&mut self, spec: &SendSpec, len: usize) -> Push {
         let read = if spec.kind.fills() { HAS_READ } else { 0 };
         let key = spec.remote.map_or(0, |remote| remote.key).to_le_bytes();
-        self.record(NOTICE, flags_of(spec) | read, spec, len as u64, Payload::Whole(&key))
+        self.record(
+            NOTICE,
+            flags_of(spec) | read,
+            spec,
+            len as u64,
+            Payload::Whole(&key),
+        )
     }
 
-    /// Moves the front operation on, to which the peer has to help; `heeds` when it wants to hear of it as well.
+    /// Moves the front operation on, to which the peer has to help; `heeds` when it wants to hear
+    /// of it as well.
     fn serve_on(
         &mut self,
         front: &mut Queued,
@@ -112,14 +147,22 @@ impl Wires {
     ) -> Result<Push> {
         let (kind, total) = (front.spec.kind, remote.len);
         // For the record, and for the notice that may follow the answer.
-        if self.desk.as_ref().is_some_and(Desk::is_waiting) || !self.ring.fits(NOTICE_BYTES + REQUEST_BYTES) {
+        if self.desk.as_ref().is_some_and(Desk::is_waiting)
+            || !self.ring.fits(NOTICE_BYTES + REQUEST_BYTES)
+        {
             return Ok(Push::NoRoom);
         }
         let Some((request, answer)) = self.desk.as_mut().and_then(Desk::answered) else {
             return self.request(front, remote, total, host);
         };
         if let Err(error) = answer {
-            if matches!(error, Error::Key { why: "is unknown", .. }) {
+            if matches!(
+                error,
+                Error::Key {
+                    why: "is unknown",
+                    ..
+                }
+            ) {
                 self.windows.unserved(remote.key);
             }
             return Err(if front.sent > 0 { closed(error) } else { error });
@@ -148,16 +191,40 @@ impl Wires {
         total: usize,
         host: &mut dyn Host,
     ) -> Result<Push> {
-        let Some(desk) = self.desk_for_peer()? else { return Ok(Push::NoRoom) };
+        let Some(desk) = self.desk_for_peer()? else {
+            return Ok(Push::NoRoom);
+        };
         let (kind, sent, within) = (front.spec.kind, front.sent, front.sent - front.stop.before);
         // To nothing, but of that length: so the owner checks the place.
-        let most = if front.stop.is_check(&front.spec) { 0 } else { AT_ONCE };
-        let len = if remote.atomic.is_some() { total } else { (total - within).min(most) };
-        let piece = Remote { offset: remote.offset.saturating_add(within as u64), len, ..*remote };
+        let most = if front.stop.is_check(&front.spec) {
+            0
+        } else {
+            AT_ONCE
+        };
+        let len = if remote.atomic.is_some() {
+            total
+        } else {
+            (total - within).min(most)
+        };
+        let piece = Remote {
+            offset: remote.offset.saturating_add(within as u64),
+            len,
+            ..*remote
+        };
         let payload = host.payload(front.op);
-        let bytes = if kind == OpKind::Write { payload.part(sent, len) } else { payload };
+        let bytes = if kind == OpKind::Write {
+            payload.part(sent, len)
+        } else {
+            payload
+        };
         let request = desk.prepare(kind, piece, total - within, bytes);
-        let pushed = self.record(REQUEST, 0, &front.spec, 0, Payload::Whole(&request.to_bytes()));
+        let pushed = self.record(
+            REQUEST,
+            0,
+            &front.spec,
+            0,
+            Payload::Whole(&request.to_bytes()),
+        );
         if pushed == Push::Done {
             front.begun = true;
             if let Some(desk) = &mut self.desk {
@@ -167,17 +234,26 @@ impl Wires {
         Ok(pushed)
     }
 
-    /// The desk, which the peer is given the first time; nothing when its socket has no room for it now.
+    /// The desk, which the peer is given the first time; nothing when its socket has no room for it
+    /// now.
     fn desk_for_peer(&mut self) -> Result<Option<&Desk>> {
         if self.desk.is_none() {
             let desk = Desk::new()?;
             let memory = desk.memory();
             let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-            let grant =
-                Grant { key: 0, len: memory.len(), access, base: 0, heeds: false, memory: memory.fd() };
+            let grant = Grant {
+                key: 0,
+                len: memory.len(),
+                access,
+                base: 0,
+                heeds: false,
+                memory: memory.fd(),
+            };
             match handshake::send_grant(&self.socket, &grant) {
                 // A peer that has ended is noticed otherwise.
-                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => self.desk = Some(desk),
+                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
+                    self.desk = Some(desk)
+                }
                 Err(_) => return Ok(None),
             }
         }
@@ -188,7 +264,13 @@ impl Wires {
 /// What it means that a key is unknown in the middle of an operation.
 fn closed(error: Error) -> Error {
     match error {
-        Error::Key { key, why: "is unknown" } => Error::Key { key, why: "was closed meanwhile" },
+        Error::Key {
+            key,
+            why: "is unknown",
+        } => Error::Key {
+            key,
+            why: "was closed meanwhile",
+        },
         error => error,
     }
 }

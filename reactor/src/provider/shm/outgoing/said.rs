@@ -32,14 +32,20 @@ enum Why {
 
 /// An answer is one to what was asked, or a breach.
 fn asked(was_asked: bool, breach: &'static str) -> Result<(), Why> {
-    if was_asked { Ok(()) } else { Err(Why::Broke(breach)) }
+    if was_asked {
+        Ok(())
+    } else {
+        Err(Why::Broke(breach))
+    }
 }
 
 impl Outgoing {
     /// The socket is readable: an answer, a ring, or the end.
     pub(crate) fn readable(&mut self) -> Option<Parting> {
         for _ in 0..READS_PER_LOOK {
-            let (Standing::Waiting(wires) | Standing::Live(wires)) = &self.standing else { return None };
+            let (Standing::Waiting(wires) | Standing::Live(wires)) = &self.standing else {
+                return None;
+            };
             let heard = match handshake::read_said(&wires.socket) {
                 Read::Nothing => return None,
                 Read::Message(said) => self.heard(said),
@@ -60,9 +66,19 @@ impl Outgoing {
         let (error, reason) = match why {
             Why::Gone(reason) => (Error::PeerGone(peer), reason),
             Why::Refused(reason) => (Error::Refused { peer, reason }, DownReason::Closed),
-            Why::Broke(what) => (Error::Protocol { peer, what: what.into() }, DownReason::Protocol(what)),
+            Why::Broke(what) => (
+                Error::Protocol {
+                    peer,
+                    what: what.into(),
+                },
+                DownReason::Protocol(what),
+            ),
         };
-        Parting { error, reason, identity }
+        Parting {
+            error,
+            reason,
+            identity,
+        }
     }
 
     fn heard(&mut self, said: Said) -> Result<(), Why> {
@@ -78,13 +94,19 @@ impl Outgoing {
             Word::Ring if matches!(self.standing, Standing::Live(_)) => Ok(()),
             Word::Ring => Err(Why::Broke("a ring before the welcome")),
             Word::Welcome(incarnation) => self.welcomed(incarnation),
-            Word::Denied(key) => {
-                asked(self.answered(key, Err("is unknown")), "an answer to what nobody has asked")
-            }
-            Word::Served(key, heeds) => asked(self.served(key, heeds), "an answer to what nobody has asked"),
+            Word::Denied(key) => asked(
+                self.answered(key, Err("is unknown")),
+                "an answer to what nobody has asked",
+            ),
+            Word::Served(key, heeds) => asked(
+                self.served(key, heeds),
+                "an answer to what nobody has asked",
+            ),
             Word::Refused(reason) => Err(Why::Refused(reason)),
             Word::Goodbye => Err(Why::Gone(DownReason::Closed)),
-            Word::Leave | Word::Map(_) | Word::Forget(_) => Err(Why::Broke("a word only the sender may say")),
+            Word::Leave | Word::Map(_) | Word::Forget(_) => {
+                Err(Why::Broke("a word only the sender may say"))
+            }
         }
     }
 
@@ -105,14 +127,32 @@ impl Outgoing {
 
     /// The peer has sent memory; false when it was not asked for it.
     fn granted(&mut self, grant: Grant<OwnedFd>) -> bool {
-        let Grant { key, len, access, base, heeds, memory } = grant;
+        let Grant {
+            key,
+            len,
+            access,
+            base,
+            heeds,
+            memory,
+        } = grant;
         let window = Area::adopt(&memory, len, access.contains(Access::REMOTE_WRITE));
         socket::discard(vec![memory]);
-        self.answered(key, window.map(|area| Window { key, area: Arc::new(area), access, base, heeds }))
+        self.answered(
+            key,
+            window.map(|area| Window {
+                key,
+                area: Arc::new(area),
+                access,
+                base,
+                heeds,
+            }),
+        )
     }
 
     fn served(&mut self, key: u64, heeds: bool) -> bool {
-        let Standing::Live(wires) = &mut self.standing else { return false };
+        let Standing::Live(wires) = &mut self.standing else {
+            return false;
+        };
         let asked = wires.windows.awaits(key);
         if asked {
             wires.windows.served(key, heeds);
@@ -121,10 +161,16 @@ impl Outgoing {
     }
 
     fn answered(&mut self, key: u64, window: Result<Window, &'static str>) -> bool {
-        let Standing::Live(wires) = &mut self.standing else { return false };
+        let Standing::Live(wires) = &mut self.standing else {
+            return false;
+        };
         let asked = wires.windows.awaits(key);
         if asked {
-            wires.windows.answered(key, window, self.queue.iter().any(|queued| queued.wants(key)));
+            wires.windows.answered(
+                key,
+                window,
+                self.queue.iter().any(|queued| queued.wants(key)),
+            );
         }
         asked
     }

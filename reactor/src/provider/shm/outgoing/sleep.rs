@@ -32,7 +32,9 @@ impl Wires {
 
     /// How many bytes of the ring this operation waits for, if it does; 0 when it could move now.
     fn room_for(&mut self, front: &Queued, awaits_answer: bool) -> Option<usize> {
-        let Some(remote) = &front.spec.remote else { return Some(self.ring.shape().longest()) };
+        let Some(remote) = &front.spec.remote else {
+            return Some(self.ring.shape().longest());
+        };
         // An answer comes over the socket, which is watched.
         if self.windows.awaits(remote.key) {
             return None;
@@ -40,7 +42,10 @@ impl Wires {
         if self.windows.serves(remote.key).is_some() {
             return (!awaits_answer).then_some(NOTICE_BYTES + REQUEST_BYTES);
         }
-        let told = self.windows.get(remote.key).is_some_and(|window| window.tells(&front.spec));
+        let told = self
+            .windows
+            .get(remote.key)
+            .is_some_and(|window| window.tells(&front.spec));
         Some(if told { NOTICE_BYTES } else { 0 })
     }
 

@@ -1,4 +1,5 @@
-//! The connection itself: the ring that the peer reads, the socket beside it, and what both sides have of each other.
+//! The connection itself: the ring that the peer reads, the socket beside it, and what both sides
+//! have of each other.
 
 use std::os::fd::AsFd;
 
@@ -51,7 +52,12 @@ pub(super) struct Wires {
 
 impl Wires {
     /// Connects to the peer, and gives it a segment.
-    pub(super) fn lay(peer: &Address, from: &Address, incarnation: u64, means: &Means) -> Result<Self> {
+    pub(super) fn lay(
+        peer: &Address,
+        from: &Address,
+        incarnation: u64,
+        means: &Means,
+    ) -> Result<Self> {
         let (socket, at) = Socket::connect(peer)?;
         let (segment, memory) = Segment::create(LINES)?;
         if !means.fetched.is_none() {
@@ -61,7 +67,10 @@ impl Wires {
         handshake::send_hello(&socket, peer, from, incarnation, LINES, memory.as_fd())?;
         Ok(Self {
             socket,
-            identity: Identity { process: at.process, incarnation: 0 },
+            identity: Identity {
+                process: at.process,
+                incarnation: 0,
+            },
             ring: Producer::new(segment),
             windows: Windows::default(),
             borrowed: Borrowed::new(means.loans.clone()),
@@ -76,14 +85,19 @@ impl Wires {
     pub(super) fn welcomed(&mut self, incarnation: u64, fetched: fetch::Which) {
         self.identity.incarnation = incarnation;
         if self.ring.memory().is_reached() {
-            self.fetched = fetch::Which { from: fetched.from.max(PIECE_BYTES + 1), ..fetched };
+            self.fetched = fetch::Which {
+                from: fetched.from.max(PIECE_BYTES + 1),
+                ..fetched
+            };
         }
     }
 
     /// Sends a message that has nothing but its bytes, fewer than [`PLAIN`].
     #[inline(always)] // on the way of a small message
     pub(super) fn plain(&mut self, bytes: &[u8], more: bool) -> Push {
-        if self.ring.push(WHOLE, 0, HEADER + bytes.len(), |record| record.put(HEADER, bytes)) {
+        if self.ring.push(WHOLE, 0, HEADER + bytes.len(), |record| {
+            record.put(HEADER, bytes)
+        }) {
             self.pushed(more)
         } else {
             Push::NoRoom
@@ -96,14 +110,20 @@ impl Wires {
         if !more {
             return self.wake();
         }
-        if self.ring.is_closed() { Push::Closed } else { Push::Done }
+        if self.ring.is_closed() {
+            Push::Closed
+        } else {
+            Push::Done
+        }
     }
 
     /// Sends a message in one record, unless it is too long for one.
     #[inline]
     pub(super) fn whole(&mut self, spec: &SendSpec, payload: Payload<'_>) -> Push {
         match payload {
-            Payload::Whole(bytes) if bytes.len() < PLAIN && spec.tag.is_none() && spec.data.is_none() => {
+            Payload::Whole(bytes)
+                if bytes.len() < PLAIN && spec.tag.is_none() && spec.data.is_none() =>
+            {
                 self.plain(bytes, spec.more)
             }
             _ if payload.len() > PIECE_BYTES => Push::NoRoom,
@@ -112,7 +132,12 @@ impl Wires {
     }
 
     /// Moves the front operation on; `alone`, when nothing is queued behind it.
-    pub(super) fn advance(&mut self, front: &mut Queued, alone: bool, host: &mut dyn Host) -> Result<Push> {
+    pub(super) fn advance(
+        &mut self,
+        front: &mut Queued,
+        alone: bool,
+        host: &mut dyn Host,
+    ) -> Result<Push> {
         match front.spec.remote {
             Some(remote) => return self.access_on(front, &remote, host),
             None if front.spec.kind != OpKind::Send => {
@@ -127,11 +152,15 @@ impl Wires {
         let loan = front.spec.loan.filter(|_| !front.begun);
         let lent = loan.and_then(|key| self.lend(&front.spec, key, payload.whole()?, receipt));
         let may_fetch = lent.is_none()
-            && self.fetched.has(payload.len(), alone && !self.borrowed.is_fetching())
+            && self
+                .fetched
+                .has(payload.len(), alone && !self.borrowed.is_fetching())
             && !front.begun
             && host.is_ordinary(front.op);
-        let offered =
-            payload.whole().filter(|_| may_fetch).and_then(|bytes| self.offer(front, bytes, receipt));
+        let offered = payload
+            .whole()
+            .filter(|_| may_fetch)
+            .and_then(|bytes| self.offer(front, bytes, receipt));
         let (pushed, count) = if let Some(pushed) = lent {
             (pushed, payload.len())
         } else if let Some(pushed) = offered {
@@ -142,11 +171,18 @@ impl Wires {
         } else {
             let kind = if front.begun { PIECE } else { BEGIN };
             let piece = payload.part(front.sent, (payload.len() - front.sent).min(PIECE_BYTES));
-            (self.push(kind, &front.spec, total_word(payload.len(), receipt), piece), piece.len())
+            (
+                self.push(kind, &front.spec, total_word(payload.len(), receipt), piece),
+                piece.len(),
+            )
         };
         if pushed == Push::Done {
             if let Some(Receipt { number, .. }) = receipt {
-                self.receipts.expect(number, front.op, Transfer::sent(payload.len(), front.spec.tag));
+                self.receipts.expect(
+                    number,
+                    front.op,
+                    Transfer::sent(payload.len(), front.spec.tag),
+                );
                 front.receipt = Some(number);
             }
             front.begun = true;
@@ -155,7 +191,8 @@ impl Wires {
         Ok(pushed)
     }
 
-    /// Publishes a record of this kind; `total` says how long the whole message is, for its beginning.
+    /// Publishes a record of this kind; `total` says how long the whole message is, for its
+    /// beginning.
     #[inline]
     fn push(&mut self, kind: u8, spec: &SendSpec, total: u64, payload: Payload<'_>) -> Push {
         let flags = if kind == PIECE { 0 } else { flags_of(spec) };
@@ -172,21 +209,23 @@ impl Wires {
         payload: Payload<'_>,
     ) -> Push {
         let layout = Layout::for_payload(kind, flags, payload.len());
-        let pushed = self.ring.push(kind, flags, layout.payload + payload.len(), |record| {
-            if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
-                record.put(at, &tag.to_le_bytes());
-            }
-            if let (Some(at), Some(data)) = (layout.data, spec.data) {
-                record.put(at, &data.to_le_bytes());
-            }
-            if let Some(at) = layout.total {
-                record.put(at, &total.to_le_bytes());
-            }
-            match payload {
-                Payload::Whole(bytes) => record.put(layout.payload, bytes),
-                pieces => pieces.for_each(|at, piece| record.put(layout.payload + at, piece)),
-            }
-        });
+        let pushed = self
+            .ring
+            .push(kind, flags, layout.payload + payload.len(), |record| {
+                if let (Some(at), Some(tag)) = (layout.tag, spec.tag) {
+                    record.put(at, &tag.to_le_bytes());
+                }
+                if let (Some(at), Some(data)) = (layout.data, spec.data) {
+                    record.put(at, &data.to_le_bytes());
+                }
+                if let Some(at) = layout.total {
+                    record.put(at, &total.to_le_bytes());
+                }
+                match payload {
+                    Payload::Whole(bytes) => record.put(layout.payload, bytes),
+                    pieces => pieces.for_each(|at, piece| record.put(layout.payload + at, piece)),
+                }
+            });
         if !pushed {
             return Push::NoRoom;
         }

@@ -14,7 +14,8 @@ use super::{Endpoint, PATIENCE, Role, Stage, Token};
 
 /// Connections an endpoint accepts in one go.
 const ACCEPTS_PER_LOOK: usize = 64;
-/// Connections that may wait to say who they are. The one that has waited longest makes room for another.
+/// Connections that may wait to say who they are. The one that has waited longest makes room for
+/// another.
 const STRANGERS: usize = 64;
 /// Likewise at an endpoint that takes requests: all its peers may call at the same time.
 const PASSIVE_STRANGERS: usize = 256;
@@ -24,7 +25,9 @@ const NO_DESCRIPTOR: Duration = Duration::from_millis(100);
 impl Endpoint {
     pub(super) fn accept(&mut self, host: &mut dyn Host) {
         for _ in 0..ACCEPTS_PER_LOOK {
-            let Some(listener) = &self.listener else { return };
+            let Some(listener) = &self.listener else {
+                return;
+            };
             if self.role.is_full() {
                 listener.unwatch(&*self.wait);
                 return self.role.rest(true);
@@ -48,7 +51,9 @@ impl Endpoint {
 
     /// There may be descriptors again.
     pub(super) fn accept_on(&mut self, host: &mut dyn Host) {
-        let Some(listener) = &self.listener else { return };
+        let Some(listener) = &self.listener else {
+            return;
+        };
         self.accept_again = match listener.watch(&*self.wait, Token::Listener.pack(self.id)) {
             Ok(()) => None,
             Err(_) => Some(Instant::now() + NO_DESCRIPTOR),
@@ -67,7 +72,11 @@ impl Endpoint {
         let at = self.stages.insert(Stage::Caller(caller));
         self.callers.push_back(at);
         self.caller_ready(host, at);
-        let most = if matches!(self.role, Role::Passive(_)) { PASSIVE_STRANGERS } else { STRANGERS };
+        let most = if matches!(self.role, Role::Passive(_)) {
+            PASSIVE_STRANGERS
+        } else {
+            STRANGERS
+        };
         if self.callers.len() > most {
             self.caller_over(host, self.callers[0], None);
         }
@@ -89,16 +98,27 @@ impl Endpoint {
         if matches!(self.role, Role::Passive(_)) {
             return self.caller_asks(host, at);
         }
-        let Some(Stage::Caller(caller)) = self.stages.get_mut(at) else { return };
-        let Asking { order, question, mark, rest } = match caller.go_on() {
+        let Some(Stage::Caller(caller)) = self.stages.get_mut(at) else {
+            return;
+        };
+        let Asking {
+            order,
+            question,
+            mark,
+            rest,
+        } = match caller.go_on() {
             Ok(None) => return,
             Ok(Some(asked)) => asked,
             Err(error) => return self.caller_over(host, at, error),
         };
         self.callers.retain(|caller| *caller != at);
-        let Stage::Caller(caller) = self.stages.remove(at) else { return };
+        let Stage::Caller(caller) = self.stages.remove(at) else {
+            return;
+        };
         let theirs = SocketAddr::new(caller.from.ip(), question.port());
-        let Ok(peer) = self.peer_at(theirs) else { return };
+        let Ok(peer) = self.peer_at(theirs) else {
+            return;
+        };
         let rivals = match self.peers[peer].link.and_then(|link| self.stages.get(link)) {
             None | Some(Stage::Caller(_)) => Rivals::None,
             Some(Stage::Asked(asked)) => Rivals::Asking(asked.dialect()),
@@ -114,7 +134,8 @@ impl Endpoint {
         {
             if let Some(Stage::Up(link)) = self.stages.get_mut(old) {
                 // Its peer has been told that this was sent, and its end may be behind it, unread.
-                self.rx.with(|rx| link.take_rest(&mut self.scratch, rx, host));
+                self.rx
+                    .with(|rx| link.take_rest(&mut self.scratch, rx, host));
                 // With all that was for it: half of a message may have left.
                 self.link_down(host, old);
             } else {
@@ -131,7 +152,9 @@ impl Endpoint {
         }
         let spoken = (agreed, Order::NATIVE.with(order));
         // `link_down` may have forgotten the peer.
-        let Ok(peer) = self.peer_at(theirs) else { return };
+        let Ok(peer) = self.peer_at(theirs) else {
+            return;
+        };
         let who = (peer, Some(question.instance()));
         let link = self.link_up(host, who, caller.into_socket(), spoken, rest);
         if verdict != Verdict::Both {
@@ -143,9 +166,12 @@ impl Endpoint {
         self.progress(host);
     }
 
-    /// Somebody was to be accepted, and has gone: what waited for a connection that it would have replaced asks for one.
+    /// Somebody was to be accepted, and has gone: what waited for a connection that it would have
+    /// replaced asks for one.
     fn called_in_vain(&mut self, host: &mut dyn Host, theirs: SocketAddr) {
-        let Some(&at) = self.by_address.get(&theirs) else { return };
+        let Some(&at) = self.by_address.get(&theirs) else {
+            return;
+        };
         let peer = &self.peers[at];
         if !peer.sends.is_empty()
             && peer.link.is_none()

@@ -24,7 +24,12 @@ impl Endpoint {
         let peer = &mut self.peers[at];
         peer.again = None;
         self.next_connection = self.next_connection.wrapping_add(1);
-        let question = Question::new(peer.dialect, self.at.port(), self.instance, self.next_connection);
+        let question = Question::new(
+            peer.dialect,
+            self.at.port(),
+            self.instance,
+            self.next_connection,
+        );
         self.ask(at, Asks::Question(question, self.mark), PATIENCE)
     }
 
@@ -36,7 +41,12 @@ impl Endpoint {
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
         let now = Instant::now();
         let until = now.checked_add(patience).unwrap_or(now + FOR_EVER);
-        let ways = Ways { from: self.at, wait: &self.wait, token, ring: self.ring.as_ref() };
+        let ways = Ways {
+            from: self.at,
+            wait: &self.wait,
+            token,
+            ring: self.ring.as_ref(),
+        };
         let dialing = Dialing::begin(&mut socket, (&peer.name, peer.at), until, &ways)?;
         let asked = Callee::new((at, asks), socket, until, dialing);
         let is_ended_here = asked.ends().is_some();
@@ -49,16 +59,22 @@ impl Endpoint {
 
     /// A socket that is connecting, or has asked, was ready.
     pub(super) fn asked_ready(&mut self, host: &mut dyn Host, at: usize) {
-        let Some(Stage::Asked(asked)) = self.stages.get_mut(at) else { return };
+        let Some(Stage::Asked(asked)) = self.stages.get_mut(at) else {
+            return;
+        };
         let greeting = asked.go_on(&self.wait, Token::Socket(at as u32).pack(self.id));
         self.greeted(host, at, greeting);
     }
 
     /// The ring says what has become of an attempt to connect.
     pub(super) fn dialed(&mut self, host: &mut dyn Host, at: usize, what: (Ticket, Ended)) {
-        let Some(Stage::Asked(asked)) = self.stages.get_mut(at) else { return };
+        let Some(Stage::Asked(asked)) = self.stages.get_mut(at) else {
+            return;
+        };
         let token = Token::Socket(at as u32).pack(self.id);
-        let Some(greeting) = asked.dialed(what, &self.wait, token) else { return };
+        let Some(greeting) = asked.dialed(what, &self.wait, token) else {
+            return;
+        };
         if matches!(greeting, Greeting::Later) {
             // What is left of the time is for the answer.
             self.set_clock();
@@ -76,7 +92,9 @@ impl Endpoint {
     }
 
     fn replied(&mut self, host: &mut dyn Host, at: usize, greeting: Greeting) {
-        let Some(Stage::Asked(asked)) = self.stages.get(at) else { return };
+        let Some(Stage::Asked(asked)) = self.stages.get(at) else {
+            return;
+        };
         let peer = asked.peer;
         match greeting {
             Greeting::Later => {}
@@ -100,12 +118,16 @@ impl Endpoint {
                 self.turn(host, peer, dialect);
             }
             Greeting::Reply(Reply::Refused, ..) | Greeting::Answer(_) => {
-                let error =
-                    Error::Refused { peer: self.peers[peer].name.clone(), reason: Refusal::Resources };
+                let error = Error::Refused {
+                    peer: self.peers[peer].name.clone(),
+                    reason: Refusal::Resources,
+                };
                 self.asked_over(host, at, &error);
             }
             Greeting::Reply(Reply::Accepted(agreed, instance), order, rest) => {
-                let Stage::Asked(asked) = self.stages.remove(at) else { return };
+                let Stage::Asked(asked) = self.stages.remove(at) else {
+                    return;
+                };
                 let order = Order::NATIVE.with(order);
                 let spoken = (agreed, order);
                 let again = self.link_up(host, (peer, instance), asked.into_socket(), spoken, rest);
@@ -117,7 +139,9 @@ impl Endpoint {
 
     /// An attempt has failed, and with it what waited for it.
     pub(super) fn asked_over(&mut self, host: &mut dyn Host, at: usize, error: &Error) {
-        let Some(Stage::Asked(asked)) = self.stages.try_remove(at) else { return };
+        let Some(Stage::Asked(asked)) = self.stages.try_remove(at) else {
+            return;
+        };
         if self.peers[asked.peer].link == Some(at) {
             self.peers[asked.peer].link = None;
             self.fail_sends(host, asked.peer, error);
@@ -136,7 +160,8 @@ impl Endpoint {
         }
     }
 
-    /// A peer speaks the other dialect, and is asked again in that; after a while if it has said so of the first one before.
+    /// A peer speaks the other dialect, and is asked again in that; after a while if it has said so
+    /// of the first one before.
     fn turn(&mut self, host: &mut dyn Host, at: usize, dialect: Dialect) {
         let peer = &mut self.peers[at];
         peer.dialect = dialect;
@@ -161,10 +186,15 @@ impl Endpoint {
             return self.forget(at);
         }
         if peer.until.is_some_and(|until| until < now) {
-            let error = Error::Refused { peer: peer.name.clone(), reason: Refusal::Resources };
+            let error = Error::Refused {
+                peer: peer.name.clone(),
+                reason: Refusal::Resources,
+            };
             return self.fail_sends(host, at, &error);
         }
-        let pause = peer.again.map_or(PAUSE, |(_, pause)| (pause * 2).min(PAUSE * 64));
+        let pause = peer
+            .again
+            .map_or(PAUSE, |(_, pause)| (pause * 2).min(PAUSE * 64));
         // Two that ask each other must not keep in step.
         let jitter = RandomState::new().hash_one(at) % 1000;
         peer.again = Some((now + pause + Duration::from_micros(jitter), pause));

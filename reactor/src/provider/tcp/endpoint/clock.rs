@@ -11,7 +11,10 @@ impl Endpoint {
     /// Wakes when something is due.
     pub(super) fn set_clock(&self) {
         let stages = self.stages.iter().filter_map(|(_, stage)| stage.until());
-        let again = self.peers.iter().filter_map(|(_, peer)| peer.again.map(|(at, _)| at));
+        let again = self
+            .peers
+            .iter()
+            .filter_map(|(_, peer)| peer.again.map(|(at, _)| at));
         let next = stages.chain(again).chain(self.accept_again).min();
         let Some(clock) = &self.clock else { return };
         clock.set(next.map(|next| next.saturating_duration_since(Instant::now())));
@@ -30,7 +33,12 @@ impl Endpoint {
     /// Ends what has waited for too long.
     fn end_late(&mut self, host: &mut dyn Host, now: Instant) {
         let is_late = |stage: &Stage| stage.until().is_some_and(|until| until <= now);
-        let late: Vec<_> = self.stages.iter().filter(|(_, stage)| is_late(stage)).map(|(at, _)| at).collect();
+        let late: Vec<_> = self
+            .stages
+            .iter()
+            .filter(|(_, stage)| is_late(stage))
+            .map(|(at, _)| at)
+            .collect();
         for at in late {
             match self.stages.get(at) {
                 Some(Stage::Asked(_)) => self.greeted(host, at, Greeting::Late),
@@ -45,7 +53,12 @@ impl Endpoint {
 
     /// Asks those again that have refused.
     fn ask_again(&mut self, host: &mut dyn Host, now: Instant) {
-        let due: Vec<_> = self.peers.iter().filter(|(_, peer)| peer.is_due(now)).map(|(at, _)| at).collect();
+        let due: Vec<_> = self
+            .peers
+            .iter()
+            .filter(|(_, peer)| peer.is_due(now))
+            .map(|(at, _)| at)
+            .collect();
         for at in due {
             let again = self.peers[at].again;
             if self.peers[at].link.is_some() {

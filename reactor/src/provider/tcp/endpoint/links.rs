@@ -22,7 +22,9 @@ impl Endpoint {
     ) -> usize {
         self.next_key += 1;
         let token = Token::Socket(self.stages.vacant_key() as u32).pack(self.id);
-        let key = self.rx.joined(host, PeerKey(self.next_key), &self.peers[peer].name);
+        let key = self
+            .rx
+            .joined(host, PeerKey(self.next_key), &self.peers[peer].name);
         let watch = (self.wait.clone(), token);
         let mut link = Link::new((peer, key), socket, watch, spoken, rest, self.ring.clone());
         link.instance = instance;
@@ -39,7 +41,13 @@ impl Endpoint {
         } else {
             link.number = host.peer_connected(self.id, &name);
             link.source = link.number;
-            host.event(self.id, EventKind::PeerConnected { peer: name, source: link.source });
+            host.event(
+                self.id,
+                EventKind::PeerConnected {
+                    peer: name,
+                    source: link.source,
+                },
+            );
         }
         (self.peers[peer].again, self.peers[peer].has_turned) = (None, false);
         let at = self.stages.insert(Stage::Up(Box::new(link)));
@@ -50,7 +58,9 @@ impl Endpoint {
 
     /// A connection has ended, and all that came over it has been taken.
     pub(super) fn link_down(&mut self, host: &mut dyn Host, at: usize) {
-        let Some(Stage::Up(mut link)) = self.stages.try_remove(at) else { return };
+        let Some(Stage::Up(mut link)) = self.stages.try_remove(at) else {
+            return;
+        };
         self.hot.retain(|hot| *hot != at);
         let (peer, name) = (link.peer, self.peers[link.peer].name.clone());
         if self.peers[peer].link == Some(at) {
@@ -69,7 +79,11 @@ impl Endpoint {
             self.id,
             match name.clone() {
                 peer if is_single => EventKind::Shutdown { peer, reason },
-                peer => EventKind::PeerDown { peer, source, reason },
+                peer => EventKind::PeerDown {
+                    peer,
+                    source,
+                    reason,
+                },
             },
         );
         if self.peers[peer].link == Some(at) {
@@ -88,9 +102,12 @@ impl Endpoint {
         self.is_over(host, gone);
     }
 
-    /// The peer hears nothing any more, but something may have come from it that nobody has asked for yet.
+    /// The peer hears nothing any more, but something may have come from it that nobody has asked
+    /// for yet.
     pub(super) fn link_half_down(&mut self, host: &mut dyn Host, at: usize) {
-        let Some(Stage::Up(link)) = self.stages.get(at) else { return };
+        let Some(Stage::Up(link)) = self.stages.get(at) else {
+            return;
+        };
         let (peer, gone) = (link.peer, self.gone(link));
         self.fail_sends(host, peer, &gone);
         self.peers[peer].link = None;
@@ -102,9 +119,12 @@ impl Endpoint {
         }
     }
 
-    /// A connection has ended, and some of what came over it has not been taken. What its peer has only offered never comes.
+    /// A connection has ended, and some of what came over it has not been taken. What its peer has
+    /// only offered never comes.
     pub(super) fn end_fetches(&mut self, host: &mut dyn Host, at: usize) {
-        let Some(Stage::Up(link)) = self.stages.get(at) else { return };
+        let Some(Stage::Up(link)) = self.stages.get(at) else {
+            return;
+        };
         let gone = self.gone(link);
         if let Some(Stage::Up(link)) = self.stages.get_mut(at) {
             self.rx.with(|rx| link.end_fetches(rx, host, &gone));
@@ -115,14 +135,19 @@ impl Endpoint {
     fn gone(&self, link: &Link) -> Error {
         let peer = self.peers[link.peer].name.clone();
         match link.ended() {
-            Some(DownReason::Protocol(what)) => Error::Protocol { peer, what: what.into() },
+            Some(DownReason::Protocol(what)) => Error::Protocol {
+                peer,
+                what: what.into(),
+            },
             _ => Error::PeerGone(peer),
         }
     }
 
     /// A peer that nobody needs.
     pub(super) fn forget(&mut self, at: usize) {
-        let Some(peer) = self.peers.get(at) else { return };
+        let Some(peer) = self.peers.get(at) else {
+            return;
+        };
         if peer.addr.is_none()
             && peer.link.is_none()
             && peer.sends.is_empty()

@@ -1,5 +1,6 @@
-//! An endpoint over TCP: where peers connect, one connection with each of them, and a receive context. One that only takes
-//! requests has no peers, and one that is connected has one, and nowhere to connect to.
+//! An endpoint over TCP: where peers connect, one connection with each of them, and a receive
+//! context. One that only takes requests has no peers, and one that is connected has one, and
+//! nowhere to connect to.
 //!
 //! | file | subject |
 //! |---|---|
@@ -105,7 +106,8 @@ struct Peer {
     /// It refused, because it asks itself: when it is asked again, and until when.
     again: Option<(Instant, Duration)>,
     until: Option<Instant>,
-    /// What it speaks, as far as is known; and whether it has said so in answer to a question in the other dialect.
+    /// What it speaks, as far as is known; and whether it has said so in answer to a question in
+    /// the other dialect.
     dialect: Dialect,
     has_turned: bool,
 }
@@ -177,7 +179,8 @@ pub(crate) struct Endpoint {
     heeds: bool,
     /// What it says of itself where the dialect does not say it.
     mark: Mark,
-    /// Sends that the network took from where they lay, and those that the kernel has copied all the same.
+    /// Sends that the network took from where they lay, and those that the kernel has copied all
+    /// the same.
     zero_copy: u64,
     copied_anyway: u64,
 }
@@ -276,9 +279,13 @@ impl Endpoint {
     }
 
     fn links(&self) -> impl Iterator<Item = &Link> {
-        self.stages
-            .iter()
-            .filter_map(|(_, stage)| if let Stage::Up(link) = stage { Some(&**link) } else { None })
+        self.stages.iter().filter_map(|(_, stage)| {
+            if let Stage::Up(link) = stage {
+                Some(&**link)
+            } else {
+                None
+            }
+        })
     }
 
     pub(crate) fn progress(&mut self, host: &mut dyn Host) -> bool {
@@ -296,7 +303,11 @@ impl Endpoint {
             // An endpoint that talks with itself has a second connection, for what it receives.
             let mut none = VecDeque::new();
             let is_first = self.peers[peer].link == Some(at);
-            let sends = if is_first { &mut self.peers[peer].sends } else { &mut none };
+            let sends = if is_first {
+                &mut self.peers[peer].sends
+            } else {
+                &mut none
+            };
             moved |= link.drive(sends, host);
             if link.awaits_fetches() && link.is_held() {
                 self.end_fetches(host, at);
@@ -321,7 +332,8 @@ impl Endpoint {
         moved
     }
 
-    /// Whether passes need not look at it until something happens: those with one peer or none may be many.
+    /// Whether passes need not look at it until something happens: those with one peer or none may
+    /// be many.
     pub(crate) fn is_quiet(&self) -> bool {
         self.hot.is_empty() && !matches!(self.role, Role::Many) && !self.rx.own.is_busy()
     }
@@ -358,10 +370,20 @@ impl Endpoint {
         if let What::Timed(ended) = completion.what {
             return self.dialed(host, at, (completion.ticket, ended));
         }
-        let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return };
+        let Some(Stage::Up(link)) = self.stages.get_mut(at) else {
+            return;
+        };
         let peer = &mut self.peers[link.peer];
         let mut none = VecDeque::new();
-        link.completed(completion, if peer.link == Some(at) { &mut peer.sends } else { &mut none }, host);
+        link.completed(
+            completion,
+            if peer.link == Some(at) {
+                &mut peer.sends
+            } else {
+                &mut none
+            },
+            host,
+        );
         link.warm();
         self.heat(at);
     }
@@ -382,7 +404,8 @@ impl Endpoint {
 
     /// Whether somebody waits for memory that its owner has in hand, or may.
     pub(crate) fn is_waited_for(&self) -> bool {
-        self.links().any(|link| link.is_held() || link.owes_answers())
+        self.links()
+            .any(|link| link.is_held() || link.owes_answers())
     }
 
     pub(crate) fn arm(&mut self) -> bool {
@@ -398,7 +421,9 @@ impl Endpoint {
             _ => true,
         };
         !self.rx.own.has_chores()
-            && self.links().all(|link| link.is_flushed() && !link.has_duties())
+            && self
+                .links()
+                .all(|link| link.is_flushed() && !link.has_duties())
             && self.peers.iter().all(|(_, peer)| waits(peer))
             && self.listen()
     }
@@ -418,7 +443,13 @@ impl Endpoint {
     pub(crate) fn stats(&self) -> ProviderStats {
         let (peers, unexpected) = (self.links().count(), self.rx.own.unexpected());
         let (zero_copy, copied_anyway) = (self.zero_copy, self.copied_anyway);
-        ProviderStats { peers, unexpected, zero_copy, copied_anyway, ..ProviderStats::default() }
+        ProviderStats {
+            peers,
+            unexpected,
+            zero_copy,
+            copied_anyway,
+            ..ProviderStats::default()
+        }
     }
 
     pub(crate) fn describe(&self) -> String {
@@ -427,7 +458,10 @@ impl Endpoint {
         }
         let (messages, bytes) = self.rx.own.unexpected();
         let links = self.links().count();
-        format!("{} ({links} connections, {messages} unexpected messages of {bytes} bytes)", self.name)
+        format!(
+            "{} ({links} connections, {messages} unexpected messages of {bytes} bytes)",
+            self.name
+        )
     }
 }
 
@@ -453,9 +487,13 @@ mod tests {
     #[test]
     fn tokens_tell_all_endpoints_apart() {
         for ep in [0, 1, 1 << 28, u32::MAX].map(EpId) {
-            for token in
-                [Token::Listener, Token::Clock, Token::Socket(0), Token::Socket((1 << 30) - 1), Token::Ring]
-            {
+            for token in [
+                Token::Listener,
+                Token::Clock,
+                Token::Socket(0),
+                Token::Socket((1 << 30) - 1),
+                Token::Ring,
+            ] {
                 assert_eq!(Token::unpack(token.pack(ep)), (ep, token));
             }
         }

@@ -1,7 +1,8 @@
 //! Endpoints that take requests, and connect nobody themselves.
 //!
-//! Who has asked waits here until the program takes the request. From then on its connection belongs to nobody's domain, and
-//! nobody watches it, until an endpoint is opened for it or it is refused.
+//! Who has asked waits here until the program takes the request. From then on its connection
+//! belongs to nobody's domain, and nobody watches it, until an endpoint is opened for it or it is
+//! refused.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -57,34 +58,54 @@ impl Endpoint {
         wait: Arc<dyn WaitSet>,
     ) -> Result<Self> {
         let role = Role::Passive(Requests::default());
-        let mut opened = Self::new(id, (at, tuning), role, (wait, Receiving::Own(&Pool::new()), None))?;
+        let mut opened = Self::new(
+            id,
+            (at, tuning),
+            role,
+            (wait, Receiving::Own(&Pool::new()), None),
+        )?;
         opened.open_door(at)?;
         Ok(opened)
     }
 
     /// Something has come from somebody who may be asking.
     pub(super) fn caller_asks(&mut self, host: &mut dyn Host, at: usize) {
-        let Some(Stage::Caller(caller)) = self.stages.get_mut(at) else { return };
+        let Some(Stage::Caller(caller)) = self.stages.get_mut(at) else {
+            return;
+        };
         let (control, rest) = match caller.request() {
             Ok(None) => return,
             Ok(Some(asked)) => asked,
             Err(error) => return self.caller_over(host, at, error),
         };
         self.callers.retain(|caller| *caller != at);
-        let Stage::Caller(caller) = self.stages.remove(at) else { return };
-        let Ok(peer) = Address::of_socket(Scheme::Tcp, caller.from) else { return };
+        let Stage::Caller(caller) = self.stages.remove(at) else {
+            return;
+        };
+        let Ok(peer) = Address::of_socket(Scheme::Tcp, caller.from) else {
+            return;
+        };
         let mut socket = caller.into_socket();
         socket.unwatch();
-        let Role::Passive(requests) = &mut self.role else { return };
+        let Role::Passive(requests) = &mut self.role else {
+            return;
+        };
         let data = control.private().to_vec();
         host.requested(self.id, &peer, &data);
         let (order, mark) = (control.order, control.mark);
-        let handle = Box::new(Called { socket: Some(socket), order, mark, rest });
+        let handle = Box::new(Called {
+            socket: Some(socket),
+            order,
+            mark,
+            rest,
+        });
         requests.waiting.push_back(Request { peer, data, handle });
     }
 
     pub(crate) fn take_request(&mut self, host: &mut dyn Host) -> Option<Request> {
-        let Role::Passive(requests) = &mut self.role else { return None };
+        let Role::Passive(requests) = &mut self.role else {
+            return None;
+        };
         let request = requests.waiting.pop_front()?;
         if requests.is_resting && requests.len() <= BACKLOG / 2 {
             requests.is_resting = false;
@@ -109,10 +130,13 @@ pub(super) struct Called {
 impl Called {
     /// Sets what the domain says that it comes to, on top of what the passive endpoint has.
     pub(super) fn retune(&self, tuning: &Tuning) -> Result<()> {
-        self.socket.as_ref().map_or(Ok(()), |socket| socket.retune(tuning))
+        self.socket
+            .as_ref()
+            .map_or(Ok(()), |socket| socket.retune(tuning))
     }
 
-    /// Says yes, with this data, and what the endpoint says of itself to its own kind. Nothing when the peer does not hear it.
+    /// Says yes, with this data, and what the endpoint says of itself to its own kind. Nothing when
+    /// the peer does not hear it.
     pub(super) fn accept(mut self, own: Mark, data: &[u8]) -> Option<Joining> {
         let socket = self.socket.take().filter(Socket::is_ours)?;
         let (order, mark, rest) = (self.order, self.mark, std::mem::take(&mut self.rest));

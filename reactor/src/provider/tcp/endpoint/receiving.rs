@@ -23,7 +23,8 @@ impl Endpoint {
         &mut self.rx.own
     }
 
-    /// After a receive was posted, or a message was discarded: one that was held back may be wanted now.
+    /// After a receive was posted, or a message was discarded: one that was held back may be wanted
+    /// now.
     pub(crate) fn receive_side_changed(&mut self, host: &mut dyn Host) {
         if self.rx.own.has_chores() {
             host.unsettled();
@@ -45,7 +46,10 @@ impl Endpoint {
 
     pub(crate) fn put_back(&mut self, host: &mut dyn Host, envelope: Envelope, bytes: PooledBuf) {
         // The sender may have got a number since, or lost it.
-        let source = self.links().find(|link| link.key == envelope.peer).and_then(|link| link.source);
+        let source = self
+            .links()
+            .find(|link| link.key == envelope.peer)
+            .and_then(|link| link.source);
         self.rx.own.put_back(host, envelope, source, bytes);
     }
 
@@ -53,7 +57,12 @@ impl Endpoint {
         self.rx.own.holds(source)
     }
 
-    pub(crate) fn address_inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
+    pub(crate) fn address_inserted(
+        &mut self,
+        host: &mut dyn Host,
+        addr: FiAddr,
+        address: &Address,
+    ) {
         for (_, stage) in &mut self.stages {
             if let Stage::Up(link) = stage
                 && self.peers[link.peer].name == *address

@@ -26,7 +26,9 @@ impl Endpoint {
         let Some(at) = peer.link.filter(|_| is_plain && peer.sends.is_empty()) else {
             return Ok(SendNow::Queue);
         };
-        let Some(Stage::Up(link)) = self.stages.get_mut(at) else { return Ok(SendNow::Queue) };
+        let Some(Stage::Up(link)) = self.stages.get_mut(at) else {
+            return Ok(SendNow::Queue);
+        };
         link.check(spec)?;
         let sent = link.send_now(host, spec, payload);
         // The next pass sends what was collected, and has what follows sent at once again.
@@ -57,16 +59,26 @@ impl Endpoint {
         }
     }
 
-    pub(crate) fn queue_send(&mut self, host: &mut dyn Host, op: OpKey, spec: &SendSpec) -> Result<()> {
+    pub(crate) fn queue_send(
+        &mut self,
+        host: &mut dyn Host,
+        op: OpKey,
+        spec: &SendSpec,
+    ) -> Result<()> {
         if spec.kind == OpKind::Send && spec.level == CompletionLevel::Matched {
-            return Err(Error::NotSupported("FI_MATCH_COMPLETE over tcp, whose peers do not say that"));
+            return Err(Error::NotSupported(
+                "FI_MATCH_COMPLETE over tcp, whose peers do not say that",
+            ));
         }
         let at = match self.route(spec.peer) {
             Some(at) => at,
             None => {
                 let name = host.address_of(self.id, spec.peer)?;
                 let Some(to) = name.socket() else {
-                    return Err(Error::WrongScheme { provider: "tcp", address: name });
+                    return Err(Error::WrongScheme {
+                        provider: "tcp",
+                        address: name,
+                    });
                 };
                 let at = self.peer_at(to)?;
                 self.peers[at].addr = Some(spec.peer);
@@ -84,7 +96,11 @@ impl Endpoint {
         if let Some(Stage::Up(link)) = self.peers[at].link.and_then(|link| self.stages.get(link)) {
             link.check(spec)?;
         }
-        self.peers[at].sends.push_back(Sending { op, spec: *spec, sent: None });
+        self.peers[at].sends.push_back(Sending {
+            op,
+            spec: *spec,
+            sent: None,
+        });
         if self.peers[at].link.is_none() && self.peers[at].again.is_none() {
             self.peers[at].until = Some(Instant::now() + PATIENCE);
             if let Err(error) = self.dial(at) {
@@ -140,7 +156,8 @@ impl Endpoint {
         false
     }
 
-    /// What waits for a peer, or is on its way, ends. A connection in the middle of a message sends nothing any more.
+    /// What waits for a peer, or is on its way, ends. A connection in the middle of a message sends
+    /// nothing any more.
     pub(super) fn fail_sends(&mut self, host: &mut dyn Host, at: usize, error: &Error) {
         self.peers[at].again = None;
         let peer = &mut self.peers[at];

@@ -46,17 +46,39 @@ impl Endpoint {
     pub(crate) fn single(
         host: &mut dyn Host,
         (id, caps, tuning): (EpId, Caps, Tuning),
-        Meeting { number, peer: name, data, takes_tags: peer_takes_tags, way }: Meeting<'_>,
+        Meeting {
+            number,
+            peer: name,
+            data,
+            takes_tags: peer_takes_tags,
+            way,
+        }: Meeting<'_>,
         (wait, receiving, ring): (Arc<dyn WaitSet>, Receiving<'_>, Option<SharedRing>),
     ) -> Result<Self> {
-        let wrong = || Error::WrongScheme { provider: "tcp", address: name.clone() };
-        let at = name.socket().filter(|_| name.scheme() == Scheme::Tcp).ok_or_else(wrong)?;
+        let wrong = || Error::WrongScheme {
+            provider: "tcp",
+            address: name.clone(),
+        };
+        let at = name
+            .socket()
+            .filter(|_| name.scheme() == Scheme::Tcp)
+            .ok_or_else(wrong)?;
         let (mark, takes_tags) = (Mark::of(caps), caps.contains(Caps::TAGGED));
-        let single = |peer| Role::Single(Single { peer, takes_tags, peer_takes_tags, over: None });
+        let single = |peer| {
+            Role::Single(Single {
+                peer,
+                takes_tags,
+                peer_takes_tags,
+                over: None,
+            })
+        };
         let role = single(0);
         let mut opened = Self::new(id, (any(at), tuning), role, (wait, receiving, ring))?;
         opened.serve(caps);
-        let peer = Peer { addr: Some(number), ..Peer::new(name.clone(), at, Dialect::Native) };
+        let peer = Peer {
+            addr: Some(number),
+            ..Peer::new(name.clone(), at, Dialect::Native)
+        };
         let peer = opened.peers.insert(peer);
         opened.by_address.insert(at, peer);
         opened.routes.resize(number.index() + 1, None);
@@ -74,10 +96,15 @@ impl Endpoint {
                 let handle: Box<dyn Any> = handle;
                 let Ok(called) = handle.downcast::<Called>() else {
                     let why = "it has come to an endpoint of another provider".into();
-                    return Err(Error::Invalid { what: "connection request", why });
+                    return Err(Error::Invalid {
+                        what: "connection request",
+                        why,
+                    });
                 };
                 called.retune(&opened.tuning)?;
-                let accepted = called.accept(mark, data).ok_or_else(|| Error::PeerGone(name.clone()))?;
+                let accepted = called
+                    .accept(mark, data)
+                    .ok_or_else(|| Error::PeerGone(name.clone()))?;
                 opened.join(host, accepted, Vec::new())?;
             }
         }
@@ -88,10 +115,22 @@ impl Endpoint {
     fn join(
         &mut self,
         host: &mut dyn Host,
-        Joining { socket, order, mark, rest }: Joining,
+        Joining {
+            socket,
+            order,
+            mark,
+            rest,
+        }: Joining,
         data: Vec<u8>,
     ) -> Result<()> {
-        let Role::Single(Single { peer, peer_takes_tags, .. }) = self.role else { return Ok(()) };
+        let Role::Single(Single {
+            peer,
+            peer_takes_tags,
+            ..
+        }) = self.role
+        else {
+            return Ok(());
+        };
         self.at = socket.name()?;
         self.name = Address::of_socket(Scheme::Tcp, self.at)?;
         self.scratch = vec![0; SCRATCH].into();
@@ -100,13 +139,22 @@ impl Endpoint {
         let spoken = (Agreed::Native { takes }, Order::NATIVE.with(order));
         let link = self.link_up(host, (peer, None), socket, spoken, rest);
         self.peers[peer].link = Some(link);
-        host.joined(self.id, &self.peers[peer].name, Ok(Joined { name: self.name.clone(), data }));
+        host.joined(
+            self.id,
+            &self.peers[peer].name,
+            Ok(Joined {
+                name: self.name.clone(),
+                data,
+            }),
+        );
         Ok(())
     }
 
     /// Something has come of the attempt to connect.
     pub(super) fn answered(&mut self, host: &mut dyn Host, at: usize, greeting: Greeting) {
-        let Some(Stage::Asked(asked)) = self.stages.get(at) else { return };
+        let Some(Stage::Asked(asked)) = self.stages.get(at) else {
+            return;
+        };
         let Peer { name, at: to, .. } = &self.peers[asked.peer];
         let error = match greeting {
             Greeting::Later => return,
@@ -114,12 +162,25 @@ impl Endpoint {
             Greeting::Failed(failure) => failure.error(self.at, (name, *to)),
             // To a question that was not asked.
             Greeting::Reply(..) => Error::PeerGone(name.clone()),
-            Greeting::Answer(Answer::Refused { private }) => {
-                Error::Rejected { peer: name.clone(), data: private }
-            }
-            Greeting::Answer(Answer::Accepted { order, mark, private, rest }) => {
-                let Stage::Asked(asked) = self.stages.remove(at) else { return };
-                let joining = Joining { socket: asked.into_socket(), order, mark, rest };
+            Greeting::Answer(Answer::Refused { private }) => Error::Rejected {
+                peer: name.clone(),
+                data: private,
+            },
+            Greeting::Answer(Answer::Accepted {
+                order,
+                mark,
+                private,
+                rest,
+            }) => {
+                let Stage::Asked(asked) = self.stages.remove(at) else {
+                    return;
+                };
+                let joining = Joining {
+                    socket: asked.into_socket(),
+                    order,
+                    mark,
+                    rest,
+                };
                 match self.join(host, joining, private) {
                     Ok(()) => return,
                     Err(error) => error,
@@ -130,7 +191,9 @@ impl Endpoint {
     }
 
     fn not_joined(&mut self, host: &mut dyn Host, at: usize, error: Error) {
-        let Role::Single(single) = &mut self.role else { return };
+        let Role::Single(single) = &mut self.role else {
+            return;
+        };
         self.stages.try_remove(at);
         single.over = Some(error.clone());
         let peer = &mut self.peers[single.peer];
@@ -141,19 +204,30 @@ impl Endpoint {
 
     /// Whether messages with tags break the rules.
     pub(super) fn refuses_tags(&self) -> bool {
-        matches!(self.role, Role::Single(Single { takes_tags: false, .. }))
+        matches!(
+            self.role,
+            Role::Single(Single {
+                takes_tags: false,
+                ..
+            })
+        )
     }
 
     /// Ends the connection: what was collected leaves in the background.
     pub(crate) fn shutdown(&mut self, host: &mut dyn Host) -> Result<()> {
         let Role::Single(Single { peer, .. }) = self.role else {
-            return Err(Error::NotSupported("ending the connection of an endpoint that has none of its own"));
+            return Err(Error::NotSupported(
+                "ending the connection of an endpoint that has none of its own",
+            ));
         };
         self.fail_sends(host, peer, &Error::Canceled);
         if !self.rx.is_shared() {
             self.rx.own.fail_posted(host, &Error::Canceled);
         }
-        let link = self.stages.iter().find_map(|(at, stage)| matches!(stage, Stage::Up(_)).then_some(at));
+        let link = self
+            .stages
+            .iter()
+            .find_map(|(at, stage)| matches!(stage, Stage::Up(_)).then_some(at));
         if let Some(at) = link {
             if let Role::Single(single) = &mut self.role {
                 single.over = Some(Error::Closed(Class::Endpoint));
@@ -173,7 +247,9 @@ impl Endpoint {
 
     /// Where nothing more comes, receives have nothing to wait for.
     pub(super) fn end_receives(&mut self, host: &mut dyn Host) {
-        if let Role::Single(Single { over: Some(why), .. }) = &self.role
+        if let Role::Single(Single {
+            over: Some(why), ..
+        }) = &self.role
             && !self.rx.is_shared()
         {
             self.rx.own.fail_posted(host, why);
@@ -183,7 +259,9 @@ impl Endpoint {
     /// Why nothing can be sent.
     pub(super) fn over(&self) -> Error {
         match &self.role {
-            Role::Single(Single { over: Some(why), .. }) => why.clone(),
+            Role::Single(Single {
+                over: Some(why), ..
+            }) => why.clone(),
             Role::Single(single) => Error::PeerGone(self.peers[single.peer].name.clone()),
             _ => Error::Closed(Class::Endpoint),
         }
@@ -192,16 +270,25 @@ impl Endpoint {
 
 /// No address in particular, of the family of this one.
 fn any(like: SocketAddr) -> SocketAddr {
-    let ip = if like.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+    let ip = if like.is_ipv4() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
     SocketAddr::new(ip, 0)
 }
 
 /// The address to connect from.
 fn source(from: &Address, to: SocketAddr) -> Result<SocketAddr> {
-    let Some(from) = from.socket() else { return Ok(any(to)) };
+    let Some(from) = from.socket() else {
+        return Ok(any(to));
+    };
     if from.is_ipv4() != to.is_ipv4() {
         let why = format!("{from} is of another family than {to}");
-        return Err(Error::Invalid { what: "address to connect from", why });
+        return Err(Error::Invalid {
+            what: "address to connect from",
+            why,
+        });
     }
     Ok(from)
 }

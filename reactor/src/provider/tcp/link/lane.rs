@@ -1,14 +1,17 @@
 //! A connection by way of a ring: what comes while nobody looks, and what is sent as there is room.
 //!
-//! While somebody looks, a connection is read by calls that do not block, which is the faster way. Before everybody sleeps it
-//! *listens*: the kernel receives into memory of the ring, and goes on doing so until it is stopped. It is never read in
-//! both ways at once, or bytes would change places: a connection that is to be read by calls again is stopped first, and
-//! waits for the last completion.
+//! While somebody looks, a connection is read by calls that do not block, which is the faster way.
+//! Before everybody sleeps it *listens*: the kernel receives into memory of the ring, and goes on
+//! doing so until it is stopped. It is never read in both ways at once, or bytes would change
+//! places: a connection that is to be read by calls again is stopped first, and waits for the last
+//! completion.
 //!
-//! What there is no room for is handed to the ring: bytes that were collected, and all that is left of a long message, which
-//! stays in its operation's buffer. Until that send has ended nothing else is sent, and the operation does not end.
+//! What there is no room for is handed to the ring: bytes that were collected, and all that is left
+//! of a long message, which stays in its operation's buffer. Until that send has ended nothing else
+//! is sent, and the operation does not end.
 //!
-//! A long message may also be given to the ring with its buffer, for the network to take it from there (`zero_copy`).
+//! A long message may also be given to the ring with its buffer, for the network to take it from
+//! there (`zero_copy`).
 #![allow(unsafe_code)] // bytes that the kernel sends from where they lie
 
 use std::collections::VecDeque;
@@ -23,7 +26,8 @@ use super::zero_copy::{ZeroCopy, is_refusal};
 use super::{Link, Sending};
 use crate::uring::{Completion, Lease, Sent, SharedRing, Ticket, What};
 
-/// Passes without news after which a connection that listens is read by calls again: somebody is looking.
+/// Passes without news after which a connection that listens is read by calls again: somebody is
+/// looking.
 const LOOKS: u32 = 32;
 
 /// What a connection has in the ring.
@@ -48,7 +52,8 @@ pub(super) enum InRing {
     Borrowed(Ticket),
     /// What was collected, and all of the first operation, so many bytes, whose buffer it has.
     Entrusted(Ticket, usize),
-    /// Nothing any more, but it has the buffer of the first operation, and not all of that has left.
+    /// Nothing any more, but it has the buffer of the first operation, and not all of that has
+    /// left.
     Rest(Ticket),
 }
 
@@ -75,7 +80,15 @@ impl Lane {
     pub(super) fn new(ring: SharedRing, owner: u64) -> Self {
         let (arrived, zero_copy) = (VecDeque::new(), ZeroCopy::default());
         let (receiving, sending) = (Receiving::No, InRing::Nothing);
-        Self { ring, owner, receiving, arrived, is_broken: false, sending, zero_copy }
+        Self {
+            ring,
+            owner,
+            receiving,
+            arrived,
+            is_broken: false,
+            sending,
+            zero_copy,
+        }
     }
 
     /// What the ring has received; nothing where calls are to be made.
@@ -131,7 +144,9 @@ impl Link {
 
     /// Whether the ring is sending.
     pub(crate) fn is_sending(&self) -> bool {
-        self.lane.as_ref().is_some_and(|lane| lane.sending != InRing::Nothing)
+        self.lane
+            .as_ref()
+            .is_some_and(|lane| lane.sending != InRing::Nothing)
     }
 
     /// Reads what has come, by whichever way it came.
@@ -142,10 +157,13 @@ impl Link {
         }
     }
 
-    /// Nobody looks from now on: the ring, or epoll, tells of what comes. False when something has come.
+    /// Nobody looks from now on: the ring, or epoll, tells of what comes. False when something has
+    /// come.
     pub(crate) fn listen(&mut self) -> bool {
         let is_read = self.is_read();
-        let Some(lane) = &mut self.lane else { return true };
+        let Some(lane) = &mut self.lane else {
+            return true;
+        };
         if !is_read || lane.receiving != Receiving::No {
             return !is_read || lane.arrived.is_empty();
         }
@@ -183,7 +201,8 @@ impl Link {
         }
     }
 
-    /// Hands the ring what is pending, and behind it these bytes, of the operation that is first in the queue.
+    /// Hands the ring what is pending, and behind it these bytes, of the operation that is first in
+    /// the queue.
     pub(super) fn hand_over(&mut self, payload: Payload<'_>) {
         let Some(lane) = &mut self.lane else { return };
         let own = self.outbox.take_pending().into_boxed_slice();
@@ -196,9 +215,11 @@ impl Link {
             }
         });
         let mut ring = lane.ring.lock();
-        // SAFETY: they are in the buffer of an operation, which stays where it is until the operation is completed, and that
-        // is done only by who has called `take_back`, or has heard of the end of the send, before: `drive` does nothing while the
-        // ring is sending, `Endpoint::fail_sends` and `into_socket` take back, and an operation that has begun is not cancelled.
+        // SAFETY: they are in the buffer of an operation, which stays where it is until the
+        // operation is completed, and that is done only by who has called `take_back`, or has heard
+        // of the end of the send, before: `drive` does nothing while the ring is sending,
+        // `Endpoint::fail_sends` and `into_socket` take back, and an operation that has begun is
+        // not cancelled.
         match unsafe { ring.send(self.socket.shared(), lane.owner, own, &parts[..count]) } {
             Ok(ticket) => lane.sending = InRing::Borrowed(ticket),
             Err(own) => {
@@ -231,8 +252,12 @@ impl Link {
                 }
             }
             What::Released(released) => self.released(ticket, released.way),
-            _ if ![Receiving::Yes(ticket), Receiving::Stopping(ticket)].contains(&lane.receiving) => {}
-            What::Bytes(lease) => lane.arrived.push_back(if is_held { lease.detached() } else { lease }),
+            _ if ![Receiving::Yes(ticket), Receiving::Stopping(ticket)]
+                .contains(&lane.receiving) => {}
+            What::Bytes(lease) => {
+                lane.arrived
+                    .push_back(if is_held { lease.detached() } else { lease })
+            }
             // The socket says it again to who asks; and what has its time is no connection yet.
             What::End
             | What::Sent(_)
@@ -248,15 +273,15 @@ impl Link {
         }
     }
 
-    /// Ends what the ring is sending, and waits for that: the first operation of the queue is this side's again, unless all of
-    /// it had left.
+    /// Ends what the ring is sending, and waits for that: the first operation of the queue is this
+    /// side's again, unless all of it had left.
     pub(crate) fn take_back(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) {
         let (was, is_all) = self.retract(queue);
         let has_left = match was {
             InRing::Entrusted(..) => is_all,
-            InRing::Borrowed(_) => {
-                queue.front().is_some_and(|first| first.sent == Some(host.payload(first.op).len()))
-            }
+            InRing::Borrowed(_) => queue
+                .front()
+                .is_some_and(|first| first.sent == Some(host.payload(first.op).len())),
             InRing::Nothing | InRing::Rest(_) => false,
         };
         if has_left && self.outbox.is_open() {
@@ -273,12 +298,16 @@ impl Link {
         }
     }
 
-    /// Likewise, whatever becomes of the operation. Returns what the ring had, and whether it has sent all that it was given to be
-    /// kept.
+    /// Likewise, whatever becomes of the operation. Returns what the ring had, and whether it has
+    /// sent all that it was given to be kept.
     fn retract(&mut self, queue: &mut VecDeque<Sending>) -> (InRing, bool) {
-        let Some(lane) = &mut self.lane else { return (InRing::Nothing, false) };
+        let Some(lane) = &mut self.lane else {
+            return (InRing::Nothing, false);
+        };
         let was = std::mem::replace(&mut lane.sending, InRing::Nothing);
-        let sent = was.ticket().and_then(|ticket| lane.ring.lock().take_back(ticket));
+        let sent = was
+            .ticket()
+            .and_then(|ticket| lane.ring.lock().take_back(ticket));
         let is_all = sent.is_some_and(|sent| self.sent(&sent, was, queue));
         (was, is_all)
     }
@@ -289,7 +318,10 @@ impl Link {
         let count = sent.result.unwrap_or(0);
         let own = count.min(sent.own.len());
         self.outbox.put_back(&sent.own[own..]);
-        if let Some(Sending { sent: Some(sent), .. }) = queue.front_mut() {
+        if let Some(Sending {
+            sent: Some(sent), ..
+        }) = queue.front_mut()
+        {
             *sent += count - own;
         }
         let InRing::Entrusted(_, len) = was else {
@@ -303,9 +335,13 @@ impl Link {
         count == sent.own.len() + len
     }
 
-    /// Who has submitted a send may have ended meanwhile, and it with them. Everything else is the connection's end.
+    /// Who has submitted a send may have ended meanwhile, and it with them. Everything else is the
+    /// connection's end.
     fn deafen_unless_mended(&mut self, result: Result<usize, Errno>) {
-        if !matches!(result, Ok(_) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN)) {
+        if !matches!(
+            result,
+            Ok(_) | Err(Errno::CANCELED | Errno::INTR | Errno::AGAIN)
+        ) {
             self.deafen();
         }
     }

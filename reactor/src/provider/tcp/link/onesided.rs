@@ -35,14 +35,27 @@ impl Ending {
 }
 
 /// What an operation is on the wire: its header, and the places it names.
-pub(super) fn wrap(spec: &SendSpec, len: usize, takes: Takes, host: &dyn Host) -> Result<(Frame, Rows)> {
+pub(super) fn wrap(
+    spec: &SendSpec,
+    len: usize,
+    takes: Takes,
+    host: &dyn Host,
+) -> Result<(Frame, Rows)> {
     if spec.kind == OpKind::Send {
         let frame = Frame::message(takes.tag(spec.tag)?, spec.data, len);
-        let frame = if spec.level.is_confirmed() { frame.acknowledged() } else { frame };
+        let frame = if spec.level.is_confirmed() {
+            frame.acknowledged()
+        } else {
+            frame
+        };
         return Ok((frame, Rows::default()));
     }
-    let places = spec.spread.map_or(spec.remote.as_slice(), |spread| host.places(spread));
-    let rows = Rows::of(places).ok_or(Error::NotSupported("more places than an operation over tcp has"))?;
+    let places = spec
+        .spread
+        .map_or(spec.remote.as_slice(), |spread| host.places(spread));
+    let rows = Rows::of(places).ok_or(Error::NotSupported(
+        "more places than an operation over tcp has",
+    ))?;
     let frame = match spec.remote.and_then(|remote| remote.atomic) {
         Some(atomic) => Frame::atomic(takes.atomic(atomic)?, atomic.call != AtomicCall::Base, len),
         None if spec.kind == OpKind::Read => Frame::read(&rows),
@@ -59,17 +72,20 @@ pub(super) fn fail_first(queue: &mut VecDeque<Sending>, host: &mut dyn Host, err
 }
 
 impl Link {
-    /// Whose memory it serves, if it does, and whether that endpoint wants to hear of everything that is done there.
+    /// Whose memory it serves, if it does, and whether that endpoint wants to hear of everything
+    /// that is done there.
     pub(crate) fn serve(&mut self, ep: EpId, is_target: bool, heeds: bool) {
         self.inbox.serve(ep, is_target, heeds);
     }
 
-    /// Operations that were asked of a peer whose number is no longer valid end; what it answers is thrown away.
+    /// Operations that were asked of a peer whose number is no longer valid end; what it answers is
+    /// thrown away.
     pub(crate) fn disown_asked(&mut self, host: &mut dyn Host, error: &Error) {
         self.inbox.asked.disown(host, error);
     }
 
-    /// Whether something is to be done here without news: questions to be answered, or bytes to be looked at.
+    /// Whether something is to be done here without news: questions to be answered, or bytes to be
+    /// looked at.
     pub(crate) fn has_duties(&self) -> bool {
         let replies = &self.inbox.replies;
         // Of a peer that has gone there may be messages to be received, and nobody to be answered.
@@ -79,7 +95,8 @@ impl Link {
         answers || is_heard && self.can_ask() || is_unread && !self.is_clogged()
     }
 
-    /// Whether nothing can be sent before the owner of some memory has given it back: an answer has begun.
+    /// Whether nothing can be sent before the owner of some memory has given it back: an answer has
+    /// begun.
     pub(crate) fn is_stalled(&self) -> bool {
         self.inbox.replies.is_open() && self.inbox.replies.is_in_hand()
     }
@@ -98,7 +115,9 @@ impl Link {
     pub(super) fn has_left(&mut self, op: OpKey, spec: SendSpec, len: usize, host: &mut dyn Host) {
         let asked = &mut self.inbox.asked;
         let all = spec.remote.map_or(len, |remote| remote.len);
-        let all = spec.spread.map_or(all, |spread| host.places(spread).iter().map(|place| place.len).sum());
+        let all = spec.spread.map_or(all, |spread| {
+            host.places(spread).iter().map(|place| place.len).sum()
+        });
         match Ending::of(&spec) {
             Ending::Sent => host.complete(op, Outcome::ok(Transfer::sent(len, spec.tag))),
             Ending::Acknowledged => asked.expect_ack(op, spec, all, host),
@@ -106,21 +125,30 @@ impl Link {
         }
     }
 
-    /// Answers what the peer has asked, as far as there is room; and as long as it is the turn of answers, where `others`
-    /// wait as well. Returns whether anything has moved.
+    /// Answers what the peer has asked, as far as there is room; and as long as it is the turn of
+    /// answers, where `others` wait as well. Returns whether anything has moved.
     pub(super) fn answer(&mut self, others: bool, host: &mut dyn Host) -> bool {
         let (mut moved, mut left) = (false, PER_PASS);
         while left > 0 && (!self.outbox.is_open() || self.inbox.replies.is_open()) {
             let before = self.outbox.pending().len();
             let who = (self.key, self.source);
-            let turn = if others { TURN.saturating_sub(self.answered) } else { usize::MAX };
-            let replying = match self.inbox.replies.answer(&mut self.outbox, (COLLECTED, turn), who, host) {
-                Ok(replying) => replying,
-                Err(broken) => {
-                    self.end(DownReason::Protocol(broken.0));
-                    return true;
-                }
+            let turn = if others {
+                TURN.saturating_sub(self.answered)
+            } else {
+                usize::MAX
             };
+            let replying =
+                match self
+                    .inbox
+                    .replies
+                    .answer(&mut self.outbox, (COLLECTED, turn), who, host)
+                {
+                    Ok(replying) => replying,
+                    Err(broken) => {
+                        self.end(DownReason::Protocol(broken.0));
+                        return true;
+                    }
+                };
             let made = self.outbox.pending().len() - before;
             moved |= made > 0;
             left = left.saturating_sub(made);

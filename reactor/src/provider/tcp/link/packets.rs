@@ -1,5 +1,5 @@
-//! What is particular to a connection on which RXM is spoken: long messages are offered, and fetched; atomic operations on memory
-//! of libfabric peers.
+//! What is particular to a connection on which RXM is spoken: long messages are offered, and
+//! fetched; atomic operations on memory of libfabric peers.
 
 use std::collections::VecDeque;
 
@@ -27,10 +27,16 @@ impl Link {
         spec.remote.is_some_and(|remote| remote.atomic.is_some()) && !self.takes.is_kin()
     }
 
-    /// Whether the first operation of the queue waits for responses to atomic ones before it. libfabric's RXM executes those when
-    /// it comes to look at them, and its tcp provider reads and writes as they come: without that they would overtake them.
+    /// Whether the first operation of the queue waits for responses to atomic ones before it.
+    /// libfabric's RXM executes those when it comes to look at them, and its tcp provider reads and
+    /// writes as they come: without that they would overtake them.
     pub(crate) fn awaits_responses(&self, queue: &VecDeque<Sending>) -> bool {
-        let Some(Sending { spec, sent: None, .. }) = queue.front() else { return false };
+        let Some(Sending {
+            spec, sent: None, ..
+        }) = queue.front()
+        else {
+            return false;
+        };
         spec.remote.is_some() && self.inbox.asked.has_atomics() && !self.is_packet(spec)
     }
 
@@ -39,19 +45,22 @@ impl Link {
         self.inbox.wants() && !self.outbox.is_open() && !self.is_deaf && !self.is_cut
     }
 
-    /// Asks for the next bytes of messages that were offered. Returns whether there were some to be asked for.
+    /// Asks for the next bytes of messages that were offered. Returns whether there were some to be
+    /// asked for.
     pub(super) fn ask(&mut self) -> bool {
         let mut asks = false;
         while self.can_ask()
             && let Some(rows) = self.inbox.ask().and_then(|row| Rows::of(&[row.place()]))
         {
-            asks |= self.outbox.push_frame(&Frame::read(&rows), &rows, Payload::Whole(&[]));
+            asks |= self
+                .outbox
+                .push_frame(&Frame::read(&rows), &rows, Payload::Whole(&[]));
         }
         asks
     }
 
-    /// Sends the first operation of the queue, or offers it. Returns how many bytes of it have been collected, or
-    /// `None` while there is no room.
+    /// Sends the first operation of the queue, or offers it. Returns how many bytes of it have been
+    /// collected, or `None` while there is no room.
     pub(super) fn send_packet(
         &mut self,
         queue: &mut VecDeque<Sending>,
@@ -76,7 +85,8 @@ impl Link {
         let payload = host.payload(op);
         let len = payload.len();
         let part = if len > EAGER { 0 } else { len };
-        if self.outbox.is_open() || self.outbox.pending().len() + part > COLLECTED && !self.flush() {
+        if self.outbox.is_open() || self.outbox.pending().len() + part > COLLECTED && !self.flush()
+        {
             return None;
         }
         if len > EAGER {
@@ -94,21 +104,31 @@ impl Link {
         Some(len)
     }
 
-    /// Sends the first operation of the queue, which is atomic. Returns how many bytes of it have been collected, or `None`
-    /// while there is no room.
+    /// Sends the first operation of the queue, which is atomic. Returns how many bytes of it have
+    /// been collected, or `None` while there is no room.
     fn send_atomic(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> Option<usize> {
         let Sending { op, spec, .. } = *queue.front()?;
         let (place, atomic) = spec.remote.and_then(|place| Some((place, place.atomic?)))?;
         // Where the value is only read nothing is brought.
-        let payload = if atomic.op == AtomicOp::Read { Payload::Whole(&[]) } else { host.payload(op) };
+        let payload = if atomic.op == AtomicOp::Read {
+            Payload::Whole(&[])
+        } else {
+            host.payload(op)
+        };
         let len = payload.len();
         if self.outbox.is_open() || self.outbox.pending().len() + len > COLLECTED && !self.flush() {
             return None;
         }
         let number = self.inbox.asked.expect_response(op, spec, place.len);
         let count = (place.len / atomic.datatype.size()) as u64;
-        let row = Row { addr: place.offset, len: count, key: place.key };
-        let is_asked = self.outbox.atomic((number, Atomic::of(atomic)), row, payload);
+        let row = Row {
+            addr: place.offset,
+            len: count,
+            key: place.key,
+        };
+        let is_asked = self
+            .outbox
+            .atomic((number, Atomic::of(atomic)), row, payload);
         debug_assert!(is_asked, "nothing is open");
         queue.pop_front();
         Some(len)

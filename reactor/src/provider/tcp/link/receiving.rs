@@ -50,7 +50,12 @@ impl Rest {
 
 impl Link {
     /// Takes in what has come. Returns whether anything has.
-    pub(crate) fn pump(&mut self, scratch: &mut [u8], rx: &mut RxContext, host: &mut dyn Host) -> bool {
+    pub(crate) fn pump(
+        &mut self,
+        scratch: &mut [u8],
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+    ) -> bool {
         let who = (self.key, self.source);
         if self.held && !self.inbox.is_wanted(self.rest.left(), who, rx, host) {
             return false;
@@ -75,7 +80,11 @@ impl Link {
                 }
                 Received::End => {
                     let is_whole = self.rest.is_empty() && !self.inbox.is_arriving();
-                    self.end(if is_whole { DownReason::Closed } else { DownReason::Died });
+                    self.end(if is_whole {
+                        DownReason::Closed
+                    } else {
+                        DownReason::Died
+                    });
                 }
                 Received::Broken => self.end(DownReason::Died),
             }
@@ -91,7 +100,11 @@ impl Link {
             (None, true) => Patience::Spent,
             (None, false) => Patience::Left,
         });
-        let bytes = if was_put_off { self.rest.left() } else { &scratch[..have] };
+        let bytes = if was_put_off {
+            self.rest.left()
+        } else {
+            &scratch[..have]
+        };
         let (used, held) = match self.inbox.take(bytes, who, rx, host) {
             Ok(taken) => {
                 (self.is_fresh, self.is_put_off) = (taken.is_full, taken.is_put_off);
@@ -99,8 +112,14 @@ impl Link {
                     // Nobody is answered any more, however much is asked.
                     self.inbox.replies.give_up();
                 } else {
-                    taken.owed.into_iter().for_each(|owed| self.outbox.acknowledge(owed));
-                    taken.fetched.into_iter().for_each(|message| self.outbox.fetched(message));
+                    taken
+                        .owed
+                        .into_iter()
+                        .for_each(|owed| self.outbox.acknowledge(owed));
+                    taken
+                        .fetched
+                        .into_iter()
+                        .for_each(|message| self.outbox.fetched(message));
                 }
                 (taken.bytes, taken.held)
             }
@@ -119,8 +138,14 @@ impl Link {
         true
     }
 
-    /// Takes in what has come so far, because the connection is to end from here: within a bound, and as far as there is room.
-    pub(crate) fn take_rest(&mut self, scratch: &mut [u8], rx: &mut RxContext, host: &mut dyn Host) {
+    /// Takes in what has come so far, because the connection is to end from here: within a bound,
+    /// and as far as there is room.
+    pub(crate) fn take_rest(
+        &mut self,
+        scratch: &mut [u8],
+        rx: &mut RxContext,
+        host: &mut dyn Host,
+    ) {
         if self.is_read() {
             self.read_at_once();
         }
@@ -136,7 +161,9 @@ impl Link {
         if std::mem::take(&mut self.is_put_off) {
             self.inbox.be_patient(Patience::None);
             // What is wrong with it, or has no room, ends with the connection.
-            let _ = self.inbox.take(self.rest.left(), (self.key, self.source), rx, host);
+            let _ = self
+                .inbox
+                .take(self.rest.left(), (self.key, self.source), rx, host);
         }
     }
 

@@ -17,7 +17,8 @@ pub(super) const SHORT: usize = 16 << 10;
 pub(super) const COLLECTED: usize = 64 << 10;
 /// Bytes to a peer in one pass.
 pub(super) const PER_PASS: usize = 1 << 20;
-/// Bytes after which answers give way to what is queued, and that to answers, at the end of a frame.
+/// Bytes after which answers give way to what is queued, and that to answers, at the end of a
+/// frame.
 pub(super) const TURN: usize = COLLECTED;
 /// Parts of a message that one call sends.
 pub(super) const PARTS: usize = 16;
@@ -33,14 +34,23 @@ pub(crate) struct Sending {
 
 impl Link {
     /// Takes a short message; false when it has to wait, or is [not taken](Self::check).
-    pub(crate) fn send_now(&mut self, host: &mut dyn Host, spec: &SendSpec, payload: Payload<'_>) -> bool {
+    pub(crate) fn send_now(
+        &mut self,
+        host: &mut dyn Host,
+        spec: &SendSpec,
+        payload: Payload<'_>,
+    ) -> bool {
         if self.is_deaf || self.outbox.is_open() || payload.len() > SHORT {
             return false;
         }
-        if self.outbox.pending().len() + payload.len() > COLLECTED && (self.is_blocked || !self.flush()) {
+        if self.outbox.pending().len() + payload.len() > COLLECTED
+            && (self.is_blocked || !self.flush())
+        {
             return false;
         }
-        let Ok(tag) = self.takes.tag(spec.tag) else { return false };
+        let Ok(tag) = self.takes.tag(spec.tag) else {
+            return false;
+        };
         if !self.outbox.push(tag, spec.data, payload) {
             return false;
         }
@@ -92,7 +102,8 @@ impl Link {
         if self.is_cut {
             return !self.is_deaf && self.flush();
         }
-        let is_idle = queue.is_empty() && self.inbox.replies.is_empty() && self.outbox.pending().is_empty();
+        let is_idle =
+            queue.is_empty() && self.inbox.replies.is_empty() && self.outbox.pending().is_empty();
         if self.is_deaf || self.is_sending() || is_idle && !self.inbox.wants() {
             return false;
         }
@@ -126,8 +137,8 @@ impl Link {
         left <= PER_PASS - TURN && !self.outbox.is_open() && !self.inbox.replies.is_empty()
     }
 
-    /// Moves the first operation of the queue on: a long one by so many bytes at most. Returns how many bytes of it have left, or
-    /// have been collected; `None` when it has to wait.
+    /// Moves the first operation of the queue on: a long one by so many bytes at most. Returns how
+    /// many bytes of it have left, or have been collected; `None` when it has to wait.
     fn send_first(
         &mut self,
         queue: &mut VecDeque<Sending>,
@@ -140,10 +151,17 @@ impl Link {
             self.answered = 0;
             return Some(sent);
         }
-        let payload = if spec.kind == OpKind::Read { Payload::Whole(&[]) } else { host.payload(*op) };
+        let payload = if spec.kind == OpKind::Read {
+            Payload::Whole(&[])
+        } else {
+            host.payload(*op)
+        };
         let len = payload.len();
         let begins = sent.is_none() && spec.kind != OpKind::Connect;
-        let wrapped = match begins.then(|| wrap(spec, len, self.takes, host)).transpose() {
+        let wrapped = match begins
+            .then(|| wrap(spec, len, self.takes, host))
+            .transpose()
+        {
             Ok(wrapped) => wrapped,
             Err(error) => {
                 fail_first(queue, host, error);
@@ -176,7 +194,11 @@ impl Link {
             let payload = host.payload(*op);
             // The ring may have sent it to its end.
             let part = payload.part(from, (len - from).min(most));
-            let sent_now = if part.is_empty() { Some(0) } else { self.send_part(part) };
+            let sent_now = if part.is_empty() {
+                Some(0)
+            } else {
+                self.send_part(part)
+            };
             let Some(count) = sent_now else {
                 if !self.is_deaf {
                     self.hand_over(payload.part(from, len - from));
@@ -199,8 +221,8 @@ impl Link {
         Some(count)
     }
 
-    /// Sends what is pending and behind it part of a message; returns how much of the message has left, or `None` when
-    /// there is no room for anything.
+    /// Sends what is pending and behind it part of a message; returns how much of the message has
+    /// left, or `None` when there is no room for anything.
     fn send_part(&mut self, payload: Payload<'_>) -> Option<usize> {
         let pending = self.outbox.pending();
         let mut parts = [IoSlice::new(&[]); PARTS];

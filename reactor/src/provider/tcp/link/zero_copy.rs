@@ -1,13 +1,14 @@
 //! Messages that are given to the ring with their buffers, for the network to take them from there.
 //!
-//! The kernel looks at such a buffer until the peer's machine has acknowledged all of it, whatever becomes of the operation and of
-//! the connection. So the ring has it, and gives it back when the kernel says that it looks no more
-//! ([`What::Released`](crate::uring::What)); the host keeps the end of the operation until then
-//! ([`Host::entrust`](fabric_core::provider::Host::entrust)). What follows in the queue need not wait for that, unless not
-//! all of the message has left: the rest is sent as usual, from a buffer that must be back.
+//! The kernel looks at such a buffer until the peer's machine has acknowledged all of it, whatever
+//! becomes of the operation and of the connection. So the ring has it, and gives it back when the
+//! kernel says that it looks no more ([`What::Released`](crate::uring::What)); the host keeps the
+//! end of the operation until then ([`Host::entrust`](fabric_core::provider::Host::entrust)). What
+//! follows in the queue need not wait for that, unless not all of the message has left: the rest is
+//! sent as usual, from a buffer that must be back.
 //!
-//! It pays where the hardware reads the memory of programs. Where the kernel says that it has copied, or that it cannot do this,
-//! the connection goes on without.
+//! It pays where the hardware reads the memory of programs. Where the kernel says that it has
+//! copied, or that it cannot do this, the connection goes on without.
 
 use fabric_core::buf::Payload;
 use fabric_core::provider::{Host, OpKey};
@@ -29,10 +30,17 @@ pub(super) struct ZeroCopy {
     tickets: Vec<Ticket>,
 }
 
-/// Whether the kernel does not know it, or not for this socket, or has no memory to account for it, or cannot hold on to memory of
-/// this kind.
+/// Whether the kernel does not know it, or not for this socket, or has no memory to account for it,
+/// or cannot hold on to memory of this kind.
 pub(super) fn is_refusal(errno: Errno) -> bool {
-    [Errno::INVAL, Errno::OPNOTSUPP, Errno::NOBUFS, Errno::NOMEM, Errno::FAULT].contains(&errno)
+    [
+        Errno::INVAL,
+        Errno::OPNOTSUPP,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+        Errno::FAULT,
+    ]
+    .contains(&errno)
 }
 
 impl Link {
@@ -52,7 +60,8 @@ impl Link {
         }
     }
 
-    /// Whether this message is to be given to the ring with its buffer. All of it goes into one send.
+    /// Whether this message is to be given to the ring with its buffer. All of it goes into one
+    /// send.
     pub(super) fn is_zero_copy(&self, payload: Payload<'_>) -> bool {
         let from = self.lane.as_ref().and_then(|lane| lane.zero_copy.from);
         from.is_some_and(|from| payload.len() >= from) && {
@@ -65,10 +74,17 @@ impl Link {
 
     /// Gives it to the ring, behind what is pending. False when it has to be sent otherwise.
     pub(super) fn entrust(&mut self, op: OpKey, len: usize, host: &mut dyn Host) -> bool {
-        let Some(lane) = &mut self.lane else { return false };
-        let Some(buf) = host.entrust(op) else { return false };
+        let Some(lane) = &mut self.lane else {
+            return false;
+        };
+        let Some(buf) = host.entrust(op) else {
+            return false;
+        };
         let own = self.outbox.take_pending().into_boxed_slice();
-        let begun = lane.ring.lock().send_zero_copy(self.socket.shared(), lane.owner, own, (op, buf));
+        let begun =
+            lane.ring
+                .lock()
+                .send_zero_copy(self.socket.shared(), lane.owner, own, (op, buf));
         match begun {
             Ok(ticket) => {
                 lane.sending = InRing::Entrusted(ticket, len);
@@ -94,7 +110,9 @@ impl Link {
     pub(super) fn released(&mut self, ticket: Ticket, way: Option<Way>) {
         let Some(lane) = &mut self.lane else { return };
         let zero_copy = &mut lane.zero_copy;
-        let Some(at) = zero_copy.tickets.iter().position(|given| *given == ticket) else { return };
+        let Some(at) = zero_copy.tickets.iter().position(|given| *given == ticket) else {
+            return;
+        };
         zero_copy.tickets.swap_remove(at);
         if way == Some(Way::Copied) && !zero_copy.insists {
             zero_copy.from = None;
