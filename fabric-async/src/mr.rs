@@ -70,7 +70,8 @@ impl<B: IoBufMut + FlatBuf> RegionBuf for B {
         let mut bytes = vec![0; memory.len()];
         memory.read(0, &mut bytes);
         let mut any = self.into_any();
-        any.receive(&&bytes[..]);
+        any.receive(&&bytes[..])
+            .unwrap_or_else(|_| unreachable!("a buffer has room for what it held"));
         B::from_any(any).unwrap_or_else(|_| unreachable!("the same type comes back"))
     }
 }

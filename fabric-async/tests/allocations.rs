@@ -1,4 +1,5 @@
-//! The path of a small message allocates nothing, whichever way it is received.
+//! The path of a small message allocates nothing, whichever way it is received, and a long message
+//! is received into memory that is allocated once.
 
 #![allow(unsafe_code)] // a counting allocator
 
@@ -11,8 +12,13 @@ use futures_util::StreamExt;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    /// Allocations of at least [`LARGE`] bytes.
+    static LARGE_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
+const LARGE: usize = 1 << 20;
+
+/// Counts allocations. A reallocation is counted as the allocation and the copy that it may be.
 struct Counting;
 
 // SAFETY: everything is passed on to the system's allocator; the counter is a constant-initialised
@@ -20,6 +26,9 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        if layout.size() >= LARGE {
+            LARGE_ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        }
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
     }
@@ -110,4 +119,46 @@ fn a_message_in_a_shared_buffer_allocates_nothing() {
         shared(&a, &b, 10_000).await
     });
     assert_eq!(allocations.unwrap(), 0, "allocations in 10,000 messages");
+}
+
+/// Large allocations between the moment when a message of this length begins to arrive and its end.
+async fn long_receive(a: &Endpoint, b: &Endpoint, len: usize) -> Result<u64> {
+    let to_b = a.lookup(b.name()).await?;
+    a.send(to_b, "the connection exists").await?;
+    b.recv().await?;
+    let message = vec![7u8; len];
+    let before = LARGE_ALLOCATIONS.with(Cell::get);
+    let receive = b.recv().start()?;
+    let send = a.send(to_b, message).start()?;
+    let received = receive.await?;
+    let allocations = LARGE_ALLOCATIONS.with(Cell::get) - before;
+    assert!(received.len() == len && received.iter().all(|byte| *byte == 7));
+    send.await?;
+    Ok(allocations)
+}
+
+/// Memory for a message is reserved once, when its header has arrived. It never grows, so nothing
+/// that has arrived is copied again.
+#[test]
+fn a_long_pooled_receive_allocates_once() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    for (name, single_copy_from) in [
+        ("shm://", usize::MAX),
+        ("shm://", 64 << 10),
+        ("tcp://127.0.0.1:0", usize::MAX),
+    ] {
+        let allocations = runtime.block_on(async {
+            let options = Endpoint::options().single_copy_from(single_copy_from);
+            let (a, b) = (options.clone().bind(name).await?, options.bind(name).await?);
+            long_receive(&a, &b, 64 << 20).await
+        });
+        assert_eq!(
+            allocations.unwrap(),
+            1,
+            "{name}, single copy from {single_copy_from}: large allocations"
+        );
+    }
 }

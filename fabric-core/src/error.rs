@@ -65,6 +65,16 @@ pub enum Error {
         /// The largest length that is allowed.
         limit: usize,
     },
+    /// The allocator has no room for a buffer: address space or memory is limited (`RLIMIT_AS`,
+    /// overcommit). A receive that ends so has lost its message. `FI_ENOMEM`.
+    #[doc(alias = "FI_ENOMEM")]
+    #[error("out of memory: no room for a {what} of {len} bytes")]
+    OutOfMemory {
+        /// What was to be allocated.
+        what: &'static str,
+        /// Its length in bytes.
+        len: usize,
+    },
     /// No endpoint of that name exists (or nobody listens there). `FI_ECONNREFUSED`.
     #[error("no endpoint at {0}")]
     NoSuchPeer(Address),
@@ -292,6 +302,7 @@ impl Error {
             Self::Truncated { .. } => 265,
             Self::CountedError { .. } => 259,
             Self::TooLong { .. } => 90,
+            Self::OutOfMemory { .. } => 12,
             Self::NoSuchPeer(_) | Self::Refused { .. } | Self::Rejected { .. } => 111,
             Self::TimedOut(_) => 110,
             Self::Unreachable { .. } => 113,

@@ -29,7 +29,7 @@ use slab::Slab;
 
 use crate::address::{Address, FiAddr};
 use crate::buf::{LentMemory, Pool, PooledBuf, Source};
-use crate::completion::Outcome;
+use crate::completion::{Outcome, Transfer};
 use crate::error::Error;
 use crate::matching::{Envelope, Matcher, PeerKey, PostKey, Posted, RecvSpec, WaitKey};
 use crate::provider::{EpId, Host, OpKey};
@@ -232,7 +232,9 @@ impl RxContext {
         }
         let mut bytes = PooledBuf::empty(&self.pool);
         if lent.is_none() {
-            bytes = self.pool.take(envelope.len);
+            if bytes.expect(envelope.len).is_err() {
+                return self.decline();
+            }
             append(&mut bytes, source);
         }
         envelope.arrival = self.matcher.next_arrival();
@@ -424,6 +426,14 @@ impl RxContext {
         len <= self.budget && self.used + len + OVERHEAD <= self.budget
     }
 
+    /// A receive has no memory for the message that it took: the receive fails, and the message is
+    /// discarded.
+    #[cold]
+    fn refuse(&mut self, host: &mut dyn Host, op: OpKey, envelope: &Envelope, error: Error) {
+        host.complete(op, Outcome::cut(Transfer::received(envelope, 0), error));
+        self.owe_receipt(envelope);
+    }
+
     fn unqueue(&mut self, op: OpKey) -> bool {
         let key = self
             .posted
@@ -480,12 +490,18 @@ impl RxContext {
             }
             Some(id) => {
                 confirm_match(&mut self.receipts, &mut envelope);
-                let room = host.expect(op, envelope.len);
-                let placed = message.bytes.len().min(room);
-                host.place(op, 0, &&message.bytes[..], 0, placed);
-                self.filling.push((op, id));
+                let target = match host.adopt_partial(op, message.bytes, envelope.len) {
+                    Ok((room, placed)) => {
+                        self.filling.push((op, id));
+                        Target::Receive { op, room, placed }
+                    }
+                    Err(error) => {
+                        self.refuse(host, op, &envelope, error);
+                        Target::Nobody
+                    }
+                };
                 if let Some(landing) = self.landings.get_mut(id) {
-                    landing.target = Target::Receive { op, room, placed };
+                    landing.target = target;
                     landing.envelope.receipt = envelope.receipt;
                 }
             }

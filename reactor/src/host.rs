@@ -45,13 +45,13 @@ impl Host for Hub {
             .map_or(&[], |places| places)
     }
 
-    fn expect(&mut self, op: OpKey, len: usize) -> usize {
+    fn expect(&mut self, op: OpKey, len: usize) -> Result<usize> {
         let Some(op) = self.ops.get_mut(op) else {
-            return 0;
+            return Ok(0);
         };
         let limit = self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size);
-        op.buf.expect(len.min(limit));
-        op.buf.room().min(limit)
+        op.buf.expect(len.min(limit))?;
+        Ok(op.buf.room().min(limit))
     }
 
     fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize) {
@@ -71,7 +71,10 @@ impl Host for Hub {
         else {
             return self.deliver_in_part(key, envelope, source);
         };
-        let placed = op.buf.receive(source);
+        let placed = match op.buf.receive(source) {
+            Ok(placed) => placed,
+            Err(error) => return self.deliver_nothing(key, envelope, error),
+        };
         let route = op.route;
         if !matches!(route, Route::Future | Route::Queue(_)) || placed < envelope.len {
             return self.complete(key, Outcome::received(envelope, placed));
@@ -134,6 +137,31 @@ impl Host for Hub {
         len
     }
 
+    fn adopt_partial(
+        &mut self,
+        op: OpKey,
+        mut bytes: PooledBuf,
+        len: usize,
+    ) -> Result<(usize, usize)> {
+        let limit = self.ops.get(op).map_or(0, |op| {
+            self.eps.get(op.ep.0).map_or(0, |ep| ep.bound.max_msg_size)
+        });
+        let own = match self.ops.get_mut(op).map(|op| &mut op.buf) {
+            Some(AnyBuf::Pooled(own)) if bytes.has_room(len.min(limit)) => own,
+            Some(AnyBuf::Lent(lent)) if bytes.has_room(len.min(limit)) => lent.own(),
+            _ => {
+                let room = self.expect(op, len)?;
+                let placed = bytes.len().min(room);
+                self.place(op, 0, &&bytes[..], 0, placed);
+                return Ok((room, placed));
+            }
+        };
+        bytes.truncate(limit);
+        let placed = bytes.len();
+        *own = bytes;
+        Ok((limit, placed))
+    }
+
     fn reclaim(&mut self, key: OpKey, filled: usize) -> PooledBuf {
         let Some(op) = self.ops.get_mut(key) else {
             return PooledBuf::empty(&self.pool);
@@ -141,6 +169,10 @@ impl Host for Hub {
         op.buf.finish(filled);
         match std::mem::take(&mut op.buf) {
             AnyBuf::Pooled(buf) => buf,
+            AnyBuf::Vec(buf) => PooledBuf::from_vec(&self.pool, buf),
+            AnyBuf::Lent(mut lent) if !lent.is_shared() => {
+                std::mem::replace(lent.own(), PooledBuf::empty(&self.pool))
+            }
             other => {
                 let mut copy = self.pool.take(filled);
                 other
@@ -310,8 +342,19 @@ impl Hub {
     /// A message that is longer than the endpoint receives, or whose endpoint is closing.
     #[cold]
     fn deliver_in_part(&mut self, key: OpKey, envelope: &Envelope, source: &dyn Source) {
-        let placed = self.expect(key, envelope.len).min(envelope.len);
-        self.place(key, 0, source, 0, placed);
-        self.complete(key, Outcome::received(envelope, placed));
+        match self.expect(key, envelope.len) {
+            Ok(room) => {
+                let placed = room.min(envelope.len);
+                self.place(key, 0, source, 0, placed);
+                self.complete(key, Outcome::received(envelope, placed));
+            }
+            Err(error) => self.deliver_nothing(key, envelope, error),
+        }
+    }
+
+    /// A message for which the receive has no memory: the message is lost.
+    #[cold]
+    fn deliver_nothing(&mut self, key: OpKey, envelope: &Envelope, error: Error) {
+        self.complete(key, Outcome::cut(Transfer::received(envelope, 0), error));
     }
 }

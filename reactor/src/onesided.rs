@@ -129,6 +129,9 @@ impl Locked<'_> {
             };
             return Err(Failed::new(error, back(any)));
         }
+        if let Err(error) = any.expect(len) {
+            return Err(Failed::new(error, back(any)));
+        }
         self.attempt(ep, &spec, len, (any, back), route, credit, |locked, any| {
             locked.at_once(
                 ep,

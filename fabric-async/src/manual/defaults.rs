@@ -69,7 +69,7 @@
 //! | bytes per pass | 64 KiB, at most 64 records, per peer | a long message holds up nobody else, and no poll takes long |
 //! | connections that wait | 1024 to be accepted, 64 to say hello | whoever connects and says nothing is dropped when others come |
 //! | pool | powers of two from 256 bytes to 1 MiB, 4 MiB of each | what was used is used again, and memory stays bounded |
-//! | memory on a peer's word | 1 MiB | beyond it, a buffer grows as bytes arrive |
+//! | memory for a long message | reserved once, at the announced length | nothing that has arrived is copied again; pages are used as bytes arrive |
 //!
 //! # Waiting
 //!

@@ -66,12 +66,17 @@
 //!
 //! # Pooled buffers
 //!
-//! [`Endpoint::recv`] needs no buffer: it takes one from the domain's pool when a message arrives,
-//! and grows it to the message. [`Done::into_bytes`] turns it into `Bytes` without copying,
+//! [`Endpoint::recv`] needs no buffer: it takes one from the domain's pool when a message arrives.
+//! [`Done::into_bytes`] turns it into `Bytes` without copying,
 //! [`PooledBuf::into_vec`] into a vector. The memory returns to the pool with its last owner. The
 //! pool keeps sizes that are powers of two from 256 bytes to 1 MiB, and at most 4 MiB of each;
 //! larger buffers come from the allocator and go back there. A message that waited as unexpected is
 //! handed over as it is.
+//!
+//! The buffer is reserved at the length that the message announces, once, and the kernel provides
+//! its pages as bytes arrive. Where that length cannot be had the receive fails with
+//! [`Error::OutOfMemory`](crate::Error::OutOfMemory) and its message is lost, as one that is too
+//! long for a buffer of yours is truncated.
 //!
 //! # One buffer for many messages
 //!

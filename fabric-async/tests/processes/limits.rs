@@ -114,11 +114,46 @@ impl Host {
     }
 }
 
+const GIANT: usize = 512 << 20;
+
+/// Sends a message of [`GIANT`] bytes, and a short one.
+pub(crate) async fn giant(name: &str, single_copy_from: usize) {
+    wait_for_parent();
+    let own = if name.contains("tcp") {
+        "tcp://127.0.0.1:0"
+    } else {
+        "shm://"
+    };
+    let ep = Endpoint::options()
+        .single_copy_from(single_copy_from)
+        .bind(own)
+        .await
+        .expect("bind");
+    let peer = ep.lookup(name).await.expect("the receiver is there");
+    let giant = ep.send(peer, vec![0u8; GIANT]).tag(1).start();
+    giant.expect("a credit").await.expect("the receiver lives");
+    ep.send(peer, WORD)
+        .tag(2)
+        .await
+        .expect("the receiver lives");
+    let _ = ep.recv().from(peer).await;
+}
+
 /// Uses up all descriptors but this many.
 fn hog(left: usize) -> Vec<File> {
     let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     files.truncate(files.len() - left);
     files
+}
+
+/// Bytes of address space that this process uses.
+fn address_space() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmSize:"))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
 /// Changes a limit of this process, until it is dropped.
@@ -323,19 +358,12 @@ fn without_memory_operations_fail_and_leave_nothing() {
                 let caller = host.caller();
                 assert_eq!(host.is_called(caller).await, SERVED);
                 let before = Census::settled().await;
-                let status = std::fs::read_to_string("/proc/self/status").unwrap();
-                let line = status
-                    .lines()
-                    .find_map(|line| line.strip_prefix("VmSize:"))
-                    .unwrap();
-                let space: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+                let space = address_space();
 
                 // Address space for small things, and none for a connection; files shorter than
                 // one.
-                for (resource, most) in [
-                    (Resource::As, space * 1024 + 64 * 1024),
-                    (Resource::Fsize, 4096),
-                ] {
+                for (resource, most) in [(Resource::As, space + 64 * 1024), (Resource::Fsize, 4096)]
+                {
                     let caller = host.caller();
                     let limited = limit(resource, most);
                     let refused = host.ep.send(stranger, "hello").await.unwrap_err().error;
@@ -377,4 +405,70 @@ fn without_memory_operations_fail_and_leave_nothing() {
             });
         },
     );
+}
+
+/// A message for which there is no address space: its receive fails and says how long the message
+/// was. The endpoint and the process go on.
+#[test]
+fn a_message_without_memory_fails_its_receive_only() {
+    alone(
+        "limits::a_message_without_memory_fails_its_receive_only",
+        || {
+            run(async {
+                for (own, role) in [
+                    ("shm://", "giant"),
+                    ("shm://", "giant in one copy"),
+                    ("tcp://127.0.0.1:0", "giant"),
+                ] {
+                    let ep = Endpoint::bind(own).await.unwrap();
+                    let receive = ep.recv().tag(1).start().unwrap();
+                    let mut giant = Peer::start(role, &ep.name().to_string());
+                    let limited = limit(Resource::As, address_space() + (GIANT / 2) as u64);
+                    giant.goes_on();
+                    let error = receive.await.map(drop).unwrap_err().error;
+                    assert!(
+                        matches!(error, Error::OutOfMemory { len: GIANT, .. }),
+                        "{own}, {role}: {error}"
+                    );
+                    assert_eq!(&ep.recv().tag(2).await.unwrap()[..], WORD.as_bytes());
+                    drop(limited);
+                    still_works(&ep).await;
+                }
+            });
+        },
+    );
+}
+
+/// A buffer of the caller's asking is refused in the same way.
+#[test]
+fn a_read_without_memory_is_refused() {
+    alone("limits::a_read_without_memory_is_refused", || {
+        run(async {
+            let ep = Endpoint::bind("shm://").await.unwrap();
+            let target = Peer::start("target", &ep.name().to_string());
+            let place = ep.recv().await.unwrap();
+            let (owner, remote) = (
+                place.source().unwrap(),
+                RemoteRegion::from_bytes(&place).unwrap(),
+            );
+            ep.write(owner, remote.at(0), "hello").await.unwrap();
+            let mut giant = remote;
+            giant.len = GIANT as u64;
+            let limited = limit(Resource::As, address_space() + (GIANT / 2) as u64);
+            let error = ep
+                .read(owner, giant.slice(..))
+                .await
+                .map(drop)
+                .unwrap_err()
+                .error;
+            assert!(
+                matches!(error, Error::OutOfMemory { len: GIANT, .. }),
+                "{error}"
+            );
+            drop(limited);
+            let read = ep.read(owner, remote.slice(..5)).await.unwrap();
+            assert_eq!(&read[..], b"hello");
+            drop(target);
+        });
+    });
 }

@@ -149,6 +149,8 @@ pub(crate) fn play() {
         "udp member" => run(crate::udp::member(&name)),
         "udp flood" => crate::udp::flood(&name),
         "udp crowd" => crate::udp::crowd(&name),
+        "giant" => run(limits::giant(&name, usize::MAX)),
+        "giant in one copy" => run(limits::giant(&name, 1 << 20)),
         "stranger" => std::process::exit(run(stranger(&name))),
         other => assert!(
             run(crate::copying::play(other, &name)),

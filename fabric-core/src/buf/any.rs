@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use bytes::{Bytes, BytesMut};
 
 use super::{Gather, Lent, Loan, Payload, PooledBuf, Scatter, Source};
+use crate::error::Result;
 
 /// A buffer of your own kind: pinned, from an arena, on a device.
 ///
@@ -126,14 +127,17 @@ impl AnyBuf {
         }
     }
 
-    /// A message of `len` bytes is about to come; lets a growing buffer take memory for it.
+    /// A message of `len` bytes is about to come: a growing buffer reserves memory for it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     #[doc(hidden)]
-    pub fn expect(&mut self, len: usize) {
+    pub fn expect(&mut self, len: usize) -> Result<()> {
         match self {
             Self::Pooled(buf) => buf.expect(len),
             Self::Lent(buf) => buf.own().expect(len),
             Self::Scatter(parts) => parts.expect(len),
-            _ => {}
+            _ => Ok(()),
         }
     }
 
@@ -174,29 +178,32 @@ impl AnyBuf {
     }
 
     /// Receives a whole message, or as much of it as there is room for; returns how much that was.
+    ///
+    /// # Errors
+    /// As [`AnyBuf::expect`].
     #[doc(hidden)]
     #[inline]
-    pub fn receive(&mut self, source: &dyn Source) -> usize {
+    pub fn receive(&mut self, source: &dyn Source) -> Result<usize> {
         let Self::Vec(buf) = self else {
             return self.receive_otherwise(source);
         };
         let count = source.len().min(buf.capacity());
         append(buf, 0, source, 0, count);
-        count
+        Ok(count)
     }
 
-    fn receive_otherwise(&mut self, source: &dyn Source) -> usize {
+    fn receive_otherwise(&mut self, source: &dyn Source) -> Result<usize> {
         let len = source.len();
         if let Self::Lent(buf) = self
             && buf.take(source)
         {
-            return len;
+            return Ok(len);
         }
-        self.expect(len);
+        self.expect(len)?;
         let count = self.room().min(len);
         self.place(0, source, 0, count);
         self.finish(count);
-        count
+        Ok(count)
     }
 
     /// The message is complete: `len` bytes lie at the start of the room.

@@ -198,7 +198,7 @@ mod tests {
     fn pooled_buffers_grow_and_return() {
         let pool = Pool::new();
         let mut any = PooledBuf::empty(&pool).into_any();
-        any.expect(3000);
+        any.expect(3000).unwrap();
         for at in 0..3000 {
             any.place(at, &b"x".as_slice(), 0, 1);
         }

@@ -6,16 +6,21 @@ use std::{fmt, mem};
 
 use bytes::Bytes;
 
+use crate::error::{Error, Result};
+
 /// Smallest and largest size that is kept, as powers of two.
 const SMALLEST: u32 = 8;
 const LARGEST: u32 = 20;
 /// How many bytes of each size are kept at most.
 const KEPT_BYTES: usize = 1 << 22;
-/// Memory taken at once on a peer's word; beyond it a buffer grows as bytes arrive.
-const TRUSTED: usize = 1 << LARGEST;
 
 /// Free buffers by size, powers of two from 256 B to 1 MiB. Larger ones come from the allocator and
 /// go back to it.
+///
+/// A buffer for a message is reserved once, at the length that the message's header announces, and
+/// is neither zero-filled nor copied to a larger one. For a large buffer the allocator reserves
+/// address space; the kernel provides pages as bytes arrive. So an announced length costs address
+/// space, and memory only for the bytes that a peer really sends.
 pub struct Pool {
     free: [Mutex<Vec<Vec<u8>>>; (LARGEST - SMALLEST + 1) as usize],
 }
@@ -39,8 +44,16 @@ impl Pool {
     }
 
     fn take_vec(&self, len: usize) -> Vec<u8> {
+        // Without room this ends the process, as everywhere that has no error to return.
+        self.try_take_vec(len)
+            .unwrap_or_else(|_| Vec::with_capacity(len))
+    }
+
+    fn try_take_vec(&self, len: usize) -> Result<Vec<u8>> {
         if len > 1 << LARGEST {
-            return Vec::with_capacity(len);
+            let mut data = Vec::new();
+            reserve(&mut data, len)?;
+            return Ok(data);
         }
         let class = len
             .next_power_of_two()
@@ -50,7 +63,7 @@ impl Pool {
             .lock()
             .unwrap_or_else(|e| e.into_inner())
             .pop();
-        kept.unwrap_or_else(|| Vec::with_capacity(1 << (class + SMALLEST)))
+        Ok(kept.unwrap_or_else(|| Vec::with_capacity(1 << (class + SMALLEST))))
     }
 
     fn give(&self, mut data: Vec<u8>) {
@@ -67,6 +80,14 @@ impl Pool {
             free.push(data);
         }
     }
+}
+
+/// Reserves exactly `len` bytes in an empty vector.
+fn reserve(data: &mut Vec<u8>, len: usize) -> Result<()> {
+    data.try_reserve_exact(len).map_err(|_| Error::OutOfMemory {
+        what: "buffer",
+        len,
+    })
 }
 
 impl fmt::Debug for Pool {
@@ -89,6 +110,16 @@ impl PooledBuf {
     #[must_use]
     pub fn empty(pool: &Arc<Pool>) -> Self {
         Self::of(Some(pool.clone()))
+    }
+
+    /// A buffer of this pool with the bytes of a vector, which are not copied.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn from_vec(pool: &Arc<Pool>, data: Vec<u8>) -> Self {
+        Self {
+            data,
+            pool: Some(pool.clone()),
+        }
     }
 
     /// Likewise, of the pool of another, if that has one.
@@ -121,27 +152,54 @@ impl PooledBuf {
         self.vec_mut().truncate(len);
     }
 
-    /// Appends bytes.
+    /// Appends bytes. A buffer without room for them is reallocated, to at least twice its size.
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.grow(self.data.len(), bytes.len());
         self.data.extend_from_slice(bytes);
     }
 
-    /// Takes memory for a message of `len` bytes, if the buffer is empty; no more than 1 MiB on a
-    /// peer's word.
-    pub(crate) fn expect(&mut self, len: usize) {
-        if self.data.capacity() == 0
-            && let Some(pool) = &self.pool
-        {
-            self.data = pool.take_vec(len.min(TRUSTED));
+    /// Reserves room for a message of `len` bytes. A buffer that is too small is replaced by an
+    /// empty one.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the allocator has no room. The buffer is as before.
+    #[doc(hidden)]
+    pub fn expect(&mut self, len: usize) -> Result<()> {
+        if self.data.capacity() >= len && self.data.capacity() > 0 {
+            return Ok(());
         }
+        let larger = match &self.pool {
+            Some(pool) => pool.try_take_vec(len)?,
+            None => {
+                let mut data = Vec::new();
+                reserve(&mut data, len)?;
+                data
+            }
+        };
+        let old = mem::replace(&mut self.data, larger);
+        if let Some(pool) = &self.pool {
+            pool.give(old);
+        }
+        Ok(())
     }
 
-    /// Makes room for `count` bytes behind position `at`; amortised by doubling.
+    /// Whether a message of `len` bytes fits without another allocation.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_room(&self, len: usize) -> bool {
+        self.data.capacity() >= len
+    }
+
+    /// Makes room for `count` bytes behind position `at`, amortised by doubling. Room that was
+    /// [reserved](PooledBuf::expect) is enough for its message, so this does not allocate then.
     pub(crate) fn grow(&mut self, at: usize, count: usize) {
         if at + count > self.data.capacity() {
             self.data.truncate(at);
             let needed = (at + count).max(2 * self.data.capacity());
+            if self.data.capacity() > 1 << LARGEST {
+                // The allocator may move pages instead of bytes.
+                return self.data.reserve_exact(needed - at);
+            }
             let mut larger = self
                 .pool
                 .as_ref()

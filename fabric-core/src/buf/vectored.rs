@@ -2,6 +2,7 @@
 
 use super::sealed::Sealed;
 use super::{AnyBuf, FlatBuf, IoBuf, IoBufMut, Payload, Source};
+use crate::error::Result;
 
 /// Buffers whose bytes go out one behind the other, as one message or one write (`fi_sendv`,
 /// `fi_writev`).
@@ -38,7 +39,7 @@ pub struct Gather {
 /// # use fabric_core::buf::{AnyBuf, Scatter};
 /// let mut room = Scatter::from((Vec::with_capacity(4), vec![0u8; 4].into_boxed_slice()));
 /// # let mut any = fabric_core::buf::IoBuf::into_any(room);
-/// # any.receive(&&[1u8, 2, 3, 4, 5][..]);
+/// # any.receive(&&[1u8, 2, 3, 4, 5][..]).unwrap();
 /// # room = fabric_core::buf::IoBuf::from_any(any).unwrap();
 /// // … a message of five bytes was received …
 /// assert_eq!(room.pieces().collect::<Vec<_>>(), [&[1u8, 2, 3, 4][..], &[5]]);
@@ -231,12 +232,16 @@ impl Scatter {
     }
 
     /// A message of this length is about to come.
-    pub(super) fn expect(&mut self, len: usize) {
+    ///
+    /// # Errors
+    /// As [`AnyBuf::expect`].
+    pub(super) fn expect(&mut self, len: usize) -> Result<()> {
         let mut left = len;
         for part in &mut self.parts {
-            part.expect(left);
+            part.expect(left)?;
             left = left.saturating_sub(part.room());
         }
+        Ok(())
     }
 
     /// As [`AnyBuf::place`].
@@ -273,7 +278,7 @@ mod tests {
 
     fn filled(room: Scatter, message: &[u8]) -> (Scatter, usize) {
         let mut any = room.into_any();
-        let placed = any.receive(&message);
+        let placed = any.receive(&message).unwrap();
         (Scatter::from_any(any).unwrap(), placed)
     }
 

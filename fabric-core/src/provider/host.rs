@@ -58,18 +58,28 @@ pub trait Host {
         &[]
     }
 
-    /// A message of `len` bytes is about to be placed in this receive; returns how many bytes it
-    /// can take.
-    fn expect(&mut self, op: OpKey, len: usize) -> usize;
+    /// A message of `len` bytes is about to be placed in this receive, which reserves memory for it
+    /// if its buffer grows; returns how many bytes it can take.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    fn expect(&mut self, op: OpKey, len: usize) -> Result<usize>;
 
     /// Copies part of `source` into the receive's buffer at position `at`.
     fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize);
 
     /// A whole message for this receive: expected, placed and completed in one call.
     fn deliver(&mut self, op: OpKey, envelope: &Envelope, source: &dyn Source) {
-        let placed = self.expect(op, envelope.len).min(envelope.len);
-        self.place(op, 0, source, 0, placed);
-        self.complete(op, Outcome::received(envelope, placed));
+        match self.expect(op, envelope.len) {
+            Ok(room) => {
+                let placed = room.min(envelope.len);
+                self.place(op, 0, source, 0, placed);
+                self.complete(op, Outcome::received(envelope, placed));
+            }
+            Err(error) => {
+                self.complete(op, Outcome::cut(Transfer::received(envelope, 0), error));
+            }
+        }
     }
 
     /// What a receive for several messages has for this one.
@@ -95,6 +105,19 @@ pub trait Host {
     /// Gives the receive a whole buffered message; returns how many bytes it could take. Without
     /// copying if the receive has no buffer of its own.
     fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize;
+
+    /// Gives the receive the first bytes of a message of `len` bytes, whose rest is still arriving;
+    /// returns how many bytes of the message it can take, and how many it has. Without copying if
+    /// the receive has no buffer of its own.
+    ///
+    /// # Errors
+    /// As [`Host::expect`].
+    fn adopt_partial(&mut self, op: OpKey, bytes: PooledBuf, len: usize) -> Result<(usize, usize)> {
+        let room = self.expect(op, len)?;
+        let placed = bytes.len().min(room);
+        self.place(op, 0, &&bytes[..], 0, placed);
+        Ok((room, placed))
+    }
 
     /// Takes the first `filled` bytes back from a receive nobody waits for.
     fn reclaim(&mut self, op: OpKey, filled: usize) -> PooledBuf;

@@ -33,7 +33,8 @@ pub(super) enum Target {
     },
     Buffer(WaitKey),
     Claim(ClaimId),
-    /// It was claimed and discarded.
+    /// The message is discarded as it arrives: it was claimed and discarded, or its receive had no
+    /// memory for it.
     Nobody,
 }
 
@@ -50,7 +51,11 @@ impl Landing {
 }
 
 impl RxContext {
-    /// A message begins to arrive in pieces. `None`: nobody wants it and there is no room.
+    /// A message begins to arrive in pieces. `None`: no receive takes it, and there is no room to
+    /// buffer it.
+    ///
+    /// Memory for all of it is reserved now, so that no piece moves those before it. A receive for
+    /// which that cannot be had fails with [`Error::OutOfMemory`] and has taken the message.
     pub fn begin(&mut self, host: &mut dyn Host, mut envelope: Envelope) -> Option<LandingId> {
         let matched = match self.matched(host, &envelope) {
             Match::Receive(op) => Some(op),
@@ -63,19 +68,32 @@ impl RxContext {
         envelope.arrival = self.matcher.next_arrival();
         let slot = self.landings.vacant_entry();
         let id = slot.key();
+        let mut refused = None;
         let target = match matched {
             Some(op) => {
                 confirm_match(&mut self.receipts, &mut envelope);
-                self.filling.push((op, id));
-                Target::Receive {
-                    op,
-                    room: host.expect(op, envelope.len),
-                    placed: 0,
+                match host.expect(op, envelope.len) {
+                    Ok(room) => {
+                        self.filling.push((op, id));
+                        Target::Receive {
+                            op,
+                            room,
+                            placed: 0,
+                        }
+                    }
+                    Err(error) => {
+                        refused = Some((op, error));
+                        Target::Nobody
+                    }
                 }
             }
             None => {
+                let mut bytes = PooledBuf::empty(&self.pool);
+                if bytes.expect(envelope.len).is_err() {
+                    self.decline();
+                    return None;
+                }
                 self.used += envelope.len + OVERHEAD;
-                let bytes = PooledBuf::empty(&self.pool);
                 Target::Buffer(self.matcher.wait(
                     envelope.clone(),
                     Unexpected {
@@ -86,7 +104,10 @@ impl RxContext {
                 ))
             }
         };
-        slot.insert(Landing::new(envelope, target));
+        slot.insert(Landing::new(envelope.clone(), target));
+        if let Some((op, error)) = refused {
+            self.refuse(host, op, &envelope, error);
+        }
         if matched.is_none() {
             self.noticed(host);
         }

@@ -113,7 +113,10 @@ impl RxContext {
             return self.owe_receipt(&envelope);
         }
         confirm_match(&mut self.receipts, &mut envelope);
-        let room = host.expect(op, envelope.len);
+        let room = match host.expect(op, envelope.len) {
+            Ok(room) => room,
+            Err(error) => return self.refuse(host, op, &envelope, error),
+        };
         let target = Target::Receive {
             op,
             room,

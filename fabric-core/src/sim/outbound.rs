@@ -278,11 +278,13 @@ impl Outbound {
             return Ok(SendNow::Queue);
         }
         let len = spec.remote.map_or(0, |remote| remote.len);
+        let mut received = Ok(());
         self.access_now(peer, spec, len, |memory, at| {
             let mut bytes = vec![0; len];
             memory.read(at, &mut bytes);
-            into.receive(&&bytes[..]);
+            received = into.receive(&&bytes[..]).map(drop);
         })
+        .and_then(|sent| received.map(|()| sent))
     }
 
     /// Executes an atomic operation, or does nothing.

@@ -246,10 +246,10 @@ impl Host for Maps {
     fn payload(&self, op: OpKey) -> Payload<'_> {
         self.bufs[&op].payload()
     }
-    fn expect(&mut self, op: OpKey, len: usize) -> usize {
+    fn expect(&mut self, op: OpKey, len: usize) -> Result<usize> {
         let buf = self.bufs.get_mut(&op).unwrap();
-        buf.expect(len);
-        buf.room()
+        buf.expect(len)?;
+        Ok(buf.room())
     }
     fn place(&mut self, op: OpKey, at: usize, source: &dyn Source, from: usize, count: usize) {
         self.bufs
@@ -258,7 +258,7 @@ impl Host for Maps {
             .place(at, source, from, count);
     }
     fn adopt(&mut self, op: OpKey, bytes: PooledBuf) -> usize {
-        let placed = bytes.len().min(self.expect(op, bytes.len()));
+        let placed = bytes.len().min(self.expect(op, bytes.len()).unwrap());
         self.place(op, 0, &&bytes[..], 0, placed);
         placed
     }

@@ -254,7 +254,8 @@ impl Window {
 
     /// Copies out of the region into a buffer with the room for it.
     pub(crate) fn read(&self, at: usize, len: usize, into: &mut AnyBuf) {
-        into.receive(&self.area.part(at, len));
+        into.receive(&self.area.part(at, len))
+            .unwrap_or_else(|_| unreachable!("the room was reserved when the read was posted"));
     }
 
     /// Part of the region.
