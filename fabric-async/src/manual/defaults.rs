@@ -68,6 +68,8 @@
 //! | unexpected messages | 16 MiB per endpoint, each with 128 bytes on top | bounds what peers can make an endpoint hold |
 //! | bytes per pass | 64 KiB, at most 64 records, per peer | a long message holds up nobody else, and no poll takes long |
 //! | connections that wait | 1024 to be accepted, 64 to say hello | whoever connects and says nothing is dropped when others come |
+//! | closing threads | at most 8, for descriptors of peers whose close may block | one that blocks delays no other |
+//! | descriptors that wait for them | 64 while all threads are held up | beyond it no connection is accepted until a thread is free; established ones go on |
 //! | pool | powers of two from 256 bytes to 1 MiB, 4 MiB of each | what was used is used again, and memory stays bounded |
 //! | memory for a long message | reserved once, at the announced length | nothing that has arrived is copied again; pages are used as bytes arrive |
 //!

@@ -89,6 +89,7 @@
 //! | error | `fi_errno` | number | when |
 //! |---|---|---|---|
 //! | [`Again`] | `FI_EAGAIN` | 11 | no credit, receive entry or queue entry; nothing was posted |
+//! | [`OutOfMemory`] | `FI_ENOMEM` | 12 | there is no memory for a buffer of that length; a receive has lost its message |
 //! | [`OtherUser`] | `FI_EACCES` | 13 | the peer belongs to another user |
 //! | [`Busy`] | `FI_EBUSY` | 16 | close, with children open |
 //! | [`UnknownProvider`] | `FI_ENODEV` | 19 | a provider of that name does not exist |
@@ -129,6 +130,7 @@
 //! [`Error::Closed`]: crate::Error::Closed
 //! [`Again`]: crate::Error::Again
 //! [`OtherUser`]: crate::Error::OtherUser
+//! [`OutOfMemory`]: crate::Error::OutOfMemory
 //! [`Busy`]: crate::Error::Busy
 //! [`UnknownProvider`]: crate::Error::UnknownProvider
 //! [`CountedError`]: crate::Error::CountedError

@@ -254,8 +254,9 @@
 //! Both sides ask the kernel for the other's effective user and deal only with their own. Between
 //! processes of one user the rule is: what a peer writes is never believed. Lengths, tags and kinds
 //! are copied out of the shared memory once and checked. The memory is sealed, so that it cannot
-//! shrink under the reader. Memory for a long message is taken as its bytes arrive, beyond the
-//! first MiB. A peer that breaks the protocol loses its connection, and the [`DownReason`] of its
+//! shrink under the reader. Memory for a long message is reserved at once and used as its bytes
+//! arrive. Descriptors are accepted only after the other's user was checked, and closing one that
+//! blocks delays no other connection. A peer that breaks the protocol loses its connection, and the [`DownReason`] of its
 //! [`EventKind::PeerDown`] says what it broke. A connection attempt that is refused is an
 //! [`EventKind::Rejected`], with the error.
 //!

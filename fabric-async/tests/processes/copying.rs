@@ -215,7 +215,7 @@ fn false_places_end_that_connection_only() {
         ];
         for (reason, probe, len, at, slot) in cases {
             let segment = segment_with(probe);
-            let socket = knock(&ep);
+            let socket = knock(&ep).await;
             say(&socket, &hello("liar", 1, 64), &[&segment]);
             let record: Vec<u8> = [len, at, slot]
                 .into_iter()
@@ -244,7 +244,7 @@ fn false_receipts_end_a_send_once() {
             .map(|number| ep.send(peer, vec![number; 100_000]).start().unwrap())
             .collect();
         let (caller, segment) = tokio::task::spawn_blocking(move || {
-            let caller = rustix::net::accept(&impostor.0).unwrap();
+            let caller = impostor.caller();
             let segment = hear_with(&caller).1.swap_remove(0);
             // It says that it could read.
             rustix::io::pwrite(&segment, &[1], 768).unwrap();

@@ -7,18 +7,30 @@ use std::os::fd::{AsFd, OwnedFd};
 use fabric_async::{DownReason, Endpoint, Error, EventKind};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketType,
 };
 
+use crate::onesided::word;
 use crate::role::Peer;
 use crate::run;
 use crate::witness::{next_rejection, still_works};
 
+/// What a receiver says to a process of its own user, before the hello.
+pub(crate) const READY: u16 = 109;
 const LINES: u32 = 64;
 const SEGMENT: usize = 4096 + 64 * LINES as usize;
 
-pub(crate) fn knock(at: &Endpoint) -> OwnedFd {
-    knock_at(at.name().name())
+/// A connection to an endpoint of this process, which is ready for the hello.
+pub(crate) async fn knock(at: &Endpoint) -> OwnedFd {
+    let socket = knock_at(at.name().name());
+    let mut ready = [0; 20];
+    while rustix::net::recv(&socket, &mut ready, RecvFlags::DONTWAIT).is_err() {
+        at.domain().progress();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(ready[..], word(READY, 0));
+    socket
 }
 
 pub(crate) fn knock_at(name: &str) -> OwnedFd {
@@ -46,6 +58,14 @@ pub(crate) fn memory(size: usize, seals: SealFlags) -> OwnedFd {
 }
 
 pub(crate) fn say(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
+    try_say(socket, bytes, fds).unwrap();
+}
+
+pub(crate) fn try_say(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    fds: &[&OwnedFd],
+) -> rustix::io::Result<usize> {
     let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -56,9 +76,8 @@ pub(crate) fn say(socket: &OwnedFd, bytes: &[u8], fds: &[&OwnedFd]) {
         socket,
         &[IoSlice::new(bytes)],
         &mut control,
-        SendFlags::empty(),
+        SendFlags::NOSIGNAL,
     )
-    .unwrap();
 }
 
 #[test]
@@ -91,14 +110,14 @@ fn a_malformed_hello_is_refused_with_the_reason() {
             ("out of bounds", hello("x", 1, u32::MAX), vec![&good]),
         ];
         for (reason, bytes, fds) in cases {
-            let socket = knock(&ep);
+            let socket = knock(&ep).await;
             say(&socket, &bytes, &fds);
             let error = next_rejection(&mut events).await;
             assert!(error.to_string().contains(reason), "{reason}: {error}");
         }
         // Silence, and leaving without a word, are nobody's problem.
-        let _silent = knock(&ep);
-        drop(knock(&ep));
+        let _silent = knock(&ep).await;
+        drop(knock(&ep).await);
         still_works(&ep).await;
     });
 }
@@ -121,7 +140,7 @@ fn scribbling_over_the_segment_ends_that_connection_only() {
         };
         for round in 0..200u64 {
             let fd = memory(SEGMENT, all);
-            let socket = knock(&ep);
+            let socket = knock(&ep).await;
             say(
                 &socket,
                 &hello(&format!("scribbler-{round}"), 1, LINES),

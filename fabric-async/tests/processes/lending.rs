@@ -108,7 +108,7 @@ fn false_loans_end_that_connection_only() {
         ];
         for (reason, given, record) in cases {
             let (segment, lent) = (memory(4096 + 64 * 64, all), memory(4096 + 4096, all));
-            let socket = knock(&ep);
+            let socket = knock(&ep).await;
             say(&socket, &hello("liar", 1, 64), &[&segment]);
             if given {
                 say(&socket, &grant(7, 4096, 1), &[&lent]);
@@ -124,7 +124,7 @@ fn false_loans_end_that_connection_only() {
             ("another size", grant(8, 1 << 20, 1)),
         ] {
             let (segment, lent) = (memory(4096 + 64 * 64, all), memory(4096 + 4096, all));
-            let socket = knock(&ep);
+            let socket = knock(&ep).await;
             say(&socket, &hello("liar", 1, 64), &[&segment]);
             say(&socket, &grant(7, 4096, 1), &[&lent]);
             say(&socket, &saying, &[&lent]);

@@ -96,7 +96,7 @@ fn false_receipts_end_that_connection_only() {
         ];
         for (reason, record) in cases {
             let segment = memory(4096 + 64 * 64, all);
-            let socket = knock(&ep);
+            let socket = knock(&ep).await;
             say(&socket, &hello("liar", 1, 64), &[&segment]);
             rustix::io::pwrite(&segment, &record[8..], 4096 + 8).unwrap();
             rustix::io::pwrite(&segment, &record[..8], 4096).unwrap();
@@ -105,7 +105,7 @@ fn false_receipts_end_that_connection_only() {
         }
         // An honest one is confirmed: by its bit, and the word that there are some.
         let segment = memory(4096 + 64 * 64, all);
-        let socket = knock(&ep);
+        let socket = knock(&ep).await;
         say(&socket, &hello("honest", 1, 64), &[&segment]);
         let honest = record(asks(4095) | 8, 8);
         rustix::io::pwrite(&segment, &honest[8..], 4096 + 8).unwrap();

@@ -14,6 +14,7 @@ mod kill;
 mod lending;
 mod levels;
 mod limits;
+mod lingering;
 mod multi;
 mod onesided;
 mod probes;

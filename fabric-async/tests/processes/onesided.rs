@@ -13,7 +13,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
 };
 
-use crate::hostile::{hello, knock, memory, say};
+use crate::hostile::{READY, hello, knock, memory, say};
 use crate::role::Peer;
 use crate::run;
 use crate::witness::{killed_later, still_works};
@@ -215,7 +215,7 @@ fn questions_without_end_are_not_answered_without_end() {
         let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         for key in [region.key(), region.key() + 1] {
             let segment = memory(4096 + 64 * 64, all);
-            let socket = knock(&ep);
+            let socket = knock(&ep).await;
             say(&socket, &hello("curious", 1, 64), &[&segment]);
             let question = word(103, key);
             let reason = loop {
@@ -263,9 +263,16 @@ impl Impostor {
         Self(socket)
     }
 
+    /// Accepts the next connection, and is ready for its hello.
+    pub(crate) fn caller(&self) -> OwnedFd {
+        let caller = rustix::net::accept(&self.0).unwrap();
+        say(&caller, &word(READY, 0), &[]);
+        caller
+    }
+
     /// Welcomes the next caller, and waits for its question; then says this.
     fn answer(&self, saying: &[u8], fds: &[&OwnedFd]) -> OwnedFd {
-        let caller = rustix::net::accept(&self.0).unwrap();
+        let caller = self.caller();
         hear(&caller);
         say(&caller, &word(0, 1), &[]);
         assert_eq!(hear(&caller)[10..12], 103u16.to_le_bytes(), "a question");

@@ -149,6 +149,7 @@ pub(crate) fn play() {
         "udp member" => run(crate::udp::member(&name)),
         "udp flood" => crate::udp::flood(&name),
         "udp crowd" => crate::udp::crowd(&name),
+        "lingering flood" => crate::lingering::flood(&name),
         "giant" => run(limits::giant(&name, usize::MAX)),
         "giant in one copy" => run(limits::giant(&name, 1 << 20)),
         "stranger" => std::process::exit(run(stranger(&name))),

@@ -139,7 +139,7 @@ fn false_requests_end_that_connection_only() {
         ];
         for (reason, desks, record) in cases {
             let segment = memory(4096 + 64 * 64, all);
-            let socket = knock(&ep);
+            let socket = knock(&ep).await;
             say(&socket, &hello("liar", 1, 64), &[&segment]);
             for len in desks {
                 say(
@@ -170,7 +170,7 @@ fn false_answers_end_the_operation() {
         let remote = RemoteRegion::new(5, 100, BOTH);
         let first = ep.read(peer, remote.slice(..100)).start().unwrap();
         let (caller, desk) = tokio::task::spawn_blocking(move || {
-            let caller = rustix::net::accept(&impostor.0).unwrap();
+            let caller = impostor.caller();
             hear_with(&caller);
             say(&caller, &word(0, 1), &[]);
             assert_eq!(

@@ -3,7 +3,7 @@
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::SealFlags;
 
-use crate::hostile::{hello, knock_at, memory, say};
+use crate::hostile::{READY, hello, knock_at, memory, say};
 use crate::onesided::{Impostor, hear, word};
 
 /// A name without its scheme.
@@ -36,6 +36,7 @@ pub(super) fn calls(stage: &str, name: &str) -> ! {
                 rustix::io::pwrite(&segment, &bytes, 4096 + 64 * line as u64).unwrap();
             }
         }
+        assert_eq!(hear(&socket), word(READY, 0));
         say(&socket, &hello("victim", 1, 64), &[&segment]);
     }
     super::die()
@@ -51,6 +52,7 @@ pub(super) fn listens(stage: &str, name: &str) -> ! {
     }
     let caller = rustix::net::accept(&impostor.0).unwrap();
     if stage != "accepted" {
+        say(&caller, &word(READY, 0), &[]);
         hear(&caller);
         if stage != "heard" {
             say(&caller, &word(0, 1), &[]);

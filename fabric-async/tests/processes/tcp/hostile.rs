@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::{bound, next_end, next_rejection, still_works};
+use crate::census::{alone, private_bytes};
 use crate::run;
 
 /// A connection that has said nothing yet.
@@ -246,21 +247,26 @@ fn what_breaks_the_rules_ends_that_connection_only() {
     });
 }
 
-/// Whoever claims much and sends little gets no memory for it.
+/// A message that is announced and does not come uses address space, and no memory.
 #[test]
-fn claims_wait_for_their_bytes() {
-    run(async {
-        let (ep, mut events) = bound().await;
-        let mut socket = accepted(&ep, 9).await;
-        let receiving = ep.recv().start().unwrap();
-        socket
-            .write_all(&[&header(0, 0, 0, 16, 16 + (1 << 40))[..], b"a little"].concat())
-            .await
-            .unwrap();
-        still_works(&ep).await;
-        drop(socket);
-        assert!(receiving.await.unwrap_err().error.is_peer_gone());
-        next_end(&mut events).await;
+fn announced_bytes_use_no_memory() {
+    alone("tcp::hostile::announced_bytes_use_no_memory", || {
+        run(async {
+            let (ep, mut events) = bound().await;
+            let mut socket = accepted(&ep, 9).await;
+            still_works(&ep).await;
+            let receiving = ep.recv().start().unwrap();
+            let before = private_bytes();
+            socket
+                .write_all(&[&header(0, 0, 0, 16, 16 + (1 << 30))[..], b"a little"].concat())
+                .await
+                .unwrap();
+            still_works(&ep).await;
+            assert!(private_bytes() < before + (64 << 20));
+            drop(socket);
+            assert!(receiving.await.unwrap_err().error.is_peer_gone());
+            next_end(&mut events).await;
+        });
     });
 }
 

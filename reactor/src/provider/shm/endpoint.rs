@@ -91,6 +91,8 @@ pub(crate) struct Endpoint {
     next_key: u32,
     /// Given up for a moment when descriptors run out, so that a caller can be told so.
     spare: Option<OwnedFd>,
+    /// Connections are not accepted: the closing threads are held up.
+    stopped: bool,
     /// Some caller's oldest message waits for a receive.
     held: bool,
     /// The connections to peers.
@@ -135,6 +137,7 @@ impl Endpoint {
             callers: Callers::default(),
             next_key: 0,
             spare: socket::spare().ok(),
+            stopped: false,
             held: false,
             lanes: Arc::new(Lanes::new(info.ep.max_msg_size)),
             dialled: Vec::new(),
@@ -154,6 +157,9 @@ impl Endpoint {
     /// Moves what can be moved. In a crowd, of endpoints or of callers, who has been silent for
     /// long is left alone.
     pub(crate) fn progress(&mut self, host: &mut dyn Host, endpoints: usize) -> bool {
+        if self.stopped {
+            self.accept_again(host);
+        }
         let served = self.rx.own.serve(host);
         let mut received = served | self.pump_callers(host);
         // Behind what has just arrived, so that nobody goes away over it.
@@ -168,7 +174,7 @@ impl Endpoint {
     /// Whether a pass has nothing to do here before somebody rings.
     pub(crate) fn rests(&self) -> bool {
         let receives = self.held || self.rx.own.has_chores() || self.rx.own.waits_for_place();
-        self.callers.attended() == 0 && self.busy.is_empty() && !receives
+        self.callers.attended() == 0 && self.busy.is_empty() && !receives && !self.stopped
     }
 
     fn pump_outgoing(&mut self, host: &mut dyn Host) -> bool {
@@ -268,7 +274,9 @@ impl Drop for Endpoint {
         if !self.listener.is_ours() {
             return;
         }
-        self.wait.unwatch(self.listener.as_fd());
+        if !self.stopped {
+            self.wait.unwatch(self.listener.as_fd());
+        }
         self.callers.peers().for_each(Incoming::farewell);
         self.say_goodbye();
     }

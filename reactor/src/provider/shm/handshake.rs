@@ -1,8 +1,10 @@
 //! How two endpoints meet: a Unix socket in the abstract namespace, which vanishes with its
 //! process.
 //!
-//! The name of an endpoint is such a socket. Who wants to send connects and says hello, in one
-//! message with the descriptor of the segment. The receiver answers welcome or refusal. After that
+//! The name of an endpoint is such a socket. Who wants to send connects. The receiver looks at the
+//! user of the other process, and says that it is ready or refuses. Then the sender says hello, in
+//! one message with the descriptor of the segment, which the kernel would not have passed before.
+//! The receiver answers welcome or refusal. After that
 //! the socket is the doorbell of both: a message that says nothing but "look", sent only to a peer
 //! that sleeps. Its hang-up is the death of the peer.
 //!
@@ -45,6 +47,7 @@ const GRANT: u16 = 105;
 const FORGET: u16 = 106;
 const SERVED: u16 = 107;
 const SERVED_HEEDED: u16 = 108;
+const READY: u16 = 109;
 
 /// The rights of a grant, as they travel; and whether the endpoint wants to hear of what is done.
 const READ: u8 = 1;
@@ -64,6 +67,9 @@ pub(crate) struct Hello {
 /// What is said after the hello, by either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
+    /// The receiver has accepted the connection of a process of its own user, and admits
+    /// descriptors: the hello may be sent.
+    Ready,
     /// The peer has taken the segment; and which endpoint of its name it is.
     Welcome(u64),
     Refused(Refusal),
@@ -176,7 +182,7 @@ pub(crate) fn read_hello(socket: &Socket) -> Read<Hello> {
         Received::Nothing => return Read::Nothing,
         Received::HungUp => return Read::HungUp,
         Received::TooLong => return Read::Malformed("a message that is too long"),
-        Received::Stripped(_) => return Read::NoRoom,
+        Received::Stripped(_) | Received::Stuck => return Read::NoRoom,
         Received::Message(len, fds) => (len, fds),
     };
     let (memory, others): (Vec<_>, Vec<_>) = fds
@@ -272,6 +278,7 @@ fn encode_word(word: Word) -> [u8; WORD_LEN] {
         Word::Refused(Refusal::User) => (REFUSED_USER, 0),
         Word::Refused(Refusal::Resources) => (REFUSED_RESOURCES, 0),
         Word::Refused(_) => (REFUSED_MALFORMED, 0),
+        Word::Ready => (READY, 0),
         Word::Goodbye => (GOODBYE, 0),
         Word::Ring => (RING, 0),
         Word::Leave => (LEAVE, 0),
@@ -296,6 +303,7 @@ pub(crate) fn read_said(socket: &Socket) -> Read<Said> {
         Received::Nothing => Read::Nothing,
         Received::HungUp => Read::HungUp,
         Received::TooLong => Read::Malformed("a message that is too long"),
+        Received::Stuck => Read::Malformed("descriptors that this process has no room for"),
         Received::Stripped(len) => match parse_grant(&bytes[..len]) {
             Some(grant) => Read::Message(Said::Lost(grant.key)),
             None => Read::Malformed("descriptors with what is no grant"),
@@ -389,6 +397,7 @@ fn parse_word(bytes: &[u8]) -> Read<Word> {
     let argument = u64::from_le_bytes(argument);
     Read::Message(match code {
         WELCOME => Word::Welcome(argument),
+        READY => Word::Ready,
         GOODBYE => Word::Goodbye,
         RING => Word::Ring,
         LEAVE => Word::Leave,

@@ -21,6 +21,7 @@
 
 mod area;
 mod callers;
+mod closer;
 mod desk;
 mod endpoint;
 mod fetch;

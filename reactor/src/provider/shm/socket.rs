@@ -3,15 +3,23 @@
 //!
 //! A peer may send descriptors with any message. Closing one can take as long as the peer likes (a
 //! socket that lingers, a file in user space), and with a socket the kernel closes those that were
-//! never received. So every message is received with room for all the descriptors it can carry, and
-//! what comes from a peer, its connection included, is closed on a thread that holds up nobody.
-#![allow(unsafe_code)] // the credentials of a peer, and its descriptor, which the kernel writes
+//! never received. Abstract names have no permissions, so a process of any user can connect.
+//!
+//! * Descriptors are admitted from peers of this user only: a listener and the connections that it
+//!   accepts, and a connection that is being made, take none (`SO_PASSRIGHTS`, Linux 6.16) until
+//!   [`Socket::credentials`] were looked at and [`Socket::admit_rights`] was called. The kernel
+//!   refuses them to their sender.
+//! * Where the kernel does not know the option, descriptors may be queued before the credentials are
+//!   looked at. Nothing is received from such a peer, and its connection is closed like any other.
+//! * A message is [received](Socket::receive) without giving up the last reference to a descriptor.
+//! * A connection that still holds descriptors is closed by the [closer](super::closer), and what
+//!   is no memory as well.
+#![allow(unsafe_code)] // credentials of a peer, its descriptor, and options the library lacks
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use fabric_core::provider::WaitSet;
 use fabric_core::{Address, Error, Refusal, Result};
@@ -21,6 +29,7 @@ use rustix::net::{
     SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use super::closer;
 use crate::provider::origin::Origin;
 use crate::wait::unwatchable;
 
@@ -33,6 +42,9 @@ const MOST_DESCRIPTORS: usize = 253;
 
 /// The socket option of that name, which the library does not know yet.
 const SO_PEERPIDFD: libc::c_int = 77;
+/// Likewise: whether descriptors may be sent to a socket. Since Linux 6.16; accepted connections
+/// inherit it from their listener.
+const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// A name where peers connect.
 #[derive(Debug)]
@@ -64,9 +76,11 @@ pub(crate) enum Received {
     Nothing,
     /// A message of this many bytes, and the descriptors that came with it.
     Message(usize, Vec<OwnedFd>),
-    /// Likewise, but there was no room for all the descriptors: this process has too many. What
-    /// came is closed.
+    /// A message of this many bytes, whose descriptor was closed: this process has too many.
     Stripped(usize),
+    /// A message with descriptors for which this process has no room, and which stays: the
+    /// connection is of no more use.
+    Stuck,
     TooLong,
     HungUp,
 }
@@ -75,6 +89,11 @@ impl Listener {
     /// Listens at a name.
     pub(crate) fn open(at: &Address) -> Result<Self> {
         let socket = socket()?;
+        // Before it listens: there is no connection that has not inherited it.
+        set_rights(&socket, false);
+        let mut reserve = closer::reserve();
+        *reserve = reserve.take().or_else(|| spare().ok());
+        drop(reserve);
         match rustix::net::bind(&socket, &address_of(at, "bind")?) {
             Ok(()) => {}
             Err(Errno::ADDRINUSE) => return Err(Error::AddressInUse(at.clone())),
@@ -138,6 +157,7 @@ impl Socket {
     /// Connects to a name, if it is one of this user.
     pub(crate) fn connect(to: &Address) -> Result<(Self, Credentials)> {
         let socket = Self::new(socket()?);
+        set_rights(&socket, false);
         match rustix::net::connect(&socket, &address_of(to, "connect")?) {
             Ok(()) => {}
             // The queue of connections there is full: nobody has accepted any for a while.
@@ -158,7 +178,13 @@ impl Socket {
                 ours,
             });
         }
+        socket.admit_rights();
         Ok((socket, theirs))
+    }
+
+    /// Lets the peer, which is of this user, send descriptors from now on.
+    pub(crate) fn admit_rights(&self) {
+        set_rights(self, true);
     }
 
     /// Whether this is the process that has it, and no child.
@@ -212,24 +238,6 @@ impl Socket {
         })
     }
 
-    /// Closes the connection at once, if it holds nothing whose closing could take long; its
-    /// descriptor is free then.
-    pub(crate) fn close_now(mut self) {
-        let _ = rustix::net::shutdown(&self, Shutdown::Both);
-        // Nothing more can come.
-        for _ in 0..MOST_UNREAD {
-            match self.receive(&mut [0]) {
-                Received::Message(_, fds) => discard(fds),
-                Received::Stripped(_) | Received::TooLong => {}
-                Received::Nothing | Received::HungUp => {
-                    self.unwatch();
-                    drop(self.fd.take());
-                    return;
-                }
-            }
-        }
-    }
-
     /// A descriptor of the process at the other end, which has this number; readable once it has
     /// ended.
     pub(crate) fn process(&self, number: i32) -> Option<OwnedFd> {
@@ -255,10 +263,53 @@ impl Socket {
     }
 
     /// Receives a message, never blocking.
+    ///
+    /// The message is first looked at, which gives this process descriptors of its own beside those
+    /// that are queued, and then taken. So what the kernel closes when it takes the message is never
+    /// the last reference, and closing it cannot block. A message whose descriptors do not all find
+    /// room is not taken, but with the help of the [reserve](closer::reserve).
     pub(crate) fn receive(&self, bytes: &mut [u8]) -> Received {
+        let mut peeked = self.peek(bytes);
+        let mut reserve = None;
+        if let Peeked::Message { flags, fds, .. } = &mut peeked
+            && flags.contains(ReturnFlags::CTRUNC)
+        {
+            closer::discard(std::mem::take(fds));
+            reserve = Some(closer::reserve());
+            drop(reserve.as_mut().and_then(|reserve| reserve.take()));
+            peeked = self.peek(bytes);
+        }
+        let (len, flags, mut fds) = match peeked {
+            Peeked::Nothing => return Received::Nothing,
+            Peeked::HungUp => return Received::HungUp,
+            Peeked::Message { len, flags, fds } => (len, flags, fds),
+        };
+        let is_whole = !flags.contains(ReturnFlags::CTRUNC);
+        if is_whole {
+            self.take();
+        }
+        if reserve.is_some() || !is_whole || flags.contains(ReturnFlags::TRUNC) {
+            discard(std::mem::take(&mut fds));
+        }
+        if let Some(mut reserve) = reserve {
+            *reserve = spare().ok();
+            return if is_whole {
+                Received::Stripped(len)
+            } else {
+                Received::Stuck
+            };
+        }
+        if flags.contains(ReturnFlags::TRUNC) {
+            return Received::TooLong;
+        }
+        Received::Message(len, fds)
+    }
+
+    /// Looks at the next message, which stays.
+    fn peek(&self, bytes: &mut [u8]) -> Peeked {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let message = loop {
             match rustix::net::recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut control, flags) {
                 // The peer has closed without reading everything. What it had said before is still
@@ -274,20 +325,69 @@ impl Socket {
             }
         }
         match message {
-            Ok(message) if message.bytes == 0 && fds.is_empty() => Received::HungUp,
-            Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => {
-                discard(fds);
-                Received::Stripped(message.bytes)
-            }
-            Ok(message) if message.flags.contains(ReturnFlags::TRUNC) => {
-                discard(fds);
-                Received::TooLong
-            }
-            Ok(message) => Received::Message(message.bytes, fds),
-            Err(Errno::AGAIN) => Received::Nothing,
-            Err(_) => Received::HungUp,
+            Ok(message) if message.bytes == 0 && fds.is_empty() => Peeked::HungUp,
+            Ok(message) => Peeked::Message {
+                len: message.bytes,
+                flags: message.flags,
+                fds,
+            },
+            Err(Errno::AGAIN) => Peeked::Nothing,
+            Err(_) => Peeked::HungUp,
         }
     }
+
+    /// Takes the message that was looked at.
+    fn take(&self) {
+        while let Err(Errno::INTR | Errno::CONNRESET) =
+            rustix::net::recv(self, &mut [0; 1], RecvFlags::DONTWAIT)
+        {}
+    }
+
+    /// Whether nothing more can come, and what has come holds no descriptors. Takes it, as far as
+    /// that is known.
+    fn is_drained(&self) -> bool {
+        let _ = rustix::net::shutdown(self, Shutdown::Both);
+        // A message comes with credentials from now on, and so is told from the end, which looks
+        // like an empty message otherwise. There is no room for descriptors: none are received.
+        if rustix::net::sockopt::set_socket_passcred(self, true).is_err() {
+            return false;
+        }
+        for _ in 0..MOST_UNREAD {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+            let mut byte = [0; 1];
+            let mut into = [IoSliceMut::new(&mut byte)];
+            match rustix::net::recvmsg(self, &mut into, &mut control, flags) {
+                Err(Errno::INTR | Errno::CONNRESET) => {}
+                // It never was connected.
+                Err(Errno::NOTCONN) => return true,
+                Err(_) => return false,
+                Ok(message) if message.flags.contains(ReturnFlags::CTRUNC) => return false,
+                Ok(_) if control.drain().next().is_none() => return true,
+                Ok(_) => self.take(),
+            }
+        }
+        false
+    }
+}
+
+/// What is next to be received.
+enum Peeked {
+    Nothing,
+    HungUp,
+    Message {
+        len: usize,
+        flags: ReturnFlags,
+        fds: Vec<OwnedFd>,
+    },
+}
+
+/// Closes descriptors of a peer: memory at once, since that cannot block, and others on a thread for
+/// that.
+pub(crate) fn discard(fds: Vec<OwnedFd>) {
+    let is_other = |fd: &OwnedFd| rustix::fs::fcntl_get_seals(fd).is_err();
+    closer::discard(fds.into_iter().filter(is_other).collect());
 }
 
 impl AsFd for Socket {
@@ -309,34 +409,33 @@ impl Drop for Socket {
         }
         self.unwatch();
         // The peer learns of it now, whenever the descriptor is closed.
-        let _ = rustix::net::shutdown(&*self, Shutdown::Both);
-        discard(self.fd.take().into_iter().collect());
-    }
-}
-
-/// Closes descriptors of a peer where it holds up nobody.
-pub(crate) fn discard(fds: Vec<OwnedFd>) {
-    static CLOSER: OnceLock<Option<Sender<Vec<OwnedFd>>>> = OnceLock::new();
-    if fds.is_empty() {
-        return;
-    }
-    let closer = CLOSER.get_or_init(|| {
-        let (sender, receiver) = channel();
-        let close = move || receiver.iter().for_each(drop::<Vec<OwnedFd>>);
-        let spawned = std::thread::Builder::new()
-            .name("fab-close".into())
-            .spawn(close);
-        spawned.is_ok().then_some(sender)
-    });
-    // Without a thread they are closed here. It ends only with the process.
-    if let Some(closer) = closer {
-        let _ = closer.send(fds);
+        let is_drained = self.is_drained();
+        let fd = self.fd.take();
+        if !is_drained {
+            closer::discard(fd.into_iter().collect());
+        }
     }
 }
 
 /// A descriptor held in reserve.
 pub(crate) fn spare() -> Result<OwnedFd, Errno> {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+}
+
+/// Says whether descriptors may be sent to a socket. Kernels before 6.16 do not know the option, and
+/// always admit them.
+fn set_rights(socket: impl AsFd, admitted: bool) {
+    let value = libc::c_int::from(admitted);
+    // SAFETY: the kernel reads an integer of the length that is told.
+    unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        );
+    }
 }
 
 fn socket() -> Result<OwnedFd> {

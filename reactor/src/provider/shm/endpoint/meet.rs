@@ -1,5 +1,7 @@
 //! Connections from peers: accepted, greeted, and read.
 
+use std::os::fd::AsFd;
+
 use fabric_core::event::EventKind;
 use fabric_core::matching::PeerKey;
 use fabric_core::provider::Host;
@@ -7,7 +9,7 @@ use fabric_core::{Error, Refusal};
 
 use super::super::handshake::{self, Word};
 use super::super::incoming::{Met, Stranger};
-use super::super::socket;
+use super::super::{closer, socket};
 use super::{Endpoint, Token};
 
 /// Connections an endpoint accepts in one go.
@@ -19,12 +21,15 @@ impl Endpoint {
     pub(super) fn accept(&mut self, host: &mut dyn Host) {
         self.spare = self.spare.take().or_else(|| socket::spare().ok());
         for _ in 0..ACCEPTS_PER_LOOK {
+            if closer::kick_when_free(&self.wait) {
+                return self.stop_accepting();
+            }
             match self.listener.accept() {
                 Ok(Some(mut socket)) => {
                     let at = self.callers.vacant();
                     let token = Token::Incoming(at as u32).pack(self.id);
                     if socket.watch(&self.wait, token).is_ok() {
-                        self.callers.add_stranger(Stranger { socket });
+                        self.callers.add_stranger(Stranger::new(socket));
                         self.caller_ready(host, at);
                         self.callers.limit_strangers(STRANGERS);
                     }
@@ -38,13 +43,30 @@ impl Endpoint {
                         let error = Error::os("accept4", errno.raw_os_error());
                         host.event(self.id, EventKind::Rejected { error });
                         handshake::say(&socket, Word::Refused(Refusal::Resources));
-                        socket.close_now();
                     }
                     self.spare = socket::spare().ok();
                     return;
                 }
             }
         }
+    }
+
+    /// Connections wait in the kernel's queue until their ends can be closed.
+    #[cold]
+    fn stop_accepting(&mut self) {
+        self.wait.unwatch(self.listener.as_fd());
+        self.stopped = true;
+    }
+
+    /// Accepts again, if the closing threads have room.
+    #[cold]
+    pub(super) fn accept_again(&mut self, host: &mut dyn Host) {
+        let token = Token::Listener.pack(self.id);
+        if closer::is_full() || self.wait.watch(self.listener.as_fd(), token).is_err() {
+            return;
+        }
+        self.stopped = false;
+        self.accept(host);
     }
 
     pub(super) fn caller_ready(&mut self, host: &mut dyn Host, at: usize) {

@@ -15,7 +15,9 @@ use super::{Here, Identity, Incoming};
 /// A connection that has not said hello yet.
 #[derive(Debug)]
 pub(crate) struct Stranger {
-    pub(crate) socket: Socket,
+    socket: Socket,
+    /// Its user was checked, and it was told that the receiver is ready.
+    admitted: bool,
 }
 
 /// What became of a hello.
@@ -31,8 +33,16 @@ pub(crate) enum Met {
 }
 
 impl Stranger {
+    /// A connection that was just accepted.
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self {
+            socket,
+            admitted: false,
+        }
+    }
+
     /// Reads the hello and answers it, as this endpoint.
-    pub(crate) fn meet(self, key: PeerKey, here: Here) -> Met {
+    pub(crate) fn meet(mut self, key: PeerKey, here: Here) -> Met {
         let refuse = |socket: &Socket, reason: Refusal, error: Error| {
             handshake::say(socket, Word::Refused(reason));
             Met::Refused(error)
@@ -50,6 +60,11 @@ impl Stranger {
             }
             Err(error) => return refuse(&self.socket, Refusal::Malformed, error),
         };
+        if !self.admitted {
+            self.admitted = true;
+            self.socket.admit_rights();
+            handshake::say(&self.socket, Word::Ready);
+        }
         let broke = |what: &'static str| Error::Protocol {
             peer: nameless(peer.process),
             what: what.into(),

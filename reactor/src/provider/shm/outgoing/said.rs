@@ -93,6 +93,7 @@ impl Outgoing {
         match word {
             Word::Ring if matches!(self.standing, Standing::Live(_)) => Ok(()),
             Word::Ring => Err(Why::Broke("a ring before the welcome")),
+            Word::Ready => self.greet(),
             Word::Welcome(incarnation) => self.welcomed(incarnation),
             Word::Denied(key) => asked(
                 self.answered(key, Err("is unknown")),
@@ -110,16 +111,30 @@ impl Outgoing {
         }
     }
 
+    /// The peer waits for the hello.
+    fn greet(&mut self) -> Result<(), Why> {
+        let Standing::Waiting(wires) = &mut self.standing else {
+            return Err(Why::Broke("ready after the welcome"));
+        };
+        match wires.greet(&self.peer) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Why::Broke("ready a second time")),
+            Err(Error::Refused { reason, .. }) => Err(Why::Refused(reason)),
+            Err(Error::PeerGone(_)) => Err(Why::Gone(DownReason::Died)),
+            Err(_) => Err(Why::Broke("a hello that could not be sent")),
+        }
+    }
+
     /// The peer has taken the segment.
     fn welcomed(&mut self, incarnation: u64) -> Result<(), Why> {
         self.standing = match std::mem::replace(&mut self.standing, Standing::Gone) {
-            Standing::Waiting(mut wires) => {
+            Standing::Waiting(mut wires) if wires.has_greeted() => {
                 wires.welcomed(incarnation, self.means.fetched);
                 Standing::Live(wires)
             }
             other => {
                 self.standing = other;
-                return Err(Why::Broke("a second welcome"));
+                return Err(Why::Broke("a second welcome, or one before the hello"));
             }
         };
         Ok(())

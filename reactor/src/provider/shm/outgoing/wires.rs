@@ -1,7 +1,7 @@
 //! The connection itself: the ring that the peer reads, the socket beside it, and what both sides
 //! have of each other.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use fabric_core::buf::Payload;
 use fabric_core::completion::{OpKind, Transfer};
@@ -31,8 +31,17 @@ pub(super) const NOTICE_BYTES: usize = 64;
 /// Payload of one record of a longer message.
 pub(super) const PIECE_BYTES: usize = 8 * 1024;
 
+/// The hello of a connection whose peer is not ready for it yet.
+#[derive(Debug)]
+struct Hello {
+    from: Address,
+    incarnation: u64,
+    segment: OwnedFd,
+}
+
 #[derive(Debug)]
 pub(super) struct Wires {
+    hello: Option<Hello>,
     pub(super) socket: Socket,
     /// Which endpoint this leads to; its incarnation is known once it has welcomed this one.
     pub(super) identity: Identity,
@@ -64,8 +73,12 @@ impl Wires {
             let (at, value) = fetch::probe();
             segment.set_probe(at, value);
         }
-        handshake::send_hello(&socket, peer, from, incarnation, LINES, memory.as_fd())?;
         Ok(Self {
+            hello: Some(Hello {
+                from: from.clone(),
+                incarnation,
+                segment: memory,
+            }),
             socket,
             identity: Identity {
                 process: at.process,
@@ -79,6 +92,24 @@ impl Wires {
             desk: None,
             done: Doings::default(),
         })
+    }
+
+    /// Says hello, with the segment; false if that was done before.
+    ///
+    /// # Errors
+    /// Those of [`handshake::send_hello`].
+    pub(super) fn greet(&mut self, peer: &Address) -> Result<bool> {
+        let Some(hello) = self.hello.take() else {
+            return Ok(false);
+        };
+        let (from, segment) = (&hello.from, hello.segment.as_fd());
+        handshake::send_hello(&self.socket, peer, from, hello.incarnation, LINES, segment)?;
+        Ok(true)
+    }
+
+    /// Whether the hello was sent.
+    pub(super) fn has_greeted(&self) -> bool {
+        self.hello.is_none()
     }
 
     /// The peer has taken the segment, and says which endpoint of its name it is.
