@@ -3,7 +3,8 @@
 //! The provider `udp` has endpoints of type [`EpType::Dgram`](crate::EpType::Dgram): unreliable,
 //! without connections, a message per datagram. It speaks the wire of libfabric's provider of that
 //! name (`FI_PROTO_UDP`), which is UDP and nothing else: no header, no tag, no acknowledgement.
-//! Whoever sends datagrams is a peer.
+//! Whoever sends datagrams is a peer. The example `fi_pingpong` is a peer for libfabric's own
+//! program of that name (`fi_pingpong -p udp -e dgram`), on either side.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
