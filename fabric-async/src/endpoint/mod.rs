@@ -214,7 +214,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// shared memory, the peer's ring) has all its bytes. After that the end of the process loses
     /// nothing of them.
     ///
-    /// This is for operations that nobody awaits: those that were
+    /// This is for operations that are not awaited: those that were
     /// [injected](Self::inject), [posted](crate::SendRequest::post), or
     /// [started](crate::SendRequest::start) and dropped. A send that was awaited has left already.
     ///
@@ -230,7 +230,7 @@ impl<M: ThreadModel> Endpoint<M> {
     /// meanwhile the flush ends, since its operations do.
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing but that nobody waits; what was posted goes on.
+    /// Dropping the future changes nothing: what was posted goes on.
     pub async fn flush(&self) -> Result<()> {
         self.inner.node.check_open()?;
         flush(&self.inner.domain, Some(self.inner.id)).await

@@ -265,7 +265,7 @@ fn a_flush_ends_when_its_operations_have() {
             let (a, b) = (kind.bind().await, kind.bind().await);
             a.flush().await.unwrap();
             let to_b = a.address_vector().insert(b.name()).unwrap();
-            // Nobody has connected, and b receives nothing yet: the messages wait.
+            // There is no connection yet, and b receives nothing yet: the messages wait.
             let sent = (0..4).map(|number| a.send(to_b, content(number, 100)).start().unwrap());
             let sent: Vec<_> = sent.collect();
             let domain = a.domain();
