@@ -1,5 +1,5 @@
 //! A peer for libfabric's own `fi_pingpong`, on either side, over the native wire of its tcp
-//! provider, or over RXM.
+//! provider, over RXM, or over its udp provider.
 //!
 //! ```text
 //! cargo run --release --example fi_pingpong -- -c                    # serves; the client, on this or another machine:
@@ -13,6 +13,18 @@
 //! cargo run --release --example fi_pingpong -- -c -e msg             # connected endpoints; the client:
 //! fi_pingpong -p tcp -e msg -c SERVER                                # any libfabric
 //! ```
+//!
+//! ```text
+//! cargo run --release --example fi_pingpong -- -c -e dgram           # datagrams; the client:
+//! fi_pingpong -p udp -e dgram -c SERVER                              # any libfabric
+//!
+//! fi_pingpong -p udp -e dgram -d lo -c                               # serves at 127.0.0.1; the client:
+//! cargo run --release --example fi_pingpong -- -c -e dgram 127.0.0.1
+//! ```
+//!
+//! The twelve combinations that tests play: connected endpoints; RDM endpoints, with and without
+//! tags, over the native wire and over RXM; and datagrams; each with either program as the server.
+//! Of datagrams only the sizes are played that fit into one, 1472 bytes.
 //!
 //! Options are those of `fi_pingpong`; `-h` lists them. Both sides have to be given the same `-e`,
 //! `-I`, `-S`, `-m` and `-c`.
@@ -36,7 +48,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use fabric_async::{Address, Endpoint, FiAddr, Operation, PassiveEndpoint};
+use fabric_async::{Address, Endpoint, EpType, FiAddr, Operation, PassiveEndpoint};
 
 use control::Control;
 use data::Pattern;
@@ -82,24 +94,26 @@ async fn run(options: &Options) -> Result<()> {
         Some(server) => Control::call(server, options).await?,
         None => Control::answer(options).await?,
     };
-    let (ep, peer) = if options.is_connected {
+    let (ep, peer) = if options.ep_type == EpType::Msg {
         connect(&mut control).await?
     } else {
         meet(&mut control, options).await?
     };
-    let room = options
-        .sizes
+    // Datagrams have a length that they cannot have more of.
+    let limit = ep.info().ep.max_msg_size;
+    let sizes = options.sizes.iter().copied().filter(|size| *size <= limit);
+    let sizes: Vec<_> = sizes.collect();
+    let longest = sizes
         .iter()
-        .copied()
         .max()
-        .unwrap_or(0)
-        .max(FIN.len());
+        .ok_or_else(|| format!("messages have at most {limit} bytes here"))?;
+    let room = FIN.len().max(*longest);
     let mut talk = Talk::begin(ep, peer, options, room)?;
     println!(
         "{:<8}{:<8}{:<9}{:<9}{:>7}{:>11}{:>13}{:>12}",
         "bytes", "#sent", "#ack", "total", "time", "MB/sec", "usec/xfer", "Mxfers/sec"
     );
-    for &size in &options.sizes {
+    for size in sizes {
         control.sync().await?;
         let time = talk
             .rally(control.is_client(), size, options.iterations)
@@ -124,7 +138,8 @@ async fn meet(control: &mut Control, options: &Options) -> Result<(Endpoint, FiA
         control.tell_name(address_of(ep.name())?).await?;
         (ep, control.hear_name().await?)
     };
-    let peer = ep.address_vector().insert(format!("tcp://{theirs}"))?;
+    let theirs = Address::of_socket(ep.name().scheme(), theirs)?;
+    let peer = ep.address_vector().insert(&theirs)?;
     Ok((ep, peer))
 }
 
@@ -145,15 +160,20 @@ async fn connect(control: &mut Control) -> Result<(Endpoint, FiAddr)> {
 }
 
 async fn bind(ip: std::net::IpAddr, options: &Options) -> Result<Endpoint> {
+    let scheme = if options.ep_type == EpType::Dgram {
+        "udp"
+    } else {
+        "tcp"
+    };
     let endpoint = Endpoint::options().protocol(options.protocol);
     Ok(endpoint
-        .bind(format!("tcp://{}", SocketAddr::new(ip, 0)))
+        .bind(format!("{scheme}://{}", SocketAddr::new(ip, 0)))
         .await?)
 }
 
 fn address_of(name: &Address) -> Result<SocketAddr> {
     name.socket()
-        .ok_or_else(|| "an endpoint over tcp has the address of a socket".into())
+        .ok_or_else(|| "an endpoint over sockets has the address of one".into())
 }
 
 /// The messages of the two programs.
@@ -173,8 +193,8 @@ struct Talk {
 
 impl Talk {
     fn begin(ep: Endpoint, peer: FiAddr, options: &Options, room: usize) -> Result<Self> {
-        // One that is connected has nobody else to receive from.
-        let from = (!options.is_connected).then_some(peer);
+        // One that is connected has no other peer, and datagrams are received from any.
+        let from = (options.ep_type == EpType::Rdm).then_some(peer);
         let next = receive(&ep, from, options.is_tagged, vec![0; room])?;
         let patterns = options.is_checked.then(Default::default);
         Ok(Self {

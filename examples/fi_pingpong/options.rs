@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use fabric_async::Protocol;
+use fabric_async::{EpType, Protocol};
 
 use crate::data;
 
@@ -20,9 +20,9 @@ A ping-pong with libfabric's fi_pingpong, or with itself.
 Options:
  -B PORT   port of the control connection here (server: 47592, client: any)
  -P PORT   port of the control connection there (client: 47592)
-  -p NAME   provider: tcp or net, which is the same here, or 'tcp;ofi_rxm' (tcp)
-  -e TYPE   endpoint type: rdm or msg, which is connected (rdm)
-  -m MODE   msg or tagged (msg); connected endpoints have no tags
+  -p NAME   provider: tcp or net, which is the same here, 'tcp;ofi_rxm', or udp (tcp)
+  -e TYPE   endpoint type: rdm, msg, which is connected, or dgram (rdm; dgram over udp)
+  -m MODE   msg or tagged (msg); endpoints of type msg and dgram have no tags
  -I COUNT  messages there and back of each size (10)
  -S SIZE   bytes of a message, or all (64, 256, 1k, 4k, 64k, 1m)
  -c        check what is in the messages
@@ -41,9 +41,9 @@ pub(crate) struct Options {
     pub(crate) server: Option<String>,
     pub(crate) source_port: Option<u16>,
     pub(crate) destination_port: u16,
-    /// Which protocol to begin with.
+    /// Which protocol connections over tcp begin with.
     pub(crate) protocol: Protocol,
-    pub(crate) is_connected: bool,
+    pub(crate) ep_type: EpType,
     pub(crate) is_tagged: bool,
     pub(crate) iterations: usize,
     pub(crate) sizes: Vec<usize>,
@@ -58,7 +58,7 @@ impl Default for Options {
             source_port: None,
             destination_port: PORT,
             protocol: Protocol::Tcp,
-            is_connected: false,
+            ep_type: EpType::Rdm,
             is_tagged: false,
             iterations: 10,
             sizes: data::USUAL.to_vec(),
@@ -72,6 +72,7 @@ impl Options {
     /// Understands a command line; otherwise says what is wrong with it.
     pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
         let (mut options, mut arguments) = (Self::default(), arguments);
+        let (mut provider, mut ep_type) = (None, None);
         while let Some(argument) = arguments.next() {
             let Some(mut letters) = argument.strip_prefix('-') else {
                 if let Some(first) = options.server.replace(argument) {
@@ -94,32 +95,62 @@ impl Options {
                                 .ok_or_else(|| format!("-{letter} without a value"))?,
                             value => value.to_owned(),
                         };
-                        options.set(letter, &value)?;
+                        match letter {
+                            'p' => provider = Some(value),
+                            'e' => ep_type = Some(value),
+                            _ => options.set(letter, &value)?,
+                        }
                     }
                     _ => return Err(format!("unknown option -{letter}")),
                 }
             }
         }
-        if options.is_connected && options.is_tagged {
-            return Err("-m tagged: endpoints of type msg have no tags".into());
-        }
+        options.choose(provider.as_deref(), ep_type.as_deref())?;
         Ok(Asked::Run(options))
+    }
+
+    /// The provider and the endpoint type, each of which follows from the other where it is not
+    /// given.
+    fn choose(&mut self, provider: Option<&str>, ep_type: Option<&str>) -> Result<(), String> {
+        self.ep_type = match (ep_type, provider) {
+            (Some("rdm"), _) => EpType::Rdm,
+            (Some("msg"), _) => EpType::Msg,
+            (Some("dgram"), _) | (None, Some("udp")) => EpType::Dgram,
+            (None, _) => EpType::Rdm,
+            (Some(other), _) => {
+                return Err(format!(
+                    "endpoint type {other}: here are rdm, msg and dgram"
+                ));
+            }
+        };
+        let is_dgram = self.ep_type == EpType::Dgram;
+        self.protocol = match provider {
+            None | Some("udp") if is_dgram => Protocol::Udp,
+            None | Some("tcp" | "net") if !is_dgram => Protocol::Tcp,
+            Some("tcp;ofi_rxm") if !is_dgram => Protocol::Rxm,
+            Some(name @ ("udp" | "tcp" | "net" | "tcp;ofi_rxm")) => {
+                let ep_type = ep_type.unwrap_or("rdm");
+                return Err(format!(
+                    "-p {name} -e {ep_type}: dgram is over udp, and nothing else"
+                ));
+            }
+            _ => {
+                let name = provider.unwrap_or_default();
+                return Err(format!(
+                    "provider {name}: here are tcp, net, tcp;ofi_rxm and udp"
+                ));
+            }
+        };
+        if self.is_tagged && self.ep_type != EpType::Rdm {
+            return Err("-m tagged: endpoints of type msg and dgram have no tags".into());
+        }
+        Ok(())
     }
 
     fn set(&mut self, letter: char, value: &str) -> Result<(), String> {
         match (letter, value) {
             ('B', _) => self.source_port = Some(number(letter, value)?),
             ('P', _) => self.destination_port = number(letter, value)?,
-            ('p', "tcp" | "net") => self.protocol = Protocol::Tcp,
-            ('p', "tcp;ofi_rxm") => self.protocol = Protocol::Rxm,
-            ('p', _) => {
-                return Err(format!(
-                    "provider {value}: here are tcp, net and tcp;ofi_rxm"
-                ));
-            }
-            ('e', "rdm") => self.is_connected = false,
-            ('e', "msg") => self.is_connected = true,
-            ('e', _) => return Err(format!("endpoint type {value}: here are rdm and msg")),
             ('m', "msg") => self.is_tagged = false,
             ('m', "tagged") => self.is_tagged = true,
             ('m', _) => return Err(format!("-m {value}: there are msg and tagged")),

@@ -19,12 +19,15 @@ enum Program {
     /// The same with endpoints that are connected.
     OursConnected,
     TheirsConnected,
+    /// The same with datagrams.
+    OursDatagrams,
+    TheirsDatagrams,
 }
 
 impl Program {
     fn command(self) -> Command {
         match self {
-            Self::Ours | Self::OursConnected => {
+            Self::Ours | Self::OursConnected | Self::OursDatagrams => {
                 // Beside the directory of this test: Cargo builds examples before it runs tests.
                 let mut path = std::env::current_exe().expect("a path");
                 path.pop();
@@ -37,10 +40,10 @@ impl Program {
                 let mut command = Command::new(path);
                 command.args([
                     "-e",
-                    if matches!(self, Self::Ours) {
-                        "rdm"
-                    } else {
-                        "msg"
+                    match self {
+                        Self::OursConnected => "msg",
+                        Self::OursDatagrams => "dgram",
+                        _ => "rdm",
                     },
                 ]);
                 command
@@ -48,6 +51,12 @@ impl Program {
             Self::TheirsConnected => {
                 let mut command = Command::new("fi_pingpong");
                 command.args(["-p", "tcp", "-e", "msg"]);
+                command
+            }
+            Self::TheirsDatagrams => {
+                let mut command = Command::new("fi_pingpong");
+                // Its server is at the address of the network that is named.
+                command.args(["-p", "udp", "-e", "dgram", "-d", "lo"]);
                 command
             }
             Self::Theirs(provider) => {
@@ -110,6 +119,18 @@ fn connected() -> Option<(Program, Program)> {
         return Some((Program::TheirsConnected, Program::OursConnected));
     }
     eprintln!("skipped: libfabric has no connected endpoints over tcp here");
+    None
+}
+
+/// Both programs with datagrams, or nothing, and why.
+fn datagrams() -> Option<(Program, Program)> {
+    let has = Command::new("fi_info")
+        .args(["-p", "udp", "-t", "FI_EP_DGRAM", "-d", "lo"])
+        .output();
+    if theirs().is_some() && has.is_ok_and(|output| output.status.success()) {
+        return Some((Program::TheirsDatagrams, Program::OursDatagrams));
+    }
+    eprintln!("skipped: libfabric has no datagrams over udp here");
     None
 }
 
@@ -184,12 +205,9 @@ fn play(
     (host, [theirs, ours]): (&str, [&[&str]; 2]),
 ) -> [Output; 2] {
     let port = free_port().to_string();
-    let options = |program: Program| {
-        if matches!(program, Program::Ours | Program::OursConnected) {
-            ours
-        } else {
-            theirs
-        }
+    let options = |program: Program| match program {
+        Program::Ours | Program::OursConnected | Program::OursDatagrams => ours,
+        Program::Theirs(_) | Program::TheirsConnected | Program::TheirsDatagrams => theirs,
     };
     let mut serving = Player::start(server, &[options(server), &["-B", &port]].concat());
     let deadline = Instant::now() + LIMIT;
@@ -347,6 +365,56 @@ fn connected_endpoints_play_in_both_roles() {
     goes_well(ours, ours, "127.0.0.1", &["-c", "-S", "all"], 46);
 }
 
+/// Connected endpoints; RDM endpoints over the native wire and over RXM, with and without tags;
+/// datagrams: each with either program as the server.
+#[test]
+fn all_twelve_combinations_play() {
+    let (Some(native), Some(connected), Some(datagrams)) = (theirs(), connected(), datagrams())
+    else {
+        return;
+    };
+    let Some(rxm) = theirs_in_rxm()
+        .into_iter()
+        .find(|theirs| matches!(theirs, Program::Theirs("tcp;ofi_rxm")))
+    else {
+        return;
+    };
+    let (plain, tagged): (&[&str], &[&str]) = (&["-c"], &["-c", "-m", "tagged"]);
+    let plain_rxm: &[&str] = &["-p", "tcp;ofi_rxm", "-c"];
+    let tagged_rxm: &[&str] = &["-p", "tcp;ofi_rxm", "-c", "-m", "tagged"];
+    // What libfabric's program and what the example is told, and how many sizes they play.
+    let rows = [
+        (connected, [plain, plain], 6),
+        ((native, Program::Ours), [plain, plain], 6),
+        ((native, Program::Ours), [tagged, tagged], 6),
+        ((rxm, Program::Ours), [plain, plain_rxm], 6),
+        ((rxm, Program::Ours), [tagged, tagged_rxm], 6),
+        (datagrams, [plain, plain], 3),
+    ];
+    let mut played = 0;
+    for ((theirs, ours), [told, told_ours], rounds) in rows {
+        for (server, client) in [(theirs, ours), (ours, theirs)] {
+            goes_well_each(server, client, ("127.0.0.1", [told, told_ours]), rounds);
+            played += 1;
+        }
+    }
+    assert_eq!(played, 12);
+}
+
+#[test]
+fn datagrams_of_every_size_go_there_and_back() {
+    let Some((theirs, ours)) = datagrams() else {
+        return;
+    };
+    for (server, client) in [(theirs, ours), (ours, theirs), (ours, ours)] {
+        // None, the powers of two to 1024, and what lies halfway between.
+        let all = ["-c", "-S", "all", "-I", "3"];
+        goes_well(server, client, "127.0.0.1", &all, 21);
+        let many = ["-c", "-S", "100", "-I", "2000"];
+        goes_well(server, client, "127.0.0.1", &many, 1);
+    }
+}
+
 #[test]
 fn with_itself_too() {
     let options = ["-c", "-S", "all", "-m", "tagged"];
@@ -377,7 +445,10 @@ fn wrong_bytes_are_noticed_on_both_sides() {
 #[test]
 fn what_is_not_there_is_refused_by_name() {
     for (options, part) in [
-        (&["-e", "dgram"][..], "endpoint type dgram"),
+        (&["-e", "raw"][..], "endpoint type raw"),
+        (&["-p", "udp", "-e", "msg"], "-p udp -e msg"),
+        (&["-p", "tcp", "-e", "dgram"], "-p tcp -e dgram"),
+        (&["-e", "dgram", "-m", "tagged"], "-m tagged"),
         (&["-e", "msg", "-m", "tagged"], "-m tagged"),
         (&["-p", "verbs"], "provider verbs"),
         (&["-z"], "-z"),

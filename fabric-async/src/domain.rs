@@ -23,6 +23,7 @@ use crate::driver;
 use crate::endpoint::{EndpointBuilder, SharedReceiveBuilder};
 use crate::eq::EventQueue;
 use crate::fabric::Fabric;
+use crate::flush::flush;
 use crate::model::{Shared, ThreadModel};
 use crate::mr::{Allocated, MemoryRegion};
 use crate::registered::RegisteredBuffer;
@@ -391,6 +392,19 @@ impl<M: ThreadModel> Domain<M> {
     #[allow(clippy::must_use_candidate)] // mostly called for what it does
     pub fn progress(&self) -> bool {
         self.inner.core.progress()
+    }
+
+    /// Waits until everything that was posted before on any endpoint of this domain has left this
+    /// process, as [`Endpoint::flush`](crate::Endpoint::flush) does for one endpoint.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the domain is closed.
+    ///
+    /// # Cancel safety
+    /// As [`Endpoint::flush`](crate::Endpoint::flush).
+    pub async fn flush(&self) -> Result<()> {
+        self.inner.node.check_open()?;
+        flush(&self.inner, None).await
     }
 
     /// The attributes this domain was opened with.

@@ -56,6 +56,7 @@ mod driver;
 mod endpoint;
 mod eq;
 mod fabric;
+mod flush;
 mod group;
 pub mod manual;
 mod model;

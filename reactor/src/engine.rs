@@ -174,6 +174,13 @@ impl Engine {
                 return Poll::Ready(locked);
             }
             locked.wake_up();
+            if !locked.hub.collected.is_empty() {
+                locked.write_collected();
+                if is_ready(&mut locked.hub) {
+                    self.polled();
+                    return Poll::Ready(locked);
+                }
+            }
             locked.pass();
             if is_ready(&mut locked.hub) {
                 if looks > 0 {
@@ -301,6 +308,8 @@ impl Locked<'_> {
     pub(crate) fn pass(&mut self) -> bool {
         let state = &mut **self;
         state.hub.goes_on = false;
+        // What was collected leaves with this pass.
+        state.hub.collected.clear();
         let mut moved = state.progress();
         state.passes += 1;
         if state.passes.is_multiple_of(PASSES_PER_LOOK) {
@@ -351,6 +360,19 @@ impl Locked<'_> {
         if !self.hub.follow_ups.is_empty() {
             self.follow_up_all();
         }
+        if !self.hub.flushes.is_empty() {
+            self.hub.end_flushes();
+        }
+    }
+
+    /// Hands what was collected to the kernel, and completes what it has taken.
+    #[cold]
+    pub(crate) fn write_collected(&mut self) {
+        let state = &mut **self;
+        for ep in state.hub.collected.drain(..).collect::<Vec<_>>() {
+            state.provider.write_collected(&mut state.hub, ep);
+        }
+        self.follow_up();
     }
 
     #[cold]

@@ -254,6 +254,35 @@ impl Host for Hub {
         }
     }
 
+    fn sent(&mut self, key: OpKey, len: usize, tag: Option<u64>) {
+        let outcome = Outcome::ok(Transfer::sent(len, tag));
+        let (Some(op), true) = (self.ops.get_mut(key), self.entrusted.is_empty()) else {
+            return self.complete(key, outcome);
+        };
+        let is_lent = op.spec.is_some_and(|spec| spec.loan.is_some());
+        let (Route::Queue(context), false, false) = (op.route, op.credit, is_lent) else {
+            return self.complete(key, outcome);
+        };
+        let Some(ep) = self.eps.get_mut(op.ep.0) else {
+            return self.complete(key, outcome);
+        };
+        // The short way of what is collected most.
+        ep.stats.moved(OpKind::Send, len);
+        let (counter, queue) = (ep.bound.counters.send, ep.bound.tx_cq);
+        let buf = std::mem::take(&mut op.buf);
+        self.ops.free(key);
+        self.report_to(queue, OpKind::Send, context, outcome, buf);
+        if let Some(counter) = counter {
+            self.count_at(counter, true);
+        }
+    }
+
+    fn has_left(&mut self, op: OpKey) {
+        if let Some(op) = self.ops.get_mut(op) {
+            op.has_left = true;
+        }
+    }
+
     fn unsettled(&mut self) {
         self.unsettled = true;
     }

@@ -19,6 +19,7 @@ use slab::Slab;
 
 use crate::connecting::Door;
 use crate::entrusted::Entrusted;
+use crate::flush::Flush;
 use crate::later::Later;
 use crate::multi::Multi;
 use crate::ops::{Ended, Op, OpTable, Phase};
@@ -208,6 +209,10 @@ pub(crate) struct Hub {
     pub(crate) unsettled: bool,
     /// What calls of the provider made necessary, and needs the provider again.
     pub(crate) follow_ups: Vec<FollowUp>,
+    /// Endpoints that may have collected messages which no pass has sent yet.
+    pub(crate) collected: Vec<EpId>,
+    /// Those who wait until what was posted has left.
+    pub(crate) flushes: Vec<Flush>,
     /// Guests without a connection whose messages are still to be looked at, with their vectors.
     pub(crate) leaving: HashMap<FiAddr, AvId>,
 }
@@ -257,6 +262,8 @@ impl Hub {
             eqs: Vec::new(),
             unsettled: false,
             follow_ups: Vec::new(),
+            collected: Vec::new(),
+            flushes: Vec::new(),
             leaving: HashMap::new(),
         }
     }

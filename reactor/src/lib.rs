@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`domain`] | a domain as the async face sees it |
 //! | `engine`, `driver` | one lock, whoever polls drives, and who drives when nobody polls |
-//! | `post`, `withdraw`, `multi`, `claim`, `onesided`, `hub`, `host`, `ops`, `transmit` | operations and their buffers, credits |
+//! | `post`, `flush`, `withdraw`, `multi`, `claim`, `onesided`, `hub`, `host`, `ops`, `transmit` | operations and their buffers, credits |
 //! | `reports`, `queue` | completion queues, event queues and counters |
 //! | `endpoints`, `vectors`, `regions`, `groups` | endpoints, address vectors and their guests, memory that peers reach, multicast groups |
 //! | `connecting` | passive endpoints, and endpoints that are connected with one peer |
@@ -21,6 +21,7 @@ mod driver;
 mod endpoints;
 mod engine;
 mod entrusted;
+mod flush;
 mod groups;
 mod host;
 mod hub;

@@ -96,6 +96,8 @@ pub(crate) struct Op {
     pub(crate) credit: bool,
     /// Only asks, for a credit or whether a message waits, and ends when there is one.
     pub(crate) permit: bool,
+    /// Its bytes were handed over, and it waits for its peer's word.
+    pub(crate) has_left: bool,
     pub(crate) buf: AnyBuf,
     pub(crate) waker: Option<Waker>,
 }
@@ -112,6 +114,7 @@ impl Op {
             spec: None,
             credit: false,
             permit: false,
+            has_left: false,
             buf,
             waker: None,
         }
@@ -160,7 +163,43 @@ impl OpTable {
         slot.spec = None;
         slot.credit = true;
         slot.permit = false;
+        slot.has_left = false;
         // A slot that is free has none: there is nothing to drop, and no need to find that out.
+        let none = std::mem::replace(&mut slot.buf, buf);
+        debug_assert!(matches!(none, AnyBuf::None));
+        std::mem::forget(none);
+        key
+    }
+
+    /// Fills a slot with an operation that the provider has.
+    #[inline(always)] // on the way of a small message
+    pub(crate) fn insert_send(
+        &mut self,
+        ep: EpId,
+        spec: &SendSpec,
+        route: Route,
+        buf: AnyBuf,
+        credit: bool,
+    ) -> OpKey {
+        let key = self.next_key();
+        let Some(slot) = self.slots.get_mut(key.index as usize) else {
+            let mut op = Op::new(ep, spec.kind, route, buf);
+            op.generation = key.generation;
+            op.spec = Some(*spec);
+            op.credit = credit;
+            self.slots.push(op);
+            return key;
+        };
+        slot.generation = key.generation;
+        slot.ep = ep;
+        slot.kind = spec.kind;
+        slot.phase = Phase::Posted;
+        slot.route = route;
+        slot.spec = Some(*spec);
+        slot.credit = credit;
+        slot.permit = false;
+        slot.has_left = false;
+        // As above: there is nothing to drop.
         let none = std::mem::replace(&mut slot.buf, buf);
         debug_assert!(matches!(none, AnyBuf::None));
         std::mem::forget(none);
@@ -243,16 +282,21 @@ impl OpTable {
         })
     }
 
-    /// The operations that report to queues.
-    pub(crate) fn posted_to_queues(&self) -> Vec<OpKey> {
+    /// The operations of which this is true.
+    pub(crate) fn keys_of(&self, is_meant: impl Fn(&Op) -> bool) -> Vec<OpKey> {
         let slots = self.slots.iter().zip(0..);
-        let posted = slots.filter(|(op, _)| op.generation != FREE && op.route.reserves());
-        posted
+        let meant = slots.filter(|(op, _)| op.generation != FREE && is_meant(op));
+        meant
             .map(|(op, index)| OpKey {
                 index,
                 generation: op.generation,
             })
             .collect()
+    }
+
+    /// The operations that report to queues.
+    pub(crate) fn posted_to_queues(&self) -> Vec<OpKey> {
+        self.keys_of(|op| op.route.reserves())
     }
 
     /// Takes every waker out.

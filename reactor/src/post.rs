@@ -70,6 +70,10 @@ impl Locked<'_> {
         }
         let failed = match now(self, &mut held) {
             Ok(SendNow::Done) => return Ok(self.ended(ep, spec, len, back(held), route, credit)),
+            Ok(SendNow::Collected) => {
+                let key = self.collected(ep, spec, len, back(held).into_any(), route, credit);
+                return Ok(Posted::Pending(key));
+            }
             Ok(SendNow::Queue) => match self.queue_send(ep, *spec, back(held), route, credit) {
                 Ok(key) => return Ok(Posted::Pending(key)),
                 Err(failed) => failed,
@@ -135,6 +139,28 @@ impl Locked<'_> {
                 Posted::Reported
             }
         }
+    }
+
+    /// Gives a slot to a message that the provider has collected: it ends when the kernel has it.
+    /// It takes no credit; what a provider collects is bounded.
+    fn collected(
+        &mut self,
+        ep: EpId,
+        spec: &SendSpec,
+        len: usize,
+        buf: AnyBuf,
+        route: Route,
+        credit: Credit,
+    ) -> OpKey {
+        let state = &mut **self;
+        let has_credit = credit == Credit::Held;
+        state.hub.sends += usize::from(has_credit);
+        let key = state.hub.ops.insert_send(ep, spec, route, buf, has_credit);
+        state.provider.collected(&mut state.hub, ep, key, spec, len);
+        if !state.hub.collected.contains(&ep) {
+            state.hub.collected.push(ep);
+        }
+        key
     }
 
     /// Sends, or writes, at once if nothing stands in the way.
@@ -234,8 +260,14 @@ impl Locked<'_> {
                 limit,
             });
         }
-        if self.send_now(ep, spec, Payload::Whole(bytes))? == SendNow::Done {
-            return Ok(());
+        match self.send_now(ep, spec, Payload::Whole(bytes))? {
+            SendNow::Done => return Ok(()),
+            SendNow::Collected => {
+                let (len, none) = (bytes.len(), AnyBuf::None);
+                self.collected(ep, spec, len, none, Route::Nobody, Credit::Now);
+                return Ok(());
+            }
+            SendNow::Queue => {}
         }
         let mut copy = pool.take(bytes.len());
         copy.extend_from_slice(bytes);

@@ -61,8 +61,8 @@ impl<M: ThreadModel> Endpoint<M> {
     /// `Ok` means that the bytes were copied: into the peer's ring, or, without a connection or
     /// without room there, on this side, to go on from here. What waits on this side when this
     /// process ends, or the endpoint is closed, is lost. To be sure, use [`send`](Self::send) and
-    /// await it, or await a later send to the same peer: it ends after those that were accepted
-    /// before.
+    /// await it, or await [`flush`](Self::flush) or a later send to the same peer: it ends after
+    /// those that were accepted before.
     ///
     /// # Errors
     /// [`Error::TooLong`](crate::Error::TooLong) above [`Info::tx`](crate::Info::tx)`.inject_size`;

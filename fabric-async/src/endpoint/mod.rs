@@ -45,6 +45,7 @@ use crate::close::CloseError;
 use crate::cq::CompletionQueue;
 use crate::domain::{Domain, DomainInner};
 use crate::eq::EventQueue;
+use crate::flush::flush;
 use crate::model::{Shared, ThreadModel};
 use crate::op::Operation;
 use crate::resolve;
@@ -206,6 +207,33 @@ impl<M: ThreadModel> Endpoint<M> {
     #[must_use]
     pub fn domain(&self) -> Domain<M> {
         Domain::from_inner(self.inner.domain.clone())
+    }
+
+    /// Waits until every send, write and atomic operation that was posted on this endpoint before,
+    /// injected ones among them, has left this process: it has ended, or the kernel (or, over
+    /// shared memory, the peer's ring) has all its bytes. After that the end of the process loses
+    /// nothing of them.
+    ///
+    /// This is for operations that are not awaited: those that were
+    /// [injected](Self::inject), [posted](crate::SendRequest::post), or
+    /// [started](crate::SendRequest::start) and dropped. A send that was awaited has left already.
+    ///
+    /// It says nothing about how operations have ended: their completions and events do. It does not
+    /// wait for the peer's word, as [`delivery_complete`](crate::SendRequest::delivery_complete)
+    /// does. A long message that the peer fetches from this process is handed over when the peer
+    /// has it, so a flush waits for the peer then: over `shm` where messages are [copied
+    /// once](crate::manual::memory#one-copy), over `tcp` of messages above 16 KiB in RXM and of
+    /// [those without a copy](crate::SocketOptions::zero_copy_from). Reads are not waited for.
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed) when the endpoint is closed. When it is closed
+    /// meanwhile the flush ends, since its operations do.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing: what was posted goes on.
+    pub async fn flush(&self) -> Result<()> {
+        self.inner.node.check_open()?;
+        flush(&self.inner.domain, Some(self.inner.id)).await
     }
 
     /// Closes the endpoint, for all its clones (`fi_close`). Operations that are posted end with

@@ -143,7 +143,8 @@
 //! `.post()` and [`inject`](crate::Endpoint::inject) return when a message was *accepted*, which
 //! may be before: it waits on this side if there is no connection yet, or no room in the ring. A
 //! process that ends then takes it along. Await the operation, or take its completion out of the
-//! queue, before the program returns from `main`.
+//! queue, before the program returns from `main`; or await [`flush`](crate::Endpoint::flush), which
+//! waits for all that was posted before, injected messages among them.
 //!
 //! Whoever needs to know that a message was *processed* lets the peer answer. That it was
 //! *received* a send over `shm` and `sim` can wait for itself (over [`tcp`](super::tcp#sent) there

@@ -134,10 +134,32 @@
 //!
 //! # Sent
 //!
-//! A send that has ended well says this: the buffer is free, and the message is with this machine's
-//! network, or is about to be handed to it by whoever drives the domain (`FI_INJECT_COMPLETE`). It
-//! does not say, as over shared memory, that the peer has it. If the peer dies, what it had not
-//! read is lost, though it was sent.
+//! A send that has ended well says this: the buffer is free, and all bytes of the message are in the
+//! kernel's socket buffer, as after Tokio's `write_all`. The kernel sends them whether this process
+//! computes, or has ended. This holds for a future that has resolved, a completion in the queue and
+//! a count, over epoll and io_uring; a send that io_uring has in flight has not ended. It is more
+//! than `FI_INJECT_COMPLETE` asks for, the level that the offer names, and less than over shared
+//! memory: it does not say that the peer has the message. If the peer dies, what it had not read is
+//! lost, though it was sent; so it is, as with any TCP socket, when this process ends without having
+//! read what the peer has sent to it.
+//!
+//! An [injected](crate::Endpoint::inject) message reports nothing: its bytes were copied, and may
+//! still be here. [`Endpoint::flush`](crate::Endpoint::flush) and
+//! [`Domain::flush`](crate::Domain::flush) wait until everything that was posted before is in the
+//! kernel's socket buffer:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! # use fabric_async::Endpoint;
+//! # let (server, client) = (Endpoint::bind("tcp://").await?, Endpoint::bind("tcp://").await?);
+//! # let peer = client.lookup(server.name()).await?;
+//! for line in ["one", "two", "three"] {
+//!     client.inject(peer, line.as_bytes())?;
+//! }
+//! client.flush().await?;                                  // now the process may exit
+//! # assert_eq!(&server.recv().await?[..], b"one");
+//! # Ok(()) }
+//! ```
 //!
 //! [`delivery_complete`](crate::SendRequest::delivery_complete) waits for the peer's
 //! acknowledgement, which this wire has: all of the message is at the peer's endpoint then, and
@@ -151,8 +173,10 @@
 //! stay until the peer reads or goes, or the kernel gives up on it, after minutes, also when
 //! endpoint and domain are dropped.
 //!
-//! Several short messages that are sent between two looks at the domain leave together, with the
-//! first one ahead.
+//! Several short messages that are posted before the first of them is awaited (`start`, `post`,
+//! `post_all`, `join!`) leave together, with the first one ahead: they are collected, and a poll of
+//! any operation or queue that is not ready hands them to the kernel with one call, as the driver
+//! does. Their operations end then. Messages that are awaited one by one make a call each.
 //!
 //! # Memory of other machines
 //!

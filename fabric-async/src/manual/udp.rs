@@ -3,7 +3,8 @@
 //! The provider `udp` has endpoints of type [`EpType::Dgram`](crate::EpType::Dgram): unreliable,
 //! without connections, a message per datagram. It speaks the wire of libfabric's provider of that
 //! name (`FI_PROTO_UDP`), which is UDP and nothing else: no header, no tag, no acknowledgement.
-//! Whoever sends datagrams is a peer.
+//! Whoever sends datagrams is a peer. The example `fi_pingpong` is a peer for libfabric's own
+//! program of that name (`fi_pingpong -p udp -e dgram`), on either side.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -27,7 +28,8 @@
 //!
 //! It may be lost, come twice, or come behind one that was sent after it. Inside one machine none
 //! of that happens as long as the receiver looks in time. A send has ended well when this machine's
-//! network has taken it (`FI_TRANSMIT_COMPLETE`), and nobody learns whether anybody was there: a
+//! network has taken it (`FI_TRANSMIT_COMPLETE`), also one of a batch, whose messages leave with one
+//! call; and nobody learns whether anybody was there: a
 //! [`lookup`](crate::Endpoint::lookup) asks nobody either, and there are no events of peers that
 //! come and go. What the network has to say later of a datagram that found nobody is not reported,
 //! least of all as the failure of another. What it refuses at once, as an address without a route,

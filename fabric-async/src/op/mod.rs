@@ -67,8 +67,8 @@ macro_rules! leveled {
 
         /// Ends as soon as the provider calls a message sent: the default, unless
         /// [`tx_op_flags`](crate::Hints::tx_op_flags) ask for more. With `shm` and `sim` that is
-        /// when the peer's endpoint has it (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less,
-        /// when the buffer is free (`FI_INJECT_COMPLETE`).
+        /// when the peer's endpoint has it (`FI_TRANSMIT_COMPLETE`); over `tcp`, which offers less
+        /// (`FI_INJECT_COMPLETE`), when [the kernel has it](crate::manual::tcp#sent).
         #[doc(alias = "FI_TRANSMIT_COMPLETE")]
         pub fn transmit_complete(mut self) -> Self {
             self.spec.level = fabric_core::completion::CompletionLevel::Transmitted;

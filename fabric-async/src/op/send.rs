@@ -82,8 +82,8 @@ impl<'a, B: IoBuf, M: ThreadModel> SendRequest<'a, B, M> {
     }
 
     /// Posts now; the result is awaited later, or never. Under every wait policy the send goes on
-    /// by itself; but what has not reached the peer when this process ends, or the endpoint is
-    /// closed, is lost.
+    /// by itself; but what has not left when this process ends, or the endpoint is closed, is lost:
+    /// await the operation, or [`Endpoint::flush`].
     ///
     /// # Errors
     /// With the buffer: [`Error::Again`](crate::Error::Again) without credit,

@@ -11,6 +11,7 @@ mod forks;
 mod fuzz;
 mod hostile;
 mod kill;
+mod leaving;
 mod lending;
 mod levels;
 mod limits;

@@ -20,6 +20,11 @@ use super::{EpId, Express, Host, Lender, Meeting, OpKey, Request, SendSpec, Sock
 pub enum SendNow {
     /// The peer's endpoint has the message; the payload is no longer needed.
     Done,
+    /// The provider has copied the payload, and sends it later together with other messages. The
+    /// operation has not ended: [`ProviderDomain::collected`] names it, and its end is reported
+    /// with [`Host::complete`] when the last byte was handed to the kernel. Only messages are
+    /// collected.
+    Collected,
     /// It has to wait: call [`ProviderDomain::queue_send`] with the operation that owns the
     /// payload.
     Queue,
@@ -101,6 +106,22 @@ pub trait ProviderDomain: Send {
         spec: &SendSpec,
         payload: Payload<'_>,
     ) -> Result<SendNow>;
+
+    /// Names the operation of the message that the last call of [`ProviderDomain::send_now`] has
+    /// [collected](SendNow::Collected); the message has `len` bytes. Called before anything else.
+    fn collected(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec, len: usize) {
+        let _ = (ep, spec, len);
+        host.complete(
+            op,
+            Outcome::failed(Error::NotSupported("collected messages")),
+        );
+    }
+
+    /// Hands the collected messages of an endpoint to the kernel, as far as there is room, and
+    /// completes those whose last byte was taken.
+    fn write_collected(&mut self, host: &mut dyn Host, ep: EpId) {
+        let _ = (host, ep);
+    }
 
     /// What was sent at once with `more` is all there was: wakes those it was for.
     ///

@@ -122,8 +122,19 @@ pub trait Host {
     /// Takes the first `filled` bytes back from a receive nobody waits for.
     fn reclaim(&mut self, op: OpKey, filled: usize) -> PooledBuf;
 
+    /// Nothing of what the operation gives away is needed here any more: it is in the kernel's, or
+    /// in the peer's hands. The operation has not ended, for it waits for the word of its peer.
+    fn has_left(&mut self, op: OpKey) {
+        let _ = op;
+    }
+
     /// The operation has ended.
     fn complete(&mut self, op: OpKey, outcome: Outcome);
+
+    /// A message of `len` bytes with this tag has been sent: its operation has ended well.
+    fn sent(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
+        self.complete(op, Outcome::ok(Transfer::sent(len, tag)));
+    }
 
     /// The call left something behind that waits for a peer, or that a further pass could move. If
     /// doorbells have been asked for, they must be asked for again, with this in view.

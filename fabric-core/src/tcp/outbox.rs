@@ -19,6 +19,11 @@ pub struct Outbox {
     bytes: Vec<u8>,
     /// How many of them have left.
     sent: usize,
+    /// Bytes that have left since the connection began.
+    written: u64,
+    /// Bytes that were taken to be sent in another way, and of which it is not known yet whether
+    /// they have left.
+    taken: usize,
     /// A frame has begun whose bytes do not pass through here: nothing may come between.
     is_open: bool,
     /// Owed while it was.
@@ -39,6 +44,8 @@ impl Outbox {
             number: 0,
             bytes,
             sent: 0,
+            written: 0,
+            taken: 0,
             is_open: false,
             owed,
             rxm: None,
@@ -86,23 +93,42 @@ impl Outbox {
             "more has left than there was"
         );
         self.sent += count;
+        self.written += count as u64;
         if self.sent == self.bytes.len() {
             self.bytes.clear();
             self.sent = 0;
         }
     }
 
+    /// Position in the stream behind the last byte that has left. Payloads of frames that are
+    /// [open](Self::open) do not count: they do not pass through here.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Position in the stream behind the last byte that was added: what has been added so far has
+    /// left when [`written`](Self::written) has come this far.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.written + (self.taken + self.pending().len()) as u64
+    }
+
     /// Takes what has not left yet, to be sent in another way. What is added from now on comes
-    /// behind it.
+    /// behind it. [`put_back`](Self::put_back) tells how much of it has left.
     #[must_use]
     pub fn take_pending(&mut self) -> Vec<u8> {
         let mut bytes = std::mem::take(&mut self.bytes);
         bytes.drain(..std::mem::take(&mut self.sent));
+        self.taken = bytes.len();
         bytes
     }
 
-    /// Puts bytes that were taken, and have not left, in front of those that are pending.
+    /// Puts bytes that were taken, and have not left, in front of those that are pending. Those
+    /// that were taken before them have left.
     pub fn put_back(&mut self, bytes: &[u8]) {
+        let taken = std::mem::take(&mut self.taken);
+        self.written += taken.saturating_sub(bytes.len()) as u64;
         let at = self.sent;
         self.bytes.splice(at..at, bytes.iter().copied());
     }
@@ -292,6 +318,7 @@ impl Outbox {
     pub fn give_up(&mut self) {
         *self = Self {
             rxm: self.rxm.take(),
+            written: self.written,
             ..Self::new(self.order)
         };
     }

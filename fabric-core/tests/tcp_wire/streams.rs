@@ -210,15 +210,28 @@ fn what_was_taken_goes_first_when_it_comes_back() {
     outbox.left(7);
     let taken = outbox.take_pending();
     assert!(taken == whole[7..taken.len() + 7] && outbox.pending().is_empty());
+    let end = 7 + taken.len() as u64;
+    assert_eq!(
+        (outbox.written(), outbox.end()),
+        (7, end),
+        "what was taken has not left"
+    );
     // Meanwhile something else is sent.
     push(&mut outbox, 3);
     assert_eq!(outbox.pending(), &whole[7 + taken.len()..]);
     outbox.left(0);
     outbox.put_back(&taken[3..]);
     assert_eq!(outbox.pending(), &whole[10..]);
+    assert_eq!((outbox.written(), outbox.end()), (10, whole.len() as u64));
     outbox.left(5);
     outbox.put_back(b"");
     assert_eq!(outbox.pending(), &whole[15..]);
+    outbox.give_up();
+    assert_eq!(
+        (outbox.written(), outbox.end()),
+        (15, 15),
+        "what was given up has not left"
+    );
 }
 
 #[test]

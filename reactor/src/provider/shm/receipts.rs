@@ -67,6 +67,11 @@ impl Receipts {
         self.ended(number as usize)
     }
 
+    /// The operation of the message with this number.
+    pub(crate) fn op(&self, number: u32) -> Option<OpKey> {
+        self.all.get(number as usize).map(|message| message.op)
+    }
+
     /// Takes in what the peer has said, and shows the messages that have ended.
     pub(crate) fn collect(&mut self, segment: &Segment, mut end: impl FnMut(Unconfirmed)) {
         if !segment.has_confirmed() {

@@ -9,6 +9,7 @@
 //! | `lane` | what of it is in the ring |
 //! | `zero_copy` | messages that are given to the ring with their buffers |
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fabric_core::event::DownReason;
@@ -32,7 +33,8 @@ mod zero_copy;
 use lane::Lane;
 
 use receiving::Rest;
-pub(crate) use sending::Sending;
+use sending::Unwritten;
+pub(crate) use sending::{SendResult, Sending};
 
 /// Passes without news after which a connection is not looked at any more until it is ready.
 const COLD: u32 = 2000;
@@ -52,6 +54,9 @@ pub(crate) struct Link {
     token: u64,
     inbox: Inbox,
     outbox: Outbox,
+    /// Messages that were collected, and whose last byte the kernel has not taken yet, in the order
+    /// of the stream.
+    unwritten: VecDeque<Unwritten>,
     /// Bytes that were read and not taken.
     rest: Rest,
     /// Nobody has looked at them.
@@ -118,6 +123,7 @@ impl Link {
             token,
             inbox,
             outbox,
+            unwritten: VecDeque::new(),
             is_fresh: !rest.is_empty(),
             rest: Rest::new(rest),
             is_put_off: false,

@@ -113,7 +113,7 @@ fn offer() -> Info {
     info.ep.protocol = Some(Protocol::Tcp);
     info.ep.protocol_version = 3;
     info.ep.max_msg_size = MAX_MESSAGE;
-    // A message counts as sent when this machine's network has taken it, and as delivered when the
+    // A message counts as sent when the kernel has all its bytes, and as delivered when the
     // peer's endpoint has said that it has all of it. When a receive takes it nobody says.
     info.tx.op_flags |= OpFlags::DELIVERY_COMPLETE;
     info.tx.msg_order = ORDER;
@@ -369,8 +369,22 @@ impl ProviderDomain for TcpDomain {
         }
     }
 
-    fn flush(&mut self, _: &mut dyn Host, ep: EpId) -> Result<()> {
-        self.ep(ep)?.flush();
+    fn collected(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, spec: &SendSpec, len: usize) {
+        match self.ep(ep) {
+            Ok(endpoint) => endpoint.collected(host, op, spec, len),
+            Err(error) => host.complete(op, Outcome::failed(error)),
+        }
+    }
+
+    fn write_collected(&mut self, host: &mut dyn Host, ep: EpId) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.flush(host);
+            self.io.submit();
+        }
+    }
+
+    fn flush(&mut self, host: &mut dyn Host, ep: EpId) -> Result<()> {
+        self.ep(ep)?.flush(host);
         self.io.submit();
         Ok(())
     }

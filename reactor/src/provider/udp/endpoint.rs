@@ -301,9 +301,10 @@ impl Endpoint {
     pub(super) fn close(mut self, host: &mut dyn Host) {
         self.rx.close(host);
         if self.socket.is_ours() {
-            // What there is no room for now is lost, as any datagram may be.
-            self.outbox.flush(host, self.id, self.socket.as_fd());
+            self.outbox.flush(host, self.socket.as_fd());
         }
+        // What there is no room for now is lost.
+        self.outbox.fail(host, &Error::Canceled);
         self.fail_sends(host, |_| Some(Error::Canceled));
         self.senders.close(host);
     }

@@ -136,6 +136,19 @@ impl ProviderDomain for UdpDomain {
         self.ep(ep)?.send_now(host, spec, payload)
     }
 
+    fn collected(&mut self, host: &mut dyn Host, ep: EpId, op: OpKey, _: &SendSpec, len: usize) {
+        match self.ep(ep) {
+            Ok(endpoint) => endpoint.collected(op, len),
+            Err(error) => host.complete(op, Outcome::failed(error)),
+        }
+    }
+
+    fn write_collected(&mut self, host: &mut dyn Host, ep: EpId) {
+        if let Ok(endpoint) = self.ep(ep) {
+            endpoint.flush(host);
+        }
+    }
+
     fn flush(&mut self, host: &mut dyn Host, ep: EpId) -> Result<()> {
         self.ep(ep)?.flush(host);
         Ok(())

@@ -67,8 +67,8 @@ impl Endpoint {
             if self.outbox.is_full() {
                 return Ok(SendNow::Queue);
             }
-            self.outbox.put((spec.peer, to), payload);
-            return Ok(SendNow::Done);
+            self.outbox.put(to, payload);
+            return Ok(SendNow::Collected);
         }
         if !self.sends.is_empty() || !self.flush(host) {
             return Ok(SendNow::Queue);
@@ -80,6 +80,11 @@ impl Endpoint {
                 Ok(SendNow::Queue)
             }
         }
+    }
+
+    /// This is the operation of the message that was collected last.
+    pub(super) fn collected(&mut self, op: OpKey, len: usize) {
+        self.outbox.name(op, len);
     }
 
     pub(super) fn queue_send(
@@ -110,7 +115,7 @@ impl Endpoint {
         if self.is_blocked {
             return false;
         }
-        let flushed = self.outbox.flush(host, self.id, self.socket.as_fd());
+        let flushed = self.outbox.flush(host, self.socket.as_fd());
         if !flushed {
             self.wait_for_room();
             host.unsettled();
@@ -267,6 +272,8 @@ mod tests {
         ep: EpId,
         me: FiAddr,
         watched: Arc<Watched>,
+        /// Operations of messages that were collected.
+        collected: Vec<OpKey>,
     }
 
     impl Rig {
@@ -311,6 +318,7 @@ mod tests {
                 ep,
                 me,
                 watched,
+                collected: Vec::new(),
             }
         }
 
@@ -327,9 +335,29 @@ mod tests {
 
         fn send_now(&mut self, byte: u8, more: bool) -> SendNow {
             let spec = self.spec(more);
-            self.domain
+            let sent = self
+                .domain
                 .send_now(&mut self.hub, self.ep, &spec, Payload::Whole(&[byte]))
-                .unwrap()
+                .unwrap();
+            if sent == SendNow::Collected {
+                let none = AnyBuf::None;
+                let op = self
+                    .hub
+                    .ops
+                    .insert_send(self.ep, &spec, Route::Future, none, false);
+                self.domain.collected(&mut self.hub, self.ep, op, &spec, 1);
+                self.collected.push(op);
+            }
+            sent
+        }
+
+        /// How many messages that were collected have ended well.
+        fn ended(&self) -> usize {
+            let ops = &self.hub.ops;
+            self.collected
+                .iter()
+                .filter(|op| ops.is_done(**op) && ops.get(**op).unwrap().outcome.error.is_none())
+                .count()
         }
 
         fn queue(&mut self, byte: u8) -> OpKey {
@@ -364,7 +392,7 @@ mod tests {
         let mut rig = Rig::new();
         assert_eq!(rig.send_now(0, false), SendNow::Done);
         assert_eq!(rig.unexpected(), 1);
-        assert_eq!(rig.send_now(1, true), SendNow::Done);
+        assert_eq!(rig.send_now(1, true), SendNow::Collected);
         assert!(
             !rig.domain.arm(),
             "something was collected and has not left"
@@ -372,6 +400,7 @@ mod tests {
         rig.endpoint().wait_for_room();
         assert_eq!(rig.interest(), Some(Interest::Both));
         rig.domain.flush(&mut rig.hub, rig.ep).unwrap();
+        assert_eq!(rig.ended(), 0, "it has not left");
         assert_eq!(
             rig.send_now(2, false),
             SendNow::Queue,
@@ -391,6 +420,7 @@ mod tests {
             .ready(&mut rig.hub, super::super::endpoint::token(rig.ep, None));
         assert_eq!(rig.interest(), Some(Interest::Read));
         assert_eq!(rig.unexpected(), 4);
+        assert_eq!(rig.ended(), 1);
         assert!(
             !rig.domain.cancel(&mut rig.hub, rig.ep, queued),
             "it has left"
@@ -402,13 +432,14 @@ mod tests {
     fn a_full_collection_leaves_or_holds_back() {
         let mut rig = Rig::new();
         for byte in 0..100 {
-            assert_eq!(rig.send_now(byte, true), SendNow::Done);
+            assert_eq!(rig.send_now(byte, true), SendNow::Collected);
         }
         rig.domain.flush(&mut rig.hub, rig.ep).unwrap();
+        assert_eq!(rig.ended(), 100);
         while rig.unexpected() < 100 {}
         rig.endpoint().wait_for_room();
         let taken = (0..100)
-            .take_while(|byte| rig.send_now(*byte, true) == SendNow::Done)
+            .take_while(|byte| rig.send_now(*byte, true) == SendNow::Collected)
             .count();
         assert_eq!(taken, super::super::batch::BATCH);
         let waiting = rig.queue(7);
@@ -423,6 +454,7 @@ mod tests {
     fn what_waits_ends_with_its_number_and_with_the_endpoint() {
         for close in [false, true] {
             let mut rig = Rig::new();
+            assert_eq!(rig.send_now(0, true), SendNow::Collected);
             rig.endpoint().wait_for_room();
             let key = rig.queue(1);
             let error = if close {
@@ -435,6 +467,11 @@ mod tests {
             };
             let ended = rig.hub.ops.get(key).unwrap();
             assert_eq!(ended.outcome.error.as_deref(), Some(&error));
+            let collected = rig.hub.ops.is_done(rig.collected[0]);
+            assert_eq!(
+                collected, close,
+                "its address was taken when it was collected"
+            );
         }
     }
 }

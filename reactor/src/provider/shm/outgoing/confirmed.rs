@@ -29,6 +29,8 @@ impl Wires {
     pub(super) fn sent_with(&mut self, receipt: u32, host: &mut dyn Host) {
         if let Some(message) = self.receipts.sent(receipt) {
             host.complete(message.op, Outcome::ok(message.transfer));
+        } else if let Some(op) = self.receipts.op(receipt) {
+            host.has_left(op);
         }
     }
 

@@ -68,6 +68,7 @@ impl Endpoint {
         }
         let reason = link.ended().unwrap_or(DownReason::Closed);
         let gone = self.gone(&link);
+        link.fail_unwritten(host, &gone);
         self.rx.with(|rx| {
             link.look_again(rx, host);
             link.give_up(rx, host, &gone);

@@ -394,6 +394,10 @@ impl Endpoint {
         for at in peers {
             self.fail_sends(host, at, &Error::Canceled);
         }
+        let links: Vec<_> = self.stages.iter().map(|(at, _)| at).collect();
+        for at in links {
+            self.end_unwritten(host, at, &Error::Canceled);
+        }
         for (_, stage) in &mut self.stages {
             if let Stage::Up(link) = stage {
                 link.fail_asked(host, &Error::Canceled);

@@ -8,7 +8,7 @@ use fabric_core::completion::{CompletionLevel, OpKind, Outcome, Transfer};
 use fabric_core::provider::{Host, OpKey, SendNow, SendSpec};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
-use super::super::link::Sending;
+use super::super::link::{SendResult, Sending};
 use super::{Endpoint, PATIENCE, Peer, Role, Stage};
 
 impl Endpoint {
@@ -35,7 +35,11 @@ impl Endpoint {
         if link.is_bursting() || !link.is_flushed() || link.is_deaf() {
             self.heat(at);
         }
-        Ok(if sent { SendNow::Done } else { SendNow::Queue })
+        Ok(match sent {
+            SendResult::Written => SendNow::Done,
+            SendResult::Collected => SendNow::Collected,
+            SendResult::No => SendNow::Queue,
+        })
     }
 
     /// A connection is looked at from now on, until there is no more news.
@@ -47,15 +51,40 @@ impl Endpoint {
         }
     }
 
+    /// This is the operation of the message that was collected last for its peer.
+    pub(crate) fn collected(
+        &mut self,
+        host: &mut dyn Host,
+        op: OpKey,
+        spec: &SendSpec,
+        len: usize,
+    ) {
+        let link = self.route(spec.peer).and_then(|at| self.peers[at].link);
+        match link.and_then(|at| self.stages.get_mut(at)) {
+            Some(Stage::Up(link)) => link.collected(op, len, spec.tag),
+            _ => host.complete(op, Outcome::failed(Error::StaleAddress(spec.peer))),
+        }
+    }
+
     /// Sends what was collected.
-    pub(crate) fn flush(&mut self) {
+    pub(crate) fn flush(&mut self, host: &mut dyn Host) {
         // Whatever has something pending is looked at anyway.
         for at in &self.hot {
             if let Some(Stage::Up(link)) = self.stages.get_mut(*at)
                 && !link.is_flushed()
             {
-                link.flush();
+                link.write(host);
             }
+        }
+    }
+
+    /// Messages that were collected for a connection leave now, or end with this error.
+    pub(super) fn end_unwritten(&mut self, host: &mut dyn Host, at: usize, error: &Error) {
+        if let Some(Stage::Up(link)) = self.stages.get_mut(at) {
+            if !link.is_flushed() {
+                link.write(host);
+            }
+            link.fail_unwritten(host, error);
         }
     }
 
@@ -164,6 +193,10 @@ impl Endpoint {
         if let Some(Stage::Up(link)) = peer.link.and_then(|link| self.stages.get_mut(link)) {
             link.take_back(&mut peer.sends, host);
             let is_cut = link.cut();
+            if link.is_deaf() {
+                link.fail_unwritten(host, error);
+            }
+            link.complete_written(host);
             link.fail_offers(host, error);
             if is_cut && let Some(at) = peer.link.take() {
                 self.heat(at);

@@ -232,6 +232,7 @@ impl Endpoint {
             if let Role::Single(single) = &mut self.role {
                 single.over = Some(Error::Closed(Class::Endpoint));
             }
+            self.end_unwritten(host, at, &Error::Canceled);
             self.link_down(host, at);
         }
         Ok(())

@@ -245,6 +245,7 @@ impl Link {
             What::Sent(sent) if lane.sending.ticket() == Some(ticket) => {
                 let was = std::mem::replace(&mut lane.sending, InRing::Nothing);
                 let is_all = self.sent(&sent, was, queue);
+                self.complete_written(host);
                 match was {
                     InRing::Entrusted(..) if is_all => self.first_has_left(queue, host),
                     InRing::Entrusted(..) => self.waits_for_buffer(ticket),
@@ -277,6 +278,7 @@ impl Link {
     /// side's again, unless all of it had left.
     pub(crate) fn take_back(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) {
         let (was, is_all) = self.retract(queue);
+        self.complete_written(host);
         let has_left = match was {
             InRing::Entrusted(..) => is_all,
             InRing::Borrowed(_) => queue
@@ -291,10 +293,11 @@ impl Link {
 
     /// All of the first operation of the queue has been sent by the ring.
     fn first_has_left(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) {
+        let end = self.outbox.written();
         self.outbox.close();
         if let Some(Sending { op, spec, sent }) = queue.pop_front() {
             self.answered = 0;
-            self.has_left(op, spec, sent.unwrap_or(0), host);
+            self.has_left((op, spec), sent.unwrap_or(0), end, host);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use fabric_core::atomic::AtomicCall;
-use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::completion::{OpKind, Outcome};
 use fabric_core::event::DownReason;
 use fabric_core::provider::{EpId, Host, OpKey, SendSpec};
 use fabric_core::tcp::{Frame, Replying, Rows, Takes};
@@ -111,15 +111,24 @@ impl Link {
         self.inbox.asked.fail(host, error);
     }
 
-    /// An operation has been sent as far as it goes.
-    pub(super) fn has_left(&mut self, op: OpKey, spec: SendSpec, len: usize, host: &mut dyn Host) {
+    /// An operation has been sent as far as it goes: up to this position in the stream.
+    pub(super) fn has_left(
+        &mut self,
+        (op, spec): (OpKey, SendSpec),
+        len: usize,
+        end: u64,
+        host: &mut dyn Host,
+    ) {
+        let ending = Ending::of(&spec);
+        self.leaves_at(end, op, (ending == Ending::Sent).then_some((len, spec.tag)));
+        self.complete_written(host);
         let asked = &mut self.inbox.asked;
         let all = spec.remote.map_or(len, |remote| remote.len);
         let all = spec.spread.map_or(all, |spread| {
             host.places(spread).iter().map(|place| place.len).sum()
         });
-        match Ending::of(&spec) {
-            Ending::Sent => host.complete(op, Outcome::ok(Transfer::sent(len, spec.tag))),
+        match ending {
+            Ending::Sent => {}
             Ending::Acknowledged => asked.expect_ack(op, spec, all, host),
             Ending::Answered => asked.expect_answer(op, spec, all),
         }

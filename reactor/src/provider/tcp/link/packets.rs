@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use fabric_core::Error;
 use fabric_core::atomic::AtomicOp;
 use fabric_core::buf::Payload;
-use fabric_core::completion::{OpKind, Outcome, Transfer};
+use fabric_core::completion::OpKind;
 use fabric_core::provider::{Host, SendSpec};
 use fabric_core::rx::RxContext;
 use fabric_core::tcp::rxm::{Atomic, EAGER};
@@ -100,7 +100,7 @@ impl Link {
         let is_sent = self.outbox.push(tag, spec.data, payload);
         debug_assert!(is_sent, "nothing is open");
         queue.pop_front();
-        host.complete(op, Outcome::ok(Transfer::sent(len, spec.tag)));
+        self.collected(op, len, spec.tag);
         Some(len)
     }
 
@@ -130,6 +130,7 @@ impl Link {
             .outbox
             .atomic((number, Atomic::of(atomic)), row, payload);
         debug_assert!(is_asked, "nothing is open");
+        self.leaves_at(self.outbox.end(), op, None);
         queue.pop_front();
         Some(len)
     }

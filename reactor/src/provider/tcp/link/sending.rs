@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
+use fabric_core::Error;
 use fabric_core::buf::Payload;
-use fabric_core::completion::OpKind;
+use fabric_core::completion::{OpKind, Outcome};
 use fabric_core::provider::{Host, OpKey, SendSpec};
 
 use super::super::socket::Sent;
@@ -32,39 +33,107 @@ pub(crate) struct Sending {
     pub(crate) sent: Option<usize>,
 }
 
+/// What became of a short message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendResult {
+    /// The kernel has all of it.
+    Written,
+    /// It was copied, and the kernel does not have all of it yet.
+    Collected,
+    /// It has to wait, or is [not taken](Link::check).
+    No,
+}
+
+/// An operation whose last byte the kernel does not have yet.
+#[derive(Debug)]
+pub(super) struct Unwritten {
+    /// Position in the stream behind its last byte.
+    end: u64,
+    op: OpKey,
+    /// Length and tag of a message that ends then; other operations wait for their peer.
+    message: Option<(usize, Option<u64>)>,
+}
+
 impl Link {
-    /// Takes a short message; false when it has to wait, or is [not taken](Self::check).
+    /// Takes a short message.
     pub(crate) fn send_now(
         &mut self,
         host: &mut dyn Host,
         spec: &SendSpec,
         payload: Payload<'_>,
-    ) -> bool {
+    ) -> SendResult {
         if self.is_deaf || self.outbox.is_open() || payload.len() > SHORT {
-            return false;
+            return SendResult::No;
         }
         if self.outbox.pending().len() + payload.len() > COLLECTED
-            && (self.is_blocked || !self.flush())
+            && (self.is_blocked || !self.write(host))
         {
-            return false;
+            return SendResult::No;
         }
         let Ok(tag) = self.takes.tag(spec.tag) else {
-            return false;
+            return SendResult::No;
         };
         if !self.outbox.push(tag, spec.data, payload) {
-            return false;
+            return SendResult::No;
         }
-        if self.is_bursting || spec.more {
-            host.unsettled();
-        } else {
+        if !self.is_bursting && !spec.more {
             self.is_bursting = true;
-            self.flush();
+            if self.write(host) {
+                return SendResult::Written;
+            }
         }
-        !self.is_deaf
+        if self.is_deaf {
+            return SendResult::No;
+        }
+        host.unsettled();
+        SendResult::Collected
+    }
+
+    /// The message that was added last ends when the kernel has its last byte.
+    pub(crate) fn collected(&mut self, op: OpKey, len: usize, tag: Option<u64>) {
+        let end = self.outbox.end();
+        self.leaves_at(end, op, Some((len, tag)));
+    }
+
+    /// An operation has left when the kernel has the stream up to this position, and ends then
+    /// if it is a message of this length, with this tag, that does not wait for its peer.
+    pub(super) fn leaves_at(&mut self, end: u64, op: OpKey, message: Option<(usize, Option<u64>)>) {
+        self.unwritten.push_back(Unwritten { end, op, message });
+    }
+
+    /// Completes the messages whose last byte the kernel has.
+    #[inline]
+    pub(crate) fn complete_written(&mut self, host: &mut dyn Host) {
+        while let Some(first) = self.unwritten.front()
+            && first.end <= self.outbox.written()
+            && let Some(Unwritten { op, message, .. }) = self.unwritten.pop_front()
+        {
+            match message {
+                Some((len, tag)) => host.sent(op, len, tag),
+                None => host.has_left(op),
+            }
+        }
+    }
+
+    /// Messages that the kernel has not taken end with this error.
+    pub(crate) fn fail_unwritten(&mut self, host: &mut dyn Host, error: &Error) {
+        self.complete_written(host);
+        // What waits for the peer ends where it waits.
+        let ends = |unwritten: &Unwritten| unwritten.message.is_some();
+        for Unwritten { op, .. } in self.unwritten.drain(..).filter(ends) {
+            host.complete(op, Outcome::failed(error.clone()));
+        }
+    }
+
+    /// Sends what is pending, and completes what was written. Returns whether all of it has left.
+    pub(crate) fn write(&mut self, host: &mut dyn Host) -> bool {
+        let is_all = self.flush();
+        self.complete_written(host);
+        is_all
     }
 
     /// Sends what is pending. Returns whether all of it has left.
-    pub(crate) fn flush(&mut self) -> bool {
+    pub(super) fn flush(&mut self) -> bool {
         if self.is_sending() {
             return false;
         }
@@ -93,6 +162,7 @@ impl Link {
     /// Moves the operations on. Returns whether anything was sent.
     pub(crate) fn drive(&mut self, queue: &mut VecDeque<Sending>, host: &mut dyn Host) -> bool {
         let moved = self.send_on(queue, host);
+        self.complete_written(host);
         self.rest_or_watch();
         moved
     }
@@ -168,6 +238,7 @@ impl Link {
                 return Some(0);
             }
         };
+        let mut end = self.outbox.written();
         let count = if let Some((frame, rows)) = wrapped.as_ref().filter(|_| len <= SHORT) {
             if self.outbox.pending().len() + len > COLLECTED && !self.flush() {
                 return None;
@@ -176,6 +247,7 @@ impl Link {
                 self.cut();
                 return None;
             }
+            end = self.outbox.end();
             len
         } else if spec.kind != OpKind::Connect {
             if let Some((frame, rows)) = wrapped {
@@ -209,6 +281,7 @@ impl Link {
             if from + count < len {
                 return Some(count);
             }
+            end = self.outbox.written();
             self.outbox.close();
             count
         } else {
@@ -217,7 +290,7 @@ impl Link {
         let (op, spec) = (*op, *spec);
         queue.pop_front();
         self.answered = 0;
-        self.has_left(op, spec, len, host);
+        self.has_left((op, spec), len, end, host);
         Some(count)
     }
 

@@ -1,0 +1,35 @@
+//! Waiting until everything that was posted has left this process.
+
+use std::future::poll_fn;
+use std::task::ready;
+
+use fabric_core::Result;
+use fabric_core::provider::{EpId, OpKey};
+use tokio::task::coop;
+
+use crate::domain::DomainInner;
+
+/// A flush that is under way; dropping it forgets it.
+struct Flushing<'a> {
+    domain: &'a DomainInner,
+    key: OpKey,
+}
+
+impl Drop for Flushing<'_> {
+    fn drop(&mut self) {
+        self.domain.core.abandon(self.key);
+    }
+}
+
+/// Waits until what was posted on this endpoint, or on all of the domain, has been handed over.
+pub(crate) async fn flush(domain: &DomainInner, ep: Option<EpId>) -> Result<()> {
+    let key = domain.core.flush(ep);
+    let flushing = Flushing { domain, key };
+    poll_fn(|cx| {
+        let budget = ready!(coop::poll_proceed(cx));
+        let flushed = ready!(flushing.domain.core.poll_flush(flushing.key, cx));
+        budget.made_progress();
+        flushed.into()
+    })
+    .await
+}
