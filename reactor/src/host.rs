@@ -153,6 +153,16 @@ impl Host for Hub {
         }
     }
 
+    fn rearm(&mut self, op: OpKey) {
+        if let Some(grown) = self.ops.get_mut(op).and_then(|op| op.buf.clear()) {
+            self.later.discard(AnyBuf::Pooled(grown));
+        }
+    }
+
+    fn discard_part(&mut self, op: OpKey) {
+        self.part_lost(op);
+    }
+
     fn complete(&mut self, key: OpKey, outcome: Outcome) {
         if !self.entrusted.is_empty() && self.entrusted.contains_key(&key) {
             return self.keep_back(key, outcome);

@@ -9,6 +9,7 @@ mod churn;
 mod copying;
 mod forks;
 mod fuzz;
+mod guide;
 mod hostile;
 mod kill;
 mod lending;

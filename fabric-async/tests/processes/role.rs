@@ -149,6 +149,8 @@ pub(crate) fn play() {
         "udp member" => run(crate::udp::member(&name)),
         "udp flood" => crate::udp::flood(&name),
         "udp crowd" => crate::udp::crowd(&name),
+        "guide client" => run(crate::guide::play(&name)),
+        "guide server" => run(crate::guide::server(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),
         other => assert!(
             run(crate::copying::play(other, &name)),

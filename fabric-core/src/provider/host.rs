@@ -99,6 +99,18 @@ pub trait Host {
     /// Takes the first `filled` bytes back from a receive nobody waits for.
     fn reclaim(&mut self, op: OpKey, filled: usize) -> PooledBuf;
 
+    /// The message that was being placed in this receive is lost, and the receive waits for another
+    /// one: what was placed is no part of that, and the buffer is as large as before.
+    fn rearm(&mut self, op: OpKey) {
+        let _ = op;
+    }
+
+    /// The message is lost for which this part was [split](Host::split) off: the part has ended,
+    /// and is not reported.
+    fn discard_part(&mut self, op: OpKey) {
+        let _ = op;
+    }
+
     /// The operation has ended.
     fn complete(&mut self, op: OpKey, outcome: Outcome);
 

@@ -55,15 +55,8 @@ impl RxContext {
         {
             envelope.source = Some(source);
         }
-        if !self.multis.is_empty() {
-            let renamed = self.matcher.rename(peers, source);
-            self.offer(host, renamed);
-            return self.noticed(host);
-        }
-        for (op, envelope, message) in self.matcher.resolve(peers, source) {
-            self.posted[op.index as usize] = None;
-            self.give(host, op, envelope, message);
-        }
+        let renamed = self.matcher.rename(peers, source);
+        self.offer(host, renamed);
         self.noticed(host);
     }
 
