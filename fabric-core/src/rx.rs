@@ -384,7 +384,11 @@ impl RxContext {
         bytes: PooledBuf,
     ) {
         let known = self.known().find(|(key, _)| *key == envelope.peer);
-        envelope.source = source.or_else(|| host.number_of(self.ep, known?.1));
+        // An auto-inserted handle is the peer's own, whoever has its name now.
+        let own = envelope
+            .source
+            .filter(|source| host.incarnation_of(self.ep, *source).is_some());
+        envelope.source = source.or(own).or_else(|| host.number_of(self.ep, known?.1));
         self.settle(
             host,
             envelope,

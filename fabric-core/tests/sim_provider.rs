@@ -13,7 +13,7 @@ use fabric_core::event::{DownReason, EventKind};
 use fabric_core::matching::{RecvSpec, TagMatch};
 use fabric_core::mr::Region;
 use fabric_core::provider::{
-    Deed, EpId, Host, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
+    Deed, EpId, Host, Incarnation, OpKey, Provider, ProviderDomain, SendNow, SendSpec, WaitSet,
 };
 use fabric_core::rx::Receiving;
 use fabric_core::sim::SimProvider;
@@ -91,7 +91,12 @@ impl Host for Maps {
     fn number_of(&self, _: EpId, address: &Address) -> Option<FiAddr> {
         self.av.find(address)
     }
-    fn peer_connected(&mut self, _: EpId, address: &Address) -> Option<FiAddr> {
+    fn peer_connected(
+        &mut self,
+        _: EpId,
+        address: &Address,
+        _: Option<Incarnation>,
+    ) -> Option<FiAddr> {
         self.av.find(address)
     }
     fn peer_disconnected(&mut self, _: EpId, _: Option<FiAddr>) {}

@@ -62,11 +62,11 @@
 //! | | a number of your own | the number of a guest |
 //! |---|---|---|
 //! | an operation that is under way: a send, a directed receive | [`PeerGone`] | [`PeerGone`] |
-//! | the next send | [`NoSuchPeer`] | [`StaleAddress`]; as long as messages of it wait, [`NoSuchPeer`] |
+//! | the next send | [`NoSuchPeer`] | [`StaleAddress`]; as long as messages of it wait, [`NoSuchPeer`], or [`PeerGone`] when another process has its name |
 //! | a directed receive that is posted later | takes what had arrived; else waits for the peer to come back | takes what had arrived; if that has nothing for it, [`PeerGone`]; afterwards [`StaleAddress`] |
 //! | a receive from any source, also one that a message of the peer was arriving in | waits for others | waits for others |
 //! | [`Endpoint::lookup`] of its name | [`NoSuchPeer`]; the number stays | [`NoSuchPeer`] |
-//! | somebody comes by that name | the number is good again | a guest again, with a new number |
+//! | another process has that name | the number is good again | the number stays that of the dead; the new process gets another one |
 //! | the event queue | [`PeerDown`] | [`PeerDown`] |
 //!
 //! **A receive from any source never fails because of one sender.** When the sender of a message
@@ -100,9 +100,10 @@
 //!   name, so it survives the death and the restart of the peer: the next send after the restart
 //!   makes a new connection.
 //! * **A guest's** lives while the guest is connected, and then until the last message that it sent
-//!   was received and looked at. So a request can always be told by its source, and a reply to a
-//!   client that has left is an error, never somebody else's mail. A guest that comes back
-//!   meanwhile keeps its number.
+//!   was received and looked at. It stands for one endpoint of one process, and not for the name. So
+//!   a request can always be told by its source, and a reply to a client that has left is an error:
+//!   a process that was started again under the old name gets a number of its own, and none of the
+//!   replies to its predecessor. An endpoint that connects again meanwhile keeps its number.
 //! * **A guest you look up** or insert becomes your own, under the number it has. Do so if you want
 //!   to reach it after it has restarted; then remove it yourself, one day.
 //! * Receives that are directed at a number when it is removed, or taken back, end with

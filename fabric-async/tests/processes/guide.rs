@@ -74,7 +74,7 @@ fn server_survives(transport: &'static str) {
         let friend = client(transport, any_name(transport)).await;
         let to_server = friend.lookup(&name).await.unwrap();
         for round in 0..ROUNDS {
-            if round % 2 == 0 {
+            if round.is_multiple_of(2) {
                 let mut victim = Peer::start("guide client", &format!("{transport}+dies/{name}"));
                 ended(&mut victim).await;
             } else {

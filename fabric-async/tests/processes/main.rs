@@ -18,6 +18,7 @@ mod limits;
 mod multi;
 mod onesided;
 mod probes;
+mod restart;
 mod role;
 mod runtime;
 mod scale;

@@ -151,6 +151,7 @@ pub(crate) fn play() {
         "udp crowd" => crate::udp::crowd(&name),
         "guide client" => run(crate::guide::play(&name)),
         "guide server" => run(crate::guide::server(&name)),
+        "restarted client" => run(crate::restart::client(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),
         other => assert!(
             run(crate::copying::play(other, &name)),

@@ -84,7 +84,7 @@ pub(super) mod survives {
 
     pub(crate) async fn mid_send(survivor: &mut Survivor, victim: Peer) {
         let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
-        let is_directed = survivor.round % 2 == 0;
+        let is_directed = survivor.round.is_multiple_of(2);
         let request = survivor.ep.recv().tag(3);
         let begun = if is_directed {
             request.from(peer)
