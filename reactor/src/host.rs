@@ -154,9 +154,15 @@ impl Host for Hub {
     }
 
     fn rearm(&mut self, op: OpKey) {
-        if let Some(grown) = self.ops.get_mut(op).and_then(|op| op.buf.clear()) {
+        let Some(op) = self.ops.get_mut(op) else {
+            return;
+        };
+        let (grown, waiter) = (op.buf.clear(), op.waker.take());
+        if let Some(grown) = grown {
             self.later.discard(AnyBuf::Pooled(grown));
         }
+        // Who waits to take the receive back can do so now.
+        self.wake_waiter(waiter);
     }
 
     fn discard_part(&mut self, op: OpKey) {
