@@ -276,7 +276,9 @@ impl<M: ThreadModel> Domain<M> {
     /// Opens an address vector that takes in peers which connect, so that they can be answered, and
     /// forgets them when they have gone and the last message they sent was received and looked at.
     ///
-    /// From then on the number of such a guest is [`Error::StaleAddress`]. A peer that is inserted
+    /// From then on the number of such a guest is [`Error::StaleAddress`]. The number stands for the
+    /// endpoint that connected: another process that takes its name gets another number, and what
+    /// is sent to the first one fails. A peer that is inserted
     /// by hand, or with [`Endpoint::lookup`](crate::Endpoint::lookup), before it connects or while
     /// it is a guest, is not forgotten. See [`manual::serving`](crate::manual::serving).
     ///

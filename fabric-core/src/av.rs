@@ -86,12 +86,25 @@ impl AddressTable {
             .map(|&index| self.handle(index))
     }
 
+    /// Lets the address of this handle get another one. The handle stays valid, and is found by its
+    /// address no more.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`].
+    pub fn detach(&mut self, addr: FiAddr) -> Result<()> {
+        let address = self.get(addr)?.clone();
+        if self.find(&address) == Some(addr) {
+            self.by_address.remove(&address);
+        }
+        Ok(())
+    }
+
     /// Takes an address out; its number becomes stale. Messages on their way are not affected.
     ///
     /// # Errors
     /// [`Error::StaleAddress`].
     pub fn remove(&mut self, addr: FiAddr) -> Result<Address> {
-        self.get(addr)?;
+        self.detach(addr)?;
         let row = &mut self.rows[addr.index as usize];
         // A position whose generations are used up is not used again.
         let next = row.generation.checked_add(1);
@@ -100,19 +113,18 @@ impl AddressTable {
             .address
             .take()
             .ok_or_else(|| Error::StaleAddress(addr))?;
-        self.by_address.remove(&address);
         if next.is_some() {
             self.free.push(addr.index);
         }
         Ok(address)
     }
 
-    /// Every number in use with its address.
+    /// Every address with its handle, in the order of the handles. Those that were
+    /// [detached](Self::detach) are left out.
     pub fn iter(&self) -> impl Iterator<Item = (FiAddr, &Address)> {
         self.rows.iter().enumerate().filter_map(|(index, row)| {
-            row.address
-                .as_ref()
-                .map(|address| (self.handle(index as u32), address))
+            let (addr, address) = (self.handle(index as u32), row.address.as_ref()?);
+            (self.find(address) == Some(addr)).then_some((addr, address))
         })
     }
 
@@ -173,6 +185,22 @@ mod tests {
             table.iter().map(|(addr, _)| addr).collect::<Vec<_>>(),
             [c, b]
         );
+    }
+
+    #[test]
+    fn detached_handle_stays_valid_beside_its_successor() {
+        let mut table = AddressTable::new();
+        let old = table.insert(address("a"));
+        table.detach(old).unwrap();
+        assert_eq!(table.find(&address("a")), None);
+        let new = table.insert(address("a"));
+        assert_ne!(old, new);
+        assert_eq!(table.get(old), table.get(new));
+        assert_eq!(table.find(&address("a")), Some(new));
+        assert_eq!(table.iter().collect::<Vec<_>>(), [(new, &address("a"))]);
+        assert_eq!(table.remove(old).unwrap(), address("a"));
+        assert_eq!(table.find(&address("a")), Some(new), "the new one stays");
+        assert_eq!(table.get(old), Err(Error::StaleAddress(old)));
     }
 
     #[test]

@@ -22,7 +22,7 @@ mod wait;
 
 pub use aside::{AtOnce, Express, Lender};
 pub use domain::{ProviderDomain, SendNow};
-pub use host::{Host, Split};
+pub use host::{Host, Incarnation, Split};
 pub use meeting::{Joined, MAX_PRIVATE_DATA, Meeting, Request, RequestHandle, Way};
 pub use spec::{Deed, EpId, OpKey, Remote, SendSpec, Spread};
 pub use wait::{Interest, SocketIo, WaitSet};

@@ -8,13 +8,14 @@
 //! Nothing is ever dropped: a receive that is abandoned after its match gives the message back, at
 //! its old place.
 //!
-//! Pieces are the subject of `landing`; messages in memory of the sender's, of `lent`; senders that
-//! come and go, of `peers`; what senders wait to hear of, of `receipts`; contexts that several
-//! endpoints share, of `shared`.
+//! Pieces are the subject of `landing`; messages that are lost midway, of `lost`; messages in
+//! memory of the sender's, of `lent`; senders that come and go, of `peers`; what senders wait to
+//! hear of, of `receipts`; contexts that several endpoints share, of `shared`.
 
 mod claim;
 mod landing;
 mod lent;
+mod lost;
 mod multi;
 mod peers;
 mod receipts;
@@ -37,6 +38,7 @@ use crate::provider::{EpId, Host, OpKey};
 use claim::Claims;
 use landing::{Landing, Target, append};
 use lent::Fleeting;
+use lost::{Filling, OnLoss};
 use multi::{Match, Multi};
 use receipts::confirm_match;
 
@@ -58,8 +60,8 @@ pub struct RxContext {
     multis: Vec<Multi>,
     asked: Claims,
     landings: Slab<Landing>,
-    /// Which landing fills an operation: few at a time, so a list.
-    filling: Vec<(OpKey, usize)>,
+    /// The receives in which messages are arriving: few at a time, so a list.
+    filling: Vec<Filling>,
     /// Peers that are gone: messages of theirs may still wait, or come back.
     gone: VecDeque<(PeerKey, Address)>,
     /// Peers that are connected, where endpoints share the context, and to which of them: otherwise
@@ -112,6 +114,11 @@ impl std::fmt::Debug for RxContext {
 }
 
 impl Unexpected {
+    /// Whether all of it is here.
+    fn is_whole(&self) -> bool {
+        self.landing.is_none() && self.lent.is_none()
+    }
+
     /// What it uses of the budget. Memory of the sender's costs nothing here.
     fn cost(&self, envelope: &Envelope) -> usize {
         if self.lent.is_some() {
@@ -155,7 +162,14 @@ impl RxContext {
         }
         match self.matcher.post(spec, op) {
             Posted::Queued(key) => self.queued(host, op, spec, key),
-            Posted::Matched(envelope, message) => self.give(host, op, envelope, message),
+            Posted::Matched(envelope, message) => {
+                let on_loss = if message.is_whole() {
+                    OnLoss::Fail
+                } else {
+                    OnLoss::of(self.matcher.take_place(&spec))
+                };
+                self.give(host, (op, on_loss), envelope, message);
+            }
         }
     }
 
@@ -185,7 +199,11 @@ impl RxContext {
     #[inline(always)] // on the way of a small message
     fn matched(&mut self, host: &mut dyn Host, envelope: &Envelope) -> Match {
         if !self.multis.is_empty() {
-            return self.matched_among(host, envelope);
+            return match self.matched_among(host, envelope) {
+                Match::Receive((op, _)) => Match::Receive(op),
+                Match::Held => Match::Held,
+                Match::Nobody => Match::Nobody,
+            };
         }
         match self.matcher.arrive(envelope) {
             Some(op) => {
@@ -317,10 +335,9 @@ impl RxContext {
 
     /// What is arriving in this receive is for others.
     fn pass_on(&mut self, host: &mut dyn Host, op: OpKey) {
-        let Some(at) = self.filling.iter().position(|(filled, _)| *filled == op) else {
+        let Some(Filling { landing: id, .. }) = self.take_filling(op) else {
             return;
         };
-        let (_, id) = self.filling.swap_remove(at);
         if let Some(at) = self.copying.iter().position(|(copied, _)| *copied == id)
             && let Some((_, memory)) = self.copying.remove(at)
         {
@@ -369,7 +386,11 @@ impl RxContext {
         bytes: PooledBuf,
     ) {
         let known = self.known().find(|(key, _)| *key == envelope.peer);
-        envelope.source = source.or_else(|| host.number_of(self.ep, known?.1));
+        // An auto-inserted handle is the peer's own, whoever has its name now.
+        let own = envelope
+            .source
+            .filter(|source| host.incarnation_of(self.ep, *source).is_some());
+        envelope.source = source.or(own).or_else(|| host.number_of(self.ep, known?.1));
         self.settle(
             host,
             envelope,
@@ -400,7 +421,7 @@ impl RxContext {
         for op in self.matcher.take_posted() {
             host.complete(op, Outcome::failed(Error::Canceled));
         }
-        for (op, _) in std::mem::take(&mut self.filling) {
+        for Filling { op, .. } in std::mem::take(&mut self.filling) {
             host.complete(op, Outcome::failed(Error::Canceled));
         }
         self.fail_probes(host, |_| Some(Error::Canceled));
@@ -457,9 +478,9 @@ impl RxContext {
     /// A message that some receive already had finds a new one, or its old place in the queue.
     fn settle(&mut self, host: &mut dyn Host, envelope: Envelope, message: Unexpected) {
         let landing = message.landing;
-        if let Match::Receive(op) = self.matched(host, &envelope) {
+        if let Match::Receive(receive) = self.matched_among(host, &envelope) {
             self.used += message.cost(&envelope);
-            self.give(host, op, envelope, message);
+            self.give(host, receive, envelope, message);
         } else {
             let key = self.keep(envelope, message);
             if let Some(landing) = landing.and_then(|id| self.landings.get_mut(id)) {
@@ -469,11 +490,12 @@ impl RxContext {
         }
     }
 
-    /// Gives a buffered message to a receive.
+    /// Gives a buffered message to a receive, of which is known what becomes of it if the message
+    /// is lost before it is complete.
     fn give(
         &mut self,
         host: &mut dyn Host,
-        op: OpKey,
+        (op, on_loss): (OpKey, OnLoss),
         mut envelope: Envelope,
         message: Unexpected,
     ) {
@@ -482,7 +504,9 @@ impl RxContext {
             self.unnote(envelope.arrival);
         }
         match message.landing {
-            None if let Some(lent) = message.lent => self.share(host, op, envelope, lent),
+            None if let Some(lent) = message.lent => {
+                self.share(host, (op, on_loss), envelope, lent);
+            }
             None => {
                 let placed = host.adopt(op, message.bytes);
                 host.complete(op, Outcome::received(&envelope, placed));
@@ -492,7 +516,11 @@ impl RxContext {
                 confirm_match(&mut self.receipts, &mut envelope);
                 let target = match host.adopt_partial(op, message.bytes, envelope.len) {
                     Ok((room, placed)) => {
-                        self.filling.push((op, id));
+                        self.filling.push(Filling {
+                            op,
+                            landing: id,
+                            on_loss,
+                        });
                         Target::Receive { op, room, placed }
                     }
                     Err(error) => {

@@ -5,7 +5,7 @@ use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::event::{Event, EventKind};
 use fabric_core::matching::{Envelope, PeerKey};
 use fabric_core::mr::Region;
-use fabric_core::provider::{Deed, EpId, Host, Joined, OpKey, Remote, Split, Spread};
+use fabric_core::provider::{Deed, EpId, Host, Incarnation, Joined, OpKey, Remote, Split, Spread};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -185,6 +185,22 @@ impl Host for Hub {
         }
     }
 
+    fn rearm(&mut self, op: OpKey) {
+        let Some(op) = self.ops.get_mut(op) else {
+            return;
+        };
+        let (grown, waiter) = (op.buf.clear(), op.waker.take());
+        if let Some(grown) = grown {
+            self.later.discard(AnyBuf::Pooled(grown));
+        }
+        // Who waits to take the receive back can do so now.
+        self.wake_waiter(waiter);
+    }
+
+    fn discard_part(&mut self, op: OpKey) {
+        self.part_lost(op);
+    }
+
     fn complete(&mut self, key: OpKey, outcome: Outcome) {
         if !self.entrusted.is_empty() && self.entrusted.contains_key(&key) {
             return self.keep_back(key, outcome);
@@ -321,7 +337,12 @@ impl Host for Hub {
             .vectors
             .get(ep.bound.av.0)
             .ok_or_else(|| Error::Closed(Class::AddressVector))?;
-        vector.table.get(addr).cloned()
+        vector.reach(addr).cloned()
+    }
+
+    fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
+        let ep = self.eps.get(ep.0)?;
+        self.vectors.get(ep.bound.av.0)?.incarnation_of(addr)
     }
 
     fn region(&self, key: u64) -> Option<&Region> {
@@ -334,11 +355,18 @@ impl Host for Hub {
 
     fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr> {
         let ep = self.eps.get(ep.0)?;
-        self.vectors.get(ep.bound.av.0)?.table.find(address)
+        let vector = self.vectors.get(ep.bound.av.0)?;
+        let found = vector.table.find(address);
+        found.filter(|addr| vector.incarnation_of(*addr).is_none())
     }
 
-    fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr> {
-        self.arrive(ep, address)
+    fn peer_connected(
+        &mut self,
+        ep: EpId,
+        address: &Address,
+        incarnation: Option<Incarnation>,
+    ) -> Option<FiAddr> {
+        self.arrive(ep, address, incarnation)
     }
 
     fn peer_disconnected(&mut self, ep: EpId, number: Option<FiAddr>) {

@@ -378,6 +378,28 @@ impl Hub {
         self.release_multi(number);
     }
 
+    /// A part will never be complete, and nobody hears of it. Its place in the buffer stays used.
+    pub(crate) fn part_lost(&mut self, key: OpKey) {
+        let Some(number) = self.multi_of(key) else {
+            return;
+        };
+        let multi = &mut self.multis[number as usize];
+        multi.arriving -= 1;
+        multi.parts.retain(|part| part.op != key);
+        let (ep, waits, resumes) = (multi.ep, multi.op, multi.resumes());
+        if let Sink::Queue { .. } = multi.sink {
+            self.unreserve_entry(ep, OpKind::Recv);
+        } else {
+            // What came behind it from the same sender may be taken now.
+            self.wake(waits);
+        }
+        if resumes {
+            self.follow_ups.push(FollowUp::Resume);
+        }
+        self.discard(key);
+        self.release_multi(number);
+    }
+
     /// The operation is no longer posted: its place among the posted receives is free.
     fn leave_queue(&mut self, key: OpKey) {
         let Some(op) = self.ops.get_mut(key) else {
@@ -428,11 +450,7 @@ impl Hub {
         let multi = &mut self.multis[number as usize];
         if let Some(at) = multi.next_complete() {
             let part = multi.parts.remove(at)?.op;
-            if let Sink::Stream { limit, full } = &mut multi.sink
-                // Not for each message that is taken: to resume is a pass.
-                && *full && multi.parts.len() <= *limit / 2
-            {
-                *full = false;
+            if multi.resumes() {
                 self.follow_ups.push(FollowUp::Resume);
             }
             return self.take_done(part).map(Part::Message);
@@ -447,6 +465,17 @@ impl Hub {
 }
 
 impl Multi {
+    /// A part is gone: whether messages that were held back for want of room can come now.
+    fn resumes(&mut self) -> bool {
+        let Sink::Stream { limit, full } = &mut self.sink else {
+            return false;
+        };
+        // Not for each message that is taken: to resume is a pass.
+        let resumes = *full && self.parts.len() <= *limit / 2;
+        *full &= !resumes;
+        resumes
+    }
+
     /// The first part that is complete, unless one from the same sender that came before is not.
     fn next_complete(&mut self) -> Option<usize> {
         if self.arriving == 0 {

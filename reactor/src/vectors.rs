@@ -1,6 +1,8 @@
 //! Address vectors: numbers, the guests of a welcoming vector, and who has to hear of a change.
 //!
-//! A guest is a peer that got its number by connecting. It is *leaving* when its last connection
+//! A guest is a peer that got its number by connecting. The number stands for that one endpoint, and
+//! not for its name: an endpoint that is opened under the name later gets another number, while
+//! messages of the first still carry theirs. A guest is *leaving* when its last connection
 //! has ended; the number is taken back as soon as no message of it waits at an endpoint, and none
 //! lies in a receive nobody has looked at. So whoever receives a message learns whose it is, also
 //! from a peer that is gone.
@@ -8,7 +10,7 @@
 use std::collections::HashMap;
 
 use fabric_core::av::AddressTable;
-use fabric_core::provider::EpId;
+use fabric_core::provider::{EpId, Incarnation};
 use fabric_core::tree::Class;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -21,8 +23,28 @@ pub(crate) struct Vector {
     pub(crate) table: AddressTable,
     /// Takes in peers that connect, and forgets them when they go.
     welcoming: bool,
-    /// Those it took in, with their connections.
-    guests: HashMap<FiAddr, usize>,
+    /// Those it took in.
+    guests: HashMap<FiAddr, Guest>,
+    /// Guests so far of which the transport did not know the incarnation.
+    unknown: u64,
+}
+
+/// A peer that an auto-insert vector took in.
+#[derive(Clone, Copy, Debug)]
+struct Guest {
+    incarnation: Incarnation,
+    connections: usize,
+}
+
+impl Guest {
+    /// Whether a peer that connects under the same name is this one.
+    fn is(&self, incarnation: Option<Incarnation>) -> bool {
+        match incarnation {
+            Some(incarnation) => incarnation == self.incarnation,
+            // A name has one endpoint at a time.
+            None => self.connections > 0,
+        }
+    }
 }
 
 impl Vector {
@@ -31,7 +53,69 @@ impl Vector {
             table: AddressTable::new(),
             welcoming,
             guests: HashMap::new(),
+            unknown: 0,
         }
+    }
+
+    /// Which endpoint this number stands for, if it is that of a guest.
+    pub(crate) fn incarnation_of(&self, addr: FiAddr) -> Option<Incarnation> {
+        self.guests.get(&addr).map(|guest| guest.incarnation)
+    }
+
+    /// The address to reach the peer of this number at.
+    ///
+    /// # Errors
+    /// [`Error::StaleAddress`]; [`Error::PeerGone`] of a guest that has left, when another endpoint
+    /// has its name.
+    pub(crate) fn reach(&self, addr: FiAddr) -> Result<&Address> {
+        let address = self.table.get(addr)?;
+        let has_left = |guest: &Guest| guest.connections == 0;
+        if self.guests.get(&addr).is_some_and(has_left)
+            && self.table.find(address).is_some_and(|now| now != addr)
+        {
+            return Err(Error::PeerGone(address.clone()));
+        }
+        Ok(address)
+    }
+
+    /// The number that this peer has, which connects now.
+    fn known_as(&mut self, address: &Address, incarnation: Option<Incarnation>) -> Option<FiAddr> {
+        let addr = self.table.find(address)?;
+        let Some(guest) = self.guests.get_mut(&addr) else {
+            return Some(addr);
+        };
+        if guest.is(incarnation) {
+            guest.connections += 1;
+            return Some(addr);
+        }
+        // Its connections may be met in another order than they were made.
+        let table = &self.table;
+        let mut guests = self.guests.iter_mut();
+        let earlier = guests.find(|(addr, guest)| {
+            Some(guest.incarnation) == incarnation && table.get(**addr) == Ok(address)
+        });
+        if let Some((&addr, guest)) = earlier {
+            guest.connections += 1;
+            return Some(addr);
+        }
+        let detached = self.table.detach(addr);
+        debug_assert!(detached.is_ok(), "it was found");
+        None
+    }
+
+    /// Takes in a peer that is not known.
+    fn take_in(&mut self, address: &Address, incarnation: Option<Incarnation>) -> FiAddr {
+        let incarnation = incarnation.unwrap_or_else(|| {
+            self.unknown += 1;
+            Incarnation(u128::MAX - u128::from(self.unknown))
+        });
+        let addr = self.table.insert(address.clone());
+        let guest = Guest {
+            incarnation,
+            connections: 1,
+        };
+        self.guests.insert(addr, guest);
+        addr
     }
 }
 
@@ -48,20 +132,21 @@ impl Hub {
     }
 
     /// A peer connected to an endpoint: its number, if it has or gets one.
-    pub(crate) fn arrive(&mut self, ep: EpId, address: &Address) -> Option<FiAddr> {
+    pub(crate) fn arrive(
+        &mut self,
+        ep: EpId,
+        address: &Address,
+        incarnation: Option<Incarnation>,
+    ) -> Option<FiAddr> {
         let (av, vector) = self.vector_of(ep)?;
-        if let Some(addr) = vector.table.find(address) {
-            if let Some(connections) = vector.guests.get_mut(&addr) {
-                *connections += 1;
-                self.leaving.remove(&addr);
-            }
+        if let Some(addr) = vector.known_as(address, incarnation) {
+            self.leaving.remove(&addr);
             return Some(addr);
         }
         if !vector.welcoming {
             return None;
         }
-        let addr = vector.table.insert(address.clone());
-        vector.guests.insert(addr, 1);
+        let addr = vector.take_in(address, incarnation);
         self.follow_ups.push(FollowUp::Announce(av, addr));
         Some(addr)
     }
@@ -72,11 +157,11 @@ impl Hub {
         let Some((av, vector)) = self.vector_of(ep) else {
             return;
         };
-        let Some(connections) = vector.guests.get_mut(&addr) else {
+        let Some(guest) = vector.guests.get_mut(&addr) else {
             return;
         };
-        *connections = connections.saturating_sub(1);
-        if *connections == 0 {
+        guest.connections = guest.connections.saturating_sub(1);
+        if guest.connections == 0 {
             self.leaving.insert(addr, av);
             self.follow_ups.push(FollowUp::Dismiss(av, addr));
         }

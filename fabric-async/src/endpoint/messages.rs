@@ -162,7 +162,8 @@ impl<M: ThreadModel> Endpoint<M> {
 
     /// Receives into this buffer. The room of a `Vec` or `BytesMut` is its capacity. A message that
     /// is longer is [`Error::Truncated`](crate::Error::Truncated): the buffer has its first bytes,
-    /// and the rest is lost.
+    /// and the rest is lost. The buffer is scratch until the receive completes: a message may begin
+    /// to arrive whose sender ends before the rest, and then the receive waits for another one.
     ///
     /// # Cancel safety
     /// Safe, as [`Endpoint::recv`]; the buffer is dropped. [`Operation::cancel`] gets it back

@@ -40,8 +40,8 @@ use crate::op::{BatchStopped, MultiRecvRequest, Probe, RecvRequest};
 /// context is bound to as well. An answer may go out by any of them. Endpoints that are
 /// [connected](crate::manual::connections#many-connections-one-pool-of-receives) have no vectors to
 /// be bound to: the source of a message is the one [peer](Endpoint::peer) of the endpoint it came
-/// to, which alone can answer. Where a connection ends, receives that are posted here wait on, but
-/// for one that a message from there had begun to fill, which fails.
+/// to, which alone can answer. Where a connection ends, receives that are posted here wait on, also
+/// one that a message from there had begun to fill.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {

@@ -98,8 +98,9 @@
 //! Whoever follows peers by [`PeerConnected`](crate::EventKind::PeerConnected) and
 //! [`PeerDown`](crate::EventKind::PeerDown) then looks at what is, instead of what happened:
 //! [`AddressVector::peers`](crate::AddressVector::peers) lists everybody with a number. Forget the
-//! guests that are not in it, and take in those that are new. A guest whose number is still there
-//! may have left and come back. A number that was looked up or inserted is listed in any case;
+//! guests that are not in it, and take in those that are new. An endpoint whose number is still
+//! there may have left and connected again; a process that was started again has another number.
+//! A number that was looked up or inserted is listed in any case;
 //! [`Endpoint::lookup`](crate::Endpoint::lookup) of its name tells whether the peer is there. Do
 //! not look guests up for this: it makes their numbers permanent.
 //!

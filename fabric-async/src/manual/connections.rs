@@ -202,11 +202,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A connection that ends leaves the receives there to the others, but for the one that a message
-//! of its peer had begun to fill: that fails with [`PeerGone`], and
-//! [`received_by`](crate::SharedReceive::received_by) tells from the transfer in the failure whose
-//! it was. A server takes this for the loss of one client and posts the receive again; `?` would
-//! end it for all. Otherwise its end is an event, and an error of what is sent. [`Shutdown`] may be
+//! A connection that ends leaves the receives there to the others, also one that a message of its
+//! peer had begun to fill: what there is of the message is discarded, and the receive waits at its
+//! place in posting order. The end is an event, and an error of what is sent. [`Shutdown`] may be
 //! taken before the last messages of that peer: keep the endpoint, or who it was, until what waits
 //! in the pool has been received ([`stats`](crate::SharedReceive::stats)), for of an endpoint that
 //! is closed `received_by` knows nothing. Unexpected messages wait within one budget of 16 MiB for
@@ -217,8 +215,9 @@
 //! [`Endpoint::shutdown`] ends the connection, and so does dropping or closing the endpoint, and
 //! the death of its process. What was sent before still arrives, handed over in the background for
 //! up to five seconds. On the other side, first everything that has come is received; then
-//! receives, and sends that are under way, end with [`PeerGone`], or with [`Protocol`] when the
-//! peer has broken the rules, and so does everything that is posted later. The event queue says
+//! receives, also one in which a message was arriving, and sends that are under way, end with
+//! [`PeerGone`], or with [`Protocol`] when the peer has broken the rules, and so does everything
+//! that is posted later. The event queue says
 //! [`Shutdown`] once, with how it ended; a process that is killed between two messages looks like
 //! one that closes, so what is to be told apart is to be said. A message for which there was no
 //! room, and that nobody has asked for, is in front of the end too, and holds it up until somebody

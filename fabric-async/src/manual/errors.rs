@@ -101,7 +101,7 @@
 //! | [`NotSupported`] | `FI_EOPNOTSUPP` | 95 | a capability that the hints did not ask for, or that the provider has not |
 //! | [`AddressInUse`] | `FI_EADDRINUSE` | 98 | the name is taken by a living endpoint |
 //! | [`StaleAddress`], [`UnknownSource`], [`NoSuchHost`] | `FI_EADDRNOTAVAIL` | 99 | a number that was removed; a sender without one; the name of a host without an address |
-//! | [`PeerGone`] | `FI_ECONNRESET` | 104 | the peer was connected, and died or closed |
+//! | [`PeerGone`] | `FI_ECONNRESET` | 104 | the peer was connected, and died or closed; never of a receive from any source, but where an endpoint has one peer |
 //! | [`TimedOut`] | `FI_ETIMEDOUT` | 110 | whoever was called has not answered in time |
 //! | [`Unreachable`] | `FI_EHOSTUNREACH` | 113 | no way leads to the peer from where the endpoint is bound |
 //! | [`NoSuchPeer`], [`Refused`], [`Rejected`] | `FI_ECONNREFUSED` | 111 | nobody has that name; the peer declined, with its reason; its program did, with private data |

@@ -181,9 +181,9 @@
 //!   messages](#messages-nobody-has-asked-for-yet) if it fits there. If not, it waits in the
 //!   sender's buffer, costs 128 bytes of the budget, and holds up nothing behind it.
 //! * A dropped send is delivered all the same: the operation keeps the buffer until the receiver
-//!   has it. If the sender's endpoint closes or its process ends before, the message is lost and,
-//!   where it was being received, the receive fails with [`Error::PeerGone`]; bytes that can be
-//!   those of another are never seen.
+//!   has it. If the sender's endpoint closes or its process ends before, the message is lost. Where
+//!   it was being received, a receive from any source waits for the next message, and a directed
+//!   one fails with [`Error::PeerGone`]; bytes that can be those of another are never seen.
 //! * Buffers of your [own kind][`CustomBuf`] go through the ring: they may lie where no other
 //!   process can read. So do several buffers that are [gathered](crate::Gather).
 //!
@@ -224,21 +224,23 @@
 //!
 //! * still receives the messages that lie whole in the ring; those it had still to
 //!   [copy](#one-copy) are gone;
-//! * fails the receive a message was arriving in with [`Error::PeerGone`], or discards the part if
-//!   nobody had it;
+//! * discards a message that was arriving. A receive from any source that had it goes on waiting, at
+//!   its place in posting order; a directed one, or that of a claimed message, fails with
+//!   [`Error::PeerGone`];
 //! * fails the sends to the peer that had not ended, with their buffers, and receives directed at
 //!   it;
 //! * gets [`EventKind::PeerDown`] with a [`DownReason`].
 //!
-//! A receive from anybody goes on waiting. A send that had succeeded may have died unread, see
-//! [`ordering`](super::ordering). The next send to the same name makes a new connection, or is
-//! [`Error::NoSuchPeer`].
+//! What kinds of receives there are is listed in
+//! [`serving`](super::serving#the-faces-of-the-peer-is-gone). A send that had succeeded may have
+//! died unread, see [`ordering`](super::ordering). The next send to the same name makes a new
+//! connection, or is [`Error::NoSuchPeer`].
 //!
 //! What becomes of the peer's number? One that was looked up or inserted is the user's own. It
 //! survives the death of the peer, and its restart, and costs a row of the table until it is
 //! removed. The number of a guest is taken back by the welcoming address vector that gave it, once
-//! the last message that had arrived before was received and looked at. [`serving`](super::serving)
-//! has the whole table.
+//! the last message that had arrived before was received and looked at; a process that takes the
+//! guest's name gets another one. [`serving`](super::serving) has the whole table.
 //!
 //! # Nothing left behind
 //!

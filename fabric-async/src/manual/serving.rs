@@ -7,32 +7,14 @@
 //! it. The server gets a number for each client without asking: the address vector of
 //! [`Endpoint::bind`](crate::Endpoint::bind) is welcoming, so a client that connects is a *guest*,
 //! and the [`source`](crate::Done::source) of its request is where the reply goes.
+//! `serve` and `request` are run in the tests as they stand here, with clients that are killed in
+//! the middle of long requests.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
-//! use fabric_async::{Endpoint, Error, FiAddr, Message, Result};
+#![doc = include_str!("samples/serving.rs")]
 //! use std::time::Duration;
 //! use tokio::time::timeout;
-//!
-//! async fn serve(ep: Endpoint) -> Result<()> {
-//!     loop {
-//!         let request = ep.recv().tag_mask(0, !0).await?;
-//!         let (Ok(client), Some(number)) = (request.source(), request.tag()) else { continue };
-//!         let reply = ep.send(client, request.into_bytes()).tag(number).start();
-//!         match reply.map_err(|failed| failed.error) {
-//!             Ok(reply) => drop(reply),                       // it goes on by itself
-//!             Err(Error::Again(_)) => {}                      // this client does not take its replies
-//!             Err(error) if error.is_peer_gone() => {}        // it has left
-//!             Err(error) => return Err(error),
-//!         }
-//!     }
-//! }
-//!
-//! async fn request(ep: &Endpoint, server: FiAddr, number: u64, text: &'static str) -> Result<Message> {
-//!     let reply = ep.recv().tag(number).from(server).start()?; // first the receive,
-//!     ep.send(server, text).tag(number).await?;                // then the request
-//!     Ok(reply.await?)
-//! }
 //!
 //! let (server, client) = (Endpoint::bind("shm://").await?, Endpoint::bind("shm://").await?);
 //! let name = server.name().clone();
@@ -62,6 +44,9 @@
 //!   see [`cancellation`](super::cancellation).
 //! * **Each wait has a limit.** A server that lives but makes no progress is not gone, and nothing
 //!   fails. The limit covers `lookup` too: it waits until the server answers.
+//! * **The server's receive names no client.** It outlives all of them: a client that dies in the
+//!   middle of a request is an event, and no error of the receive, which waits for the next
+//!   request.
 //! * **The server starts its replies, and does not await them.** A client that takes nothing fills
 //!   its ring, then its share of the credits, and is refused. Awaiting would let it stop the server
 //!   for everybody.
@@ -77,12 +62,27 @@
 //! | | a number of your own | the number of a guest |
 //! |---|---|---|
 //! | an operation that is under way: a send, a directed receive | [`PeerGone`] | [`PeerGone`] |
-//! | the next send | [`NoSuchPeer`] | [`StaleAddress`]; as long as messages of it wait, [`NoSuchPeer`] |
+//! | the next send | [`NoSuchPeer`] | [`StaleAddress`]; as long as messages of it wait, [`NoSuchPeer`], or [`PeerGone`] when another process has its name |
 //! | a directed receive that is posted later | takes what had arrived; else waits for the peer to come back | takes what had arrived; if that has nothing for it, [`PeerGone`]; afterwards [`StaleAddress`] |
-//! | a receive from anybody | waits for others | waits for others |
+//! | a receive from any source, also one that a message of the peer was arriving in | waits for others | waits for others |
 //! | [`Endpoint::lookup`] of its name | [`NoSuchPeer`]; the number stays | [`NoSuchPeer`] |
-//! | somebody comes by that name | the number is good again | a guest again, with a new number |
+//! | another process has that name | the number is good again | the number stays that of the dead; the new process gets another one |
 //! | the event queue | [`PeerDown`] | [`PeerDown`] |
+//!
+//! **A receive from any source never fails because of one sender.** When the sender of a message
+//! ends before the message is complete, the part that has arrived is discarded, and the receive
+//! goes on waiting at its place in posting order. Until a message completes it, its buffer is
+//! scratch: a buffer that comes back from a cancelled receive is empty, and its memory may hold
+//! bytes of such a part. So it is with all kinds:
+//!
+//! | receive | when the sender ends in the middle of the message |
+//! |---|---|
+//! | from any source: `recv`, `recv_into`, `recv_lent`, awaited, started or posted, tagged or not | goes on waiting |
+//! | from any source, of a [shared context](crate::SharedReceive), also with connected endpoints | goes on waiting |
+//! | from any source, of several messages ([`recv_multi`](crate::Endpoint::recv_multi)) | goes on; the message is not reported, and its place in the buffer counts as used |
+//! | from that peer ([`from`](crate::RecvRequest::from)) | fails with [`PeerGone`] |
+//! | of a claimed message ([`Claimed`](crate::Claimed)) | fails with [`PeerGone`], and has the part |
+//! | any, of an endpoint that is [connected](super::connections) with that peer alone | fails with [`PeerGone`] |
 //!
 //! A send that still waits for a credit is not under way: for it the second row holds. A send that
 //! has ended well says nothing of all this: the message was in the ring, and may have died there
@@ -100,9 +100,10 @@
 //!   name, so it survives the death and the restart of the peer: the next send after the restart
 //!   makes a new connection.
 //! * **A guest's** lives while the guest is connected, and then until the last message that it sent
-//!   was received and looked at. So a request can always be told by its source, and a reply to a
-//!   client that has left is an error, never somebody else's mail. A guest that comes back
-//!   meanwhile keeps its number.
+//!   was received and looked at. It stands for one endpoint of one process, and not for the name. So
+//!   a request can always be told by its source, and a reply to a client that has left is an error:
+//!   a process that was started again under the old name gets a number of its own, and none of the
+//!   replies to its predecessor. An endpoint that connects again meanwhile keeps its number.
 //! * **A guest you look up** or insert becomes your own, under the number it has. Do so if you want
 //!   to reach it after it has restarted; then remove it yourself, one day.
 //! * Receives that are directed at a number when it is removed, or taken back, end with
@@ -162,8 +163,8 @@
 //! * The endpoints and the context have one address vector. A client that talks to several of them
 //!   has one number, and a [`PeerConnected`](crate::EventKind::PeerConnected) and a [`PeerDown`]
 //!   for each.
-//! * An endpoint that closes leaves what it had received. A receive that it had begun to fill ends
-//!   with [`Closed`](crate::Error::Closed); the others wait on. The context closes after its
+//! * An endpoint that closes leaves what it had received. Its receives wait on, also one
+//!   in which a message was arriving there, which is discarded. The context closes after its
 //!   endpoints, and then its receives end with [`Canceled`](crate::Error::Canceled).
 //!
 //! # A server that restarts

@@ -238,15 +238,32 @@ impl<B: IoBuf> Operation<B> {
     /// Dropping this is dropping the operation.
     #[doc(alias = "fi_cancel")]
     pub async fn cancel(mut self) -> Canceled<B> {
-        if let State::Posted { ep, key: Some(key) } = &self.state
-            && let Ok(buf) = ep.domain.core.cancel(*key)
-        {
-            self.state = State::Taken;
-            let buf = B::from_any(buf)
-                .unwrap_or_else(|_| unreachable!("a slot returns what it was given"));
-            return Canceled::Withdrawn(buf);
-        }
-        Canceled::Completed(self.await)
+        std::future::poll_fn(|cx| {
+            if let Some(buf) = self.withdraw() {
+                return Poll::Ready(Canceled::Withdrawn(buf));
+            }
+            if let Poll::Ready(result) = Pin::new(&mut self).poll(cx) {
+                return Poll::Ready(Canceled::Completed(result));
+            }
+            // A receive can be withdrawn again when the sender of its message has ended. If that
+            // happens later, it wakes this task.
+            match self.withdraw() {
+                Some(buf) => Poll::Ready(Canceled::Withdrawn(buf)),
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Takes the operation back if it has not begun.
+    fn withdraw(&mut self) -> Option<B> {
+        let State::Posted { ep, key: Some(key) } = &self.state else {
+            return None;
+        };
+        let buf = ep.domain.core.cancel(*key).ok()?;
+        self.state = State::Taken;
+        let buf = B::from_any(buf);
+        Some(buf.unwrap_or_else(|_| unreachable!("a slot returns what it was given")))
     }
 }
 

@@ -198,8 +198,10 @@ fn invalid(why: String) -> Error {
 /// [`into_rest`](Self::into_rest) then has what is left of the buffer.
 ///
 /// A failure that concerns one message is an item, and does not end the stream: a message that is
-/// too long for the whole, unused buffer ([`Error::Truncated`], with its first bytes), or whose
-/// sender died ([`Error::PeerGone`], with what had arrived). A failure of the receive itself is the
+/// too long for the whole, unused buffer ([`Error::Truncated`], with its first bytes). A message
+/// whose sender ended in the middle of it is not reported; its place in the buffer counts as used.
+/// Of a [directed](MultiRecvRequest::from) receive it is an item too ([`Error::PeerGone`], with what
+/// had arrived). A failure of the receive itself is the
 /// last item: [`Error::Canceled`] when the endpoint is closed, [`Error::PeerGone`] or
 /// [`Error::StaleAddress`] of a [directed](MultiRecvRequest::from) one.
 ///

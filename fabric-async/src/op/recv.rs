@@ -66,6 +66,10 @@ impl<'a, B: IoBufMut, M: ThreadModel> RecvRequest<'a, B, M> {
 
     /// Takes messages from this peer only (`FI_DIRECTED_RECV`).
     ///
+    /// A receive that takes messages from any source does not fail because of one sender: if that
+    /// ends in the middle of a message the receive goes on waiting, at its place in posting order,
+    /// and the buffer is scratch until it completes.
+    ///
     /// When a connected peer ends, the receives that are directed at it fail with
     /// [`Error::PeerGone`](crate::Error::PeerGone), after what it had sent. One that is posted
     /// later waits for the peer to come back, if the number was looked up or inserted:

@@ -231,9 +231,9 @@ pub(crate) async fn what_a_peer_sent_stays_its_own(setup: Setup) {
     assert_eq!(failed.error, Error::StaleAddress(guest));
 }
 
-/// The number of a guest that comes back under its name stays valid, whatever became of its first
-/// connection.
-pub(crate) async fn a_guest_that_comes_back_keeps_its_number(setup: Setup) {
+/// An auto-inserted handle stands for one endpoint: what is opened under its name later gets
+/// another one, while messages of the first still carry theirs.
+pub(crate) async fn reopened_guest_gets_a_new_handle(setup: Setup) {
     let (mut b, host) = (setup.station().await, setup.station().await);
     let name: Address = setup.name("guest").parse().unwrap();
     let (at, to) = (name.clone(), b.ep.name().clone());
@@ -244,32 +244,101 @@ pub(crate) async fn a_guest_that_comes_back_keeps_its_number(setup: Setup) {
         (ep, to_b)
     };
     let (first, to_b) = open().await;
-    first.send(to_b, "first").tag(1).await.unwrap();
-    first.send(to_b, "second").tag(2).await.unwrap();
-    let guest = b.ep.recv().tag(1).await.unwrap().source().unwrap();
-    assert_eq!(b.av.lookup(guest).as_ref(), Ok(&name));
+    for tag in 1..=4 {
+        first.send(to_b, "of the first").tag(tag).await.unwrap();
+    }
+    let old = b.ep.recv().tag(1).await.unwrap().source().unwrap();
+    assert_eq!(b.av.lookup(old).as_ref(), Ok(&name));
     first.close().unwrap();
     while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
     let (second, to_b) = open().await;
-    while !matches!(next(&mut b).await.kind, EventKind::PeerConnected { .. }) {}
-    second.send(to_b, "third").tag(3).await.unwrap();
-    for tag in [3, 2] {
-        assert_eq!(
-            b.ep.recv().tag(tag).from(guest).await.unwrap().source(),
-            Ok(guest)
-        );
+    let new = loop {
+        if let EventKind::PeerConnected { source, .. } = next(&mut b).await.kind {
+            break source.expect("a handle");
+        }
+    };
+    assert_ne!(old, new);
+    second.send(to_b, "of the second").tag(4).await.unwrap();
+    assert_eq!(b.av.lookup(old).as_ref(), Ok(&name), "messages of it wait");
+    let failed = b.ep.send(old, "too late").await.unwrap_err();
+    assert_eq!(failed.error, Error::PeerGone(name.clone()));
+    let sent = b.ep.send(new, "in time").await;
+    assert!(sent.is_ok(), "{sent:?}");
+    assert_eq!(&second.recv().await.unwrap()[..], b"in time");
+    // One that comes back unseen is still of the first.
+    drop(b.ep.recv().tag(2).start().unwrap());
+    for (tag, from) in [(3, old), (2, old), (4, old), (4, new)] {
+        let got = b.ep.recv().tag(tag).await.unwrap();
+        assert_eq!(got.source(), Ok(from), "message {tag}");
+        let text = if from == old {
+            "of the first"
+        } else {
+            "of the second"
+        };
+        assert_eq!(&got[..], text.as_bytes());
     }
-    settled(|| 0).await;
-    assert!(
-        b.av.lookup(guest).is_ok(),
-        "the second connection is still there"
-    );
-    second.close().unwrap();
-    while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
-    while b.av.lookup(guest).is_ok() {
+    while b.av.lookup(old).is_ok() {
         b.domain.progress();
         tokio::task::yield_now().await;
     }
+    let failed = b.ep.send(old, "far too late").await.unwrap_err();
+    assert_eq!(failed.error, Error::StaleAddress(old));
+    assert_eq!(b.av.lookup(new).as_ref(), Ok(&name));
+    second.close().unwrap();
+    while b.av.lookup(new).is_ok() {
+        b.domain.progress();
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A receive that is directed at the endpoint that has closed takes nothing of its successor.
+pub(crate) async fn directed_receives_do_not_match_a_successor(setup: Setup) {
+    let (mut b, host) = (setup.station().await, setup.station().await);
+    let name: Address = setup.name("guest").parse().unwrap();
+    let (at, to) = (name.clone(), b.ep.name().clone());
+    let open = async || {
+        let builder = host.domain.endpoint(&host.info).unwrap().name(&at).unwrap();
+        let ep = builder.bind_av(&host.av).unwrap().enable().await.unwrap();
+        let to_b = ep.lookup(&to).await.unwrap();
+        (ep, to_b)
+    };
+    let (first, to_b) = open().await;
+    first.send(to_b, "asks").tag(1).await.unwrap();
+    first.send(to_b, "kept").tag(2).await.unwrap();
+    let old = b.ep.recv().tag(1).await.unwrap().source().unwrap();
+    let directed = b.ep.recv().tag(3).from(old).start().unwrap();
+    first.close().unwrap();
+    let (second, to_b) = open().await;
+    second.send(to_b, "of the second").tag(3).await.unwrap();
+    let error = directed.await.unwrap_err().error;
+    assert!(error.is_peer_gone(), "{error}");
+    while !matches!(next(&mut b).await.kind, EventKind::PeerDown { .. }) {}
+    let failed = b.ep.recv().tag(3).from(old).await.unwrap_err();
+    assert_eq!(failed.error, Error::PeerGone(name));
+    let got = b.ep.recv().tag(3).await.unwrap();
+    assert_eq!(&got[..], b"of the second");
+    assert_ne!(got.source(), Ok(old));
+    let got = b.ep.recv().tag(2).from(old).await.unwrap();
+    assert_eq!((&got[..], got.source()), (&b"kept"[..], Ok(old)));
+}
+
+/// An endpoint that connects again is the same one, and keeps its handle.
+pub(crate) async fn guest_that_connects_again_keeps_its_handle(setup: Setup) {
+    let (b, a) = (setup.station().await, setup.station().await);
+    let to_b = a.ep.lookup(b.ep.name()).await.unwrap();
+    a.ep.send(to_b, "one").tag(1).await.unwrap();
+    a.ep.send(to_b, "two").tag(2).await.unwrap();
+    let guest = b.ep.recv().tag(1).await.unwrap().source().unwrap();
+    a.av.remove(to_b).unwrap();
+    settled(|| 0).await;
+    let to_b = a.ep.lookup(b.ep.name()).await.unwrap();
+    a.ep.send(to_b, "three").tag(3).await.unwrap();
+    for tag in [3, 2] {
+        let got = b.ep.recv().tag(tag).await.unwrap();
+        assert_eq!(got.source(), Ok(guest), "message {tag}");
+    }
+    b.ep.send(guest, "back").await.unwrap();
+    assert_eq!(&a.ep.recv().await.unwrap()[..], b"back");
 }
 
 /// An endpoint that has closed is known to have: nothing seems to arrive there.

@@ -308,7 +308,9 @@ macro_rules! scenarios {
                 a_closed_peer_fails_sends_and_directed_receives: DIRECTED,
                 what_a_peer_sent_before_it_closed_arrives: MSG,
                 what_a_peer_sent_stays_its_own: DIRECTED,
-                a_guest_that_comes_back_keeps_its_number: DIRECTED,
+                reopened_guest_gets_a_new_handle: DIRECTED,
+                directed_receives_do_not_match_a_successor: DIRECTED,
+                guest_that_connects_again_keeps_its_handle: DIRECTED,
                 sends_to_a_closed_peer_fail_at_once: MSG,
                 a_name_that_is_used_again_is_somebody_else: MSG,
             }

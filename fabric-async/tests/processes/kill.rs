@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use fabric_async::{DownReason, Endpoint, Error, EventKind, FiAddr};
+use fabric_async::{
+    Canceled, DownReason, Endpoint, Error, EventKind, EventQueue, Fabric, FiAddr, Hints,
+    SHARED_CONTEXT, discover,
+};
+use futures_util::StreamExt;
 
 use crate::role::Peer;
 use crate::run;
@@ -163,5 +167,127 @@ fn a_peer_that_leaves_in_good_order_has_not_died() {
             );
             assert!(watcher.send(peer, "too late").await.is_err());
         }
+    });
+}
+
+/// Starts a process that sends a short message and half of a long one, waits for the short one and
+/// until the other has begun to arrive, and kills it.
+async fn killed_halfway(ep: &Endpoint, events: &mut EventQueue) {
+    let mut victim = Peer::start("halfway", &ep.name().to_string());
+    let half = ep.recv().tag(1).await.unwrap();
+    assert_eq!(&half[..], b"half");
+    ended_by_kill(&mut victim);
+    loop {
+        if let EventKind::PeerDown { reason, .. } = events.next().await.kind {
+            return assert_eq!(reason, DownReason::Died);
+        }
+    }
+}
+
+fn ended_by_kill(victim: &mut Peer) {
+    victim.0.kill().unwrap();
+    victim.0.wait().unwrap();
+}
+
+/// Every kind of receive from any source waits on when the sender of the message that was arriving
+/// in it is killed, and gets the next message whole.
+#[test]
+#[allow(unsafe_code)] // receiving where it lies
+fn receives_from_any_source_outlive_a_killed_sender() {
+    run(async {
+        let ep = Endpoint::bind("shm://").await.unwrap();
+        let (mut events, mut queue) = (ep.events().unwrap(), ep.completions().unwrap());
+        let friend = Endpoint::bind("shm://").await.unwrap();
+        let to_ep = friend.lookup(ep.name()).await.unwrap();
+
+        let whole = ep.recv().start().unwrap();
+        let pooled = ep.recv().start().unwrap();
+        killed_halfway(&ep, &mut events).await;
+        assert_eq!(&whole.await.unwrap()[..], b"whole");
+        friend.send(to_ep, "next").await.unwrap();
+        assert_eq!(&pooled.await.unwrap()[..], b"next");
+
+        let whole = ep.recv().start().unwrap();
+        let own = ep.recv_into(Vec::with_capacity(2 << 20)).start().unwrap();
+        killed_halfway(&ep, &mut events).await;
+        whole.await.unwrap();
+        friend.send(to_ep, "next").await.unwrap();
+        let own = own.await.unwrap();
+        assert_eq!((&own[..], own.buf.capacity()), (&b"next"[..], 2 << 20));
+
+        let whole = ep.recv().start().unwrap();
+        // SAFETY: nothing is lent here.
+        let lent = unsafe { ep.recv_lent() }.start().unwrap();
+        killed_halfway(&ep, &mut events).await;
+        whole.await.unwrap();
+        friend.send(to_ep, "next").await.unwrap();
+        assert_eq!(&lent.await.unwrap()[..], b"next");
+
+        let whole = ep.recv().start().unwrap();
+        ep.recv_into(vec![1; 64]).context(5).post().unwrap();
+        killed_halfway(&ep, &mut events).await;
+        whole.await.unwrap();
+        friend.send(to_ep, "next").await.unwrap();
+        let entry = queue.next().await.unwrap();
+        assert_eq!((entry.context, entry.bytes()), (5, &b"next"[..]));
+
+        // It can be taken back again, and its buffer is empty.
+        let whole = ep.recv().start().unwrap();
+        let own = ep.recv_into(Vec::with_capacity(4096)).start().unwrap();
+        killed_halfway(&ep, &mut events).await;
+        whole.await.unwrap();
+        match own.cancel().await {
+            Canceled::Withdrawn(buf) => assert_eq!((buf.len(), buf.capacity()), (0, 4096)),
+            Canceled::Completed(result) => panic!("{result:?}"),
+        }
+
+        // One that came meanwhile from another is taken at once.
+        let whole = ep.recv().start().unwrap();
+        let own = ep.recv().start().unwrap();
+        let mut victim = Peer::start("halfway", &ep.name().to_string());
+        ep.recv().tag(1).await.unwrap();
+        friend.send(to_ep, "waits").await.unwrap();
+        friend.send(to_ep, "too").tag(9).await.unwrap();
+        ep.recv().tag(9).await.unwrap();
+        assert_eq!(ep.stats().unexpected, 1);
+        ended_by_kill(&mut victim);
+        whole.await.unwrap();
+        assert_eq!(&own.await.unwrap()[..], b"waits");
+        assert_eq!(ep.domain().stats().operations, 0);
+    });
+}
+
+/// So do those of a context that endpoints share.
+#[test]
+fn receives_of_a_shared_context_outlive_a_killed_sender() {
+    run(async {
+        let hints = Hints::new().provider("shm").ep_rx_ctx_cnt(SHARED_CONTEXT);
+        let info = discover(&hints).await.unwrap().swap_remove(0);
+        let domain = Fabric::open(&info).unwrap().domain(&info).unwrap();
+        let av = domain.welcoming_address_vector().unwrap();
+        let shared = domain.shared_receive(&info).unwrap();
+        let shared = shared.bind_av(&av).unwrap().open().unwrap();
+        let mut endpoints = Vec::new();
+        for _ in 0..2 {
+            let ep = domain.endpoint(&info).unwrap().bind_av(&av).unwrap();
+            endpoints.push(ep.bind_shared(&shared).unwrap().enable().await.unwrap());
+        }
+        let friend = Endpoint::bind("shm://").await.unwrap();
+        let to_other = friend.lookup(endpoints[1].name()).await.unwrap();
+        let whole = shared.recv().start().unwrap();
+        let (first, second) = (
+            shared.recv().start().unwrap(),
+            shared.recv().start().unwrap(),
+        );
+        let mut victim = Peer::start("halfway", &endpoints[0].name().to_string());
+        shared.recv().tag(1).await.unwrap();
+        ended_by_kill(&mut victim);
+        assert_eq!(&whole.await.unwrap()[..], b"whole");
+        friend.send(to_other, "one").await.unwrap();
+        friend.send(to_other, "two").await.unwrap();
+        let (first, second) = (first.await.unwrap(), second.await.unwrap());
+        let mut got = [first.to_vec(), second.to_vec()];
+        got.sort();
+        assert_eq!(got, [b"one", b"two"]);
     });
 }

@@ -155,6 +155,9 @@ pub(crate) fn play() {
         "lingering flood" => crate::lingering::flood(&name),
         "giant" => run(limits::giant(&name, usize::MAX)),
         "giant in one copy" => run(limits::giant(&name, 1 << 20)),
+        "guide client" => run(crate::guide::play(&name)),
+        "guide server" => run(crate::guide::server(&name)),
+        "restarted client" => run(crate::restart::client(&name)),
         "stranger" => std::process::exit(run(stranger(&name))),
         other => assert!(
             run(crate::copying::play(other, &name)),

@@ -221,6 +221,25 @@ impl AnyBuf {
     }
 }
 
+impl AnyBuf {
+    /// What was received is no message: empties the buffer, with the room it had. Memory that was
+    /// taken from a pool for the message is returned, to be dropped.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn clear(&mut self) -> Option<PooledBuf> {
+        let grown = match self {
+            Self::Pooled(buf) => buf,
+            Self::Lent(buf) => buf.own(),
+            _ => {
+                self.finish(0);
+                return None;
+            }
+        };
+        let empty = PooledBuf::of(grown.pool().cloned());
+        Some(std::mem::replace(grown, empty))
+    }
+}
+
 impl fmt::Debug for AnyBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self {

@@ -72,7 +72,7 @@ pub(super) struct Shown {
 ///
 /// The untagged queue holds untagged entries only, so an untagged receive is written as one that
 /// ignores every bit: one comparison serves both queues.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     tag: u64,
     ignore: u64,

@@ -3,7 +3,8 @@
 //! Links are indices. A removed entry goes to a free list and is reused first, so a queue that
 //! stays short stays in the same few cache lines. The serial number of an entry is both its age and
 //! the generation in its key: it counts 64 bits up and never comes again, so a stale key can only
-//! miss.
+//! miss. The one exception is an entry that is linked again in its old order: it has its old serial
+//! number, and a key of its first stay finds it or nothing.
 
 const NIL: u32 = u32::MAX;
 /// The serial of an entry on the free list; no key carries it.
@@ -77,6 +78,23 @@ impl<T: Copy> Chains<T> {
     pub(super) fn insert_before(&mut self, kind: Kind, before: usize, value: T) -> Key {
         debug_assert!(self.nodes[before].serial != VACANT && self.nodes[before].kind == kind);
         self.insert(kind, before as u32, value)
+    }
+
+    /// Takes a serial number for an entry that is not linked now.
+    pub(super) fn take_serial(&mut self) -> u64 {
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        serial
+    }
+
+    /// Links an entry where its serial number belongs: behind the entries with lower ones. The
+    /// number is one of an entry that was removed, or of [`take_serial`](Self::take_serial).
+    pub(super) fn insert_in_order(&mut self, kind: Kind, serial: u64, value: T) -> Key {
+        let mut next = self.ends[kind as usize].head;
+        while next != NIL && self.nodes[next as usize].serial < serial {
+            next = self.nodes[next as usize].next;
+        }
+        self.insert_with(kind, next, serial, value)
     }
 
     /// Unlinks the entry at `index`, which must be linked.
@@ -177,6 +195,11 @@ impl<T: Copy> Chains<T> {
         &mut self.nodes[index].value
     }
 
+    /// The chain of the entry at `index`, which must be linked.
+    pub(super) fn kind(&self, index: usize) -> Kind {
+        self.nodes[index].kind
+    }
+
     /// How many entries were inserted, on both chains, before this one.
     pub(super) fn serial(&self, index: usize) -> u64 {
         self.nodes[index].serial
@@ -184,8 +207,12 @@ impl<T: Copy> Chains<T> {
 
     #[inline(always)] // on the way of a small message
     fn insert(&mut self, kind: Kind, next: u32, value: T) -> Key {
-        let serial = self.next_serial;
-        self.next_serial += 1;
+        let serial = self.take_serial();
+        self.insert_with(kind, next, serial, value)
+    }
+
+    #[inline(always)] // on the way of a small message
+    fn insert_with(&mut self, kind: Kind, next: u32, serial: u64, value: T) -> Key {
         let prev = *self.before(kind, next);
         let node = Node {
             serial,

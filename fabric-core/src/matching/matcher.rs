@@ -5,7 +5,7 @@ use std::fmt;
 use crate::address::FiAddr;
 
 use super::envelope::{Envelope, PeerKey, RecvSpec};
-use super::posted::{PostKey, PostedQueue};
+use super::posted::{PostKey, PostPlace, PostedQueue};
 use super::waiting::{WaitKey, WaitingQueue};
 
 /// The posted receives and the waiting messages of one endpoint.
@@ -146,6 +146,33 @@ impl<R: Copy, M> Matcher<R, M> {
     pub fn unclaimed(&self, spec: &RecvSpec) -> Option<(WaitKey, &Envelope)> {
         self.waiting
             .find(spec, |envelope| !self.posted.would_match(envelope))
+    }
+
+    /// The place in posting order of a queued receive. `None` when it is no longer queued. O(1).
+    #[must_use]
+    pub fn place(&self, key: PostKey) -> Option<PostPlace> {
+        self.posted.place(key)
+    }
+
+    /// The place in posting order of a receive that is posted now and has a message already: behind
+    /// all that were posted before, in front of all that are posted later. O(1).
+    pub fn take_place(&mut self, spec: &RecvSpec) -> PostPlace {
+        self.posted.take_place(spec)
+    }
+
+    /// Queues a receive again that had matched a message which is lost: at its place in posting
+    /// order. The earliest waiting message that falls to it is returned, still waiting.
+    ///
+    /// Linear in the receives, and in the waiting messages as
+    /// [`waiting_for`](Self::waiting_for).
+    pub fn restore(&mut self, place: PostPlace, receive: R) -> (PostKey, Option<WaitKey>) {
+        let key = self.posted.restore(place, receive);
+        let falls_to_it = |envelope: &Envelope| {
+            self.posted
+                .find(envelope)
+                .is_some_and(|(first, _)| first == key)
+        };
+        (key, self.waiting.find_at(&place, falls_to_it))
     }
 
     /// Takes back a posted receive. `None` when it is no longer queued: matched, withdrawn or

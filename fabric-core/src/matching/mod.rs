@@ -44,7 +44,7 @@ mod waiting;
 
 pub use envelope::{Envelope, PeerKey, Receipt, RecvSpec, TagMatch};
 pub use matcher::{Matcher, Posted};
-pub use posted::PostKey;
+pub use posted::{PostKey, PostPlace};
 pub use waiting::WaitKey;
 
 #[cfg(test)]

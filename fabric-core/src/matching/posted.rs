@@ -13,6 +13,22 @@ use super::list::{Chains, Key, Kind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PostKey(Key);
 
+/// What a receive accepts and its place in posting order, kept while it is out of the queue.
+#[derive(Clone, Copy, Debug)]
+pub struct PostPlace {
+    pub(super) wanted: Wanted,
+    pub(super) kind: Kind,
+    serial: u64,
+}
+
+impl PostPlace {
+    /// Whether the receive accepts messages of one source only.
+    #[must_use]
+    pub fn is_directed(&self) -> bool {
+        self.wanted.from.is_some()
+    }
+}
+
 /// The queue of posted receives.
 pub(super) struct PostedQueue<R> {
     chains: Chains<Entry<R>>,
@@ -78,6 +94,35 @@ impl<R: Copy> PostedQueue<R> {
     pub(super) fn withdraw(&mut self, key: PostKey) -> Option<R> {
         let index = self.chains.find(key.0)?;
         Some(self.chains.remove(index).receive)
+    }
+
+    /// The place of a queued receive. `None` when it is no longer queued.
+    pub(super) fn place(&self, key: PostKey) -> Option<PostPlace> {
+        let index = self.chains.find(key.0)?;
+        Some(PostPlace {
+            wanted: self.chains.get(index).wanted,
+            kind: self.chains.kind(index),
+            serial: self.chains.serial(index),
+        })
+    }
+
+    /// The place that a receive has which is posted now and is not queued.
+    pub(super) fn take_place(&mut self, spec: &RecvSpec) -> PostPlace {
+        PostPlace {
+            wanted: spec.wanted(),
+            kind: spec.kind(),
+            serial: self.chains.take_serial(),
+        }
+    }
+
+    pub(super) fn restore(&mut self, place: PostPlace, receive: R) -> PostKey {
+        let PostPlace {
+            wanted,
+            kind,
+            serial,
+        } = place;
+        let entry = Entry { wanted, receive };
+        PostKey(self.chains.insert_in_order(kind, serial, entry))
     }
 
     pub(super) fn take_directed(&mut self, source: FiAddr) -> Vec<R> {

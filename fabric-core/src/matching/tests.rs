@@ -295,6 +295,42 @@ fn removing_an_address_makes_its_messages_unknown_again() {
 }
 
 #[test]
+fn restored_receive_is_matched_in_posting_order() {
+    let mut matcher = Names::new();
+    queue(&mut matcher, any(1), 0);
+    let begun = queue(&mut matcher, any(1), 1);
+    let place = matcher.place(begun).unwrap();
+    assert!(!place.is_directed());
+    queue(&mut matcher, any(1), 2);
+    assert_eq!(matcher.withdraw(begun), Some(1));
+    assert!(matcher.place(begun).is_none());
+    let (key, waiting) = matcher.restore(place, 1);
+    assert_eq!((waiting, matcher.posted_len()), (None, 3));
+    assert!(matcher.place(key).is_some());
+    for receive in 0..3 {
+        let envelope = message(&mut matcher, None, 1);
+        assert_eq!(matcher.arrive(&envelope), Some(receive));
+    }
+}
+
+#[test]
+fn restored_receive_finds_the_earliest_message_that_falls_to_it() {
+    let mut matcher = Names::new();
+    let place = matcher.take_place(&any(1));
+    kept(&mut matcher, None, 2, "another tag");
+    kept(&mut matcher, None, 1, "first");
+    kept(&mut matcher, None, 1, "second");
+    let (key, waiting) = matcher.restore(place, 0);
+    let (_, text) = matcher.take_message(waiting.unwrap()).unwrap();
+    assert_eq!((text, matcher.withdraw(key)), ("first", Some(0)));
+    // A receive that was posted before has a better claim.
+    matcher.queue(any(1), 1);
+    let place = matcher.take_place(&any(1));
+    assert_eq!(matcher.restore(place, 2).1, None);
+    assert_eq!(matcher.waiting_len(), 2);
+}
+
+#[test]
 fn a_put_back_message_returns_to_its_place() {
     let mut matcher = Names::new();
     for text in ["a", "b", "c", "d"] {

@@ -4,6 +4,7 @@ use crate::address::FiAddr;
 
 use super::envelope::{Envelope, PeerKey, RecvSpec, Shown};
 use super::list::{Chains, Key, Kind};
+use super::posted::PostPlace;
 
 /// Handle of a waiting message.
 ///
@@ -108,6 +109,19 @@ impl<M> WaitingQueue<M> {
         })?;
         self.envelope(index)
             .map(|envelope| (WaitKey(self.chains.key(index)), envelope))
+    }
+
+    /// The earliest message that a receive of this place accepts and that passes the test.
+    pub(super) fn find_at(
+        &self,
+        place: &PostPlace,
+        mut test: impl FnMut(&Envelope) -> bool,
+    ) -> Option<WaitKey> {
+        let wanted = place.wanted;
+        let index = self.chains.search_at(place.kind, |index, entry| {
+            wanted.accepts(entry.shown) && self.envelope(index).is_some_and(&mut test)
+        })?;
+        Some(WaitKey(self.chains.key(index)))
     }
 
     /// Everything that waits, in arrival order.

@@ -10,6 +10,11 @@ use crate::mr::Region;
 
 use super::{Deed, EpId, Joined, OpKey, Remote, Spread};
 
+/// Which endpoint has an address: one that is opened there later is another incarnation. The
+/// provider chooses the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Incarnation(pub u128);
+
 /// What a receive for several messages has for one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
@@ -128,6 +133,18 @@ pub trait Host {
         let _ = op;
     }
 
+    /// The message that was being placed in this receive is lost, and the receive waits for another
+    /// one: what was placed is no part of that, and the buffer is as large as before.
+    fn rearm(&mut self, op: OpKey) {
+        let _ = op;
+    }
+
+    /// The message is lost for which this part was [split](Host::split) off: the part has ended,
+    /// and is not reported.
+    fn discard_part(&mut self, op: OpKey) {
+        let _ = op;
+    }
+
     /// The operation has ended.
     fn complete(&mut self, op: OpKey, outcome: Outcome);
 
@@ -151,10 +168,12 @@ pub trait Host {
     /// used again.
     fn gave_up(&mut self, _ep: EpId, _peer: &Address, _loans: usize) {}
 
-    /// The address behind a number of the endpoint's vector.
+    /// The address to reach the peer of this handle at.
     ///
     /// # Errors
-    /// [`Error::StaleAddress`](crate::Error::StaleAddress).
+    /// [`Error::StaleAddress`](crate::Error::StaleAddress);
+    /// [`Error::PeerGone`](crate::Error::PeerGone) of an auto-inserted handle whose peer is gone,
+    /// when another one has its address.
     fn address_of(&self, ep: EpId, addr: FiAddr) -> Result<Address>;
 
     /// What a key of this domain stands for.
@@ -167,11 +186,25 @@ pub trait Host {
     /// somebody counts. False when it cannot be taken in now: the completion queue is full.
     fn done_to_us(&mut self, ep: EpId, key: u64, deed: Deed, transfer: Transfer) -> bool;
 
-    /// The number of an address in the endpoint's vector.
+    /// Which incarnation a handle stands for. `None` of one that the program inserted, which stands
+    /// for whoever has the address; an auto-inserted handle stands for the peer that connected.
+    fn incarnation_of(&self, ep: EpId, addr: FiAddr) -> Option<Incarnation> {
+        let _ = (ep, addr);
+        None
+    }
+
+    /// The handle that the program inserted for an address.
     fn number_of(&self, ep: EpId, address: &Address) -> Option<FiAddr>;
 
-    /// A peer connected: its number, given on the spot if the vector takes in strangers.
-    fn peer_connected(&mut self, ep: EpId, address: &Address) -> Option<FiAddr>;
+    /// A peer connected: its handle, which an auto-insert vector gives it now. `None` for the
+    /// incarnation: the transport does not know, and a peer without another connection counts as
+    /// new.
+    fn peer_connected(
+        &mut self,
+        ep: EpId,
+        address: &Address,
+        incarnation: Option<Incarnation>,
+    ) -> Option<FiAddr>;
 
     /// A connection has ended that had this number when it was made. A number that was given on the
     /// spot is taken back with the last of them, once none of the peer's messages waits.

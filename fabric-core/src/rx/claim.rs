@@ -14,6 +14,7 @@ use crate::matching::{Envelope, PeerKey, RecvSpec};
 use crate::provider::{Host, OpKey};
 
 use super::landing::Target;
+use super::lost::OnLoss;
 use super::{RxContext, Unexpected};
 
 /// A claimed message. The number is never used again at its endpoint.
@@ -136,7 +137,7 @@ impl RxContext {
             return host.complete(op, Outcome::failed(Error::Canceled));
         };
         let Some(error) = error else {
-            return self.give(host, op, envelope, message);
+            return self.give(host, (op, OnLoss::Fail), envelope, message);
         };
         self.used = self.used.saturating_sub(message.cost(&envelope));
         let placed = host.adopt(op, message.bytes);

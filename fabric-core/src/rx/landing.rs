@@ -7,6 +7,7 @@ use crate::matching::{Envelope, WaitKey};
 use crate::provider::{Host, OpKey};
 
 use super::claim::ClaimId;
+use super::lost::Filling;
 use super::multi::Match;
 use super::receipts::confirm_match;
 use super::{OVERHEAD, RxContext, Unexpected};
@@ -57,8 +58,8 @@ impl RxContext {
     /// Memory for all of it is reserved now, so that no piece moves those before it. A receive for
     /// which that cannot be had fails with [`Error::OutOfMemory`] and has taken the message.
     pub fn begin(&mut self, host: &mut dyn Host, mut envelope: Envelope) -> Option<LandingId> {
-        let matched = match self.matched(host, &envelope) {
-            Match::Receive(op) => Some(op),
+        let matched = match self.matched_among(host, &envelope) {
+            Match::Receive(receive) => Some(receive),
             Match::Nobody if self.admits(envelope.len) || self.is_sought(&envelope) => None,
             Match::Held | Match::Nobody => {
                 self.decline();
@@ -70,11 +71,15 @@ impl RxContext {
         let id = slot.key();
         let mut refused = None;
         let target = match matched {
-            Some(op) => {
+            Some((op, on_loss)) => {
                 confirm_match(&mut self.receipts, &mut envelope);
                 match host.expect(op, envelope.len) {
                     Ok(room) => {
-                        self.filling.push((op, id));
+                        self.filling.push(Filling {
+                            op,
+                            landing: id,
+                            on_loss,
+                        });
                         Target::Receive {
                             op,
                             room,
@@ -169,7 +174,7 @@ impl RxContext {
             let landing = self.landings.remove(id.0);
             match landing.target {
                 Target::Receive { op, placed, .. } => {
-                    self.filling.retain(|(filled, _)| *filled != op);
+                    self.take_filling(op);
                     host.complete(op, Outcome::received(&landing.envelope, placed));
                     self.owe_receipt(&landing.envelope);
                 }
@@ -192,17 +197,15 @@ impl RxContext {
         }
     }
 
-    /// The rest of this message will never come: the receive that took it fails; if none did, the
-    /// part is discarded.
+    /// The rest of this message will never come, and what there is of it is discarded. The receive
+    /// that took it goes on waiting if it accepts messages of any source; otherwise it fails.
     pub fn fail(&mut self, host: &mut dyn Host, id: LandingId, error: Error) {
         let Some(landing) = self.landings.try_remove(id.0) else {
             return;
         };
         match landing.target {
             Target::Receive { op, placed, .. } => {
-                self.filling.retain(|(filled, _)| *filled != op);
-                let transfer = Outcome::received(&landing.envelope, placed).transfer;
-                host.complete(op, Outcome::cut(transfer, error));
+                self.lost(host, op, (&landing.envelope, placed), error);
             }
             Target::Buffer(key) => {
                 if self.matcher.take_message(key).is_some() {

@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::landing::{Landing, LandingId, Target};
+use super::lost::{Filling, OnLoss};
 use super::multi::Match;
 use super::receipts::confirm_match;
 use super::{OVERHEAD, RxContext, Unexpected};
@@ -89,10 +90,10 @@ impl RxContext {
         if envelope.len <= COPIED_AT_ONCE && memory.is_mapped() {
             return self.deliver(host, envelope, &Held(memory));
         }
-        match self.matched(host, &envelope) {
-            Match::Receive(op) => {
+        match self.matched_among(host, &envelope) {
+            Match::Receive(receive) => {
                 envelope.arrival = self.matcher.next_arrival();
-                self.share(host, op, envelope, memory.clone());
+                self.share(host, receive, envelope, memory.clone());
                 true
             }
             Match::Held => self.decline(),
@@ -104,7 +105,7 @@ impl RxContext {
     pub(super) fn share(
         &mut self,
         host: &mut dyn Host,
-        op: OpKey,
+        (op, on_loss): (OpKey, OnLoss),
         mut envelope: Envelope,
         memory: Arc<dyn LentMemory>,
     ) {
@@ -123,7 +124,11 @@ impl RxContext {
             placed: 0,
         };
         let id = self.landings.insert(Landing::new(envelope, target));
-        self.filling.push((op, id));
+        self.filling.push(Filling {
+            op,
+            landing: id,
+            on_loss,
+        });
         self.copying.push_back((id, memory));
     }
 
@@ -150,8 +155,9 @@ impl RxContext {
         copies || self.owes_receipts() || self.bufferable().is_some()
     }
 
-    /// What this peer has not mapped here is lost: the receives that it was being copied to fail,
-    /// and what nobody had received is discarded. Its sender knows that it has not arrived.
+    /// What this peer has not mapped here is lost, and discarded; its sender knows that it has not
+    /// arrived. The receives that it was being copied to fail if they are directed, and wait for the
+    /// next message otherwise.
     pub fn lose(&mut self, host: &mut dyn Host, peer: PeerKey, error: &Error) {
         let mut lost = Vec::new();
         self.copying.retain(|(id, memory)| {
@@ -163,9 +169,6 @@ impl RxContext {
             lost.extend(is_lost.then_some(*id));
             !is_lost
         });
-        for id in lost {
-            self.fail(host, LandingId(id), error.clone());
-        }
         self.lose_claims(peer, error);
         let of_peer = |envelope: &Envelope, message: &Unexpected| {
             envelope.peer == peer && message.is_fleeting()
@@ -173,6 +176,10 @@ impl RxContext {
         for (envelope, message) in self.matcher.take_where(of_peer) {
             self.used = self.used.saturating_sub(message.cost(&envelope));
             self.unnote(envelope.arrival);
+        }
+        // Last: a receive that waits again must not find another message of this peer.
+        for id in lost {
+            self.fail(host, LandingId(id), error.clone());
         }
     }
 

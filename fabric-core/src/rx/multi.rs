@@ -12,6 +12,7 @@ use crate::provider::{Host, OpKey, Split};
 
 use super::RxContext;
 use super::lent::COPIED_AT_ONCE;
+use super::lost::OnLoss;
 
 /// Waiting messages that are given to a receive in one go.
 const SERVED_AT_ONCE: usize = 64;
@@ -39,8 +40,8 @@ enum State {
 }
 
 /// Who takes a message.
-pub(super) enum Match {
-    Receive(OpKey),
+pub(super) enum Match<T = OpKey> {
+    Receive(T),
     /// Somebody will, but not now.
     Held,
     Nobody,
@@ -124,7 +125,7 @@ impl RxContext {
             if let Some(part) = part
                 && let Some((envelope, message)) = self.matcher.take_message(waiting)
             {
-                self.give(host, part, envelope, message);
+                self.give(host, (part, OnLoss::of_part(&spec)), envelope, message);
             }
             if is_last {
                 self.unqueue(op);
@@ -140,23 +141,30 @@ impl RxContext {
         true
     }
 
-    /// The receive that takes this message, where some of those that are posted take several.
+    /// The receive that takes this message, where some of those that are posted take several, or
+    /// the message may never be complete; and what becomes of the receive then.
     #[cold]
-    pub(super) fn matched_among(&mut self, host: &mut dyn Host, envelope: &Envelope) -> Match {
-        while let Some((_, op)) = self.matcher.find(envelope) {
+    pub(super) fn matched_among(
+        &mut self,
+        host: &mut dyn Host,
+        envelope: &Envelope,
+    ) -> Match<(OpKey, OnLoss)> {
+        while let Some((key, op)) = self.matcher.find(envelope) {
             let Some(at) = self.multis.iter().position(|multi| multi.op == op) else {
+                let on_loss = self.matcher.place(key).map_or(OnLoss::Fail, OnLoss::of);
                 self.unqueue(op);
-                return Match::Receive(op);
+                return Match::Receive((op, on_loss));
             };
+            let on_loss = OnLoss::of_part(&self.multis[at].spec);
             if self.multis[at].state != State::Open {
                 return Match::Held;
             }
             match host.split(op, envelope) {
-                Split::Part(part) => return Match::Receive(part),
+                Split::Part(part) => return Match::Receive((part, on_loss)),
                 Split::Last(part) => {
                     self.unqueue(op);
                     self.retire(op);
-                    return Match::Receive(part);
+                    return Match::Receive((part, on_loss));
                 }
                 Split::Full => {
                     self.multis[at].state = State::Held;
@@ -182,8 +190,9 @@ impl RxContext {
             .map(|(waiting, _)| waiting);
         match waiting.and_then(|waiting| self.matcher.take_message(waiting)) {
             Some((envelope, message)) => {
+                let on_loss = self.matcher.place(key).map_or(OnLoss::Fail, OnLoss::of);
                 self.matcher.withdraw(key);
-                self.give(host, op, envelope, message);
+                self.give(host, (op, on_loss), envelope, message);
             }
             None => self.queued(host, op, spec, key),
         }
@@ -233,10 +242,10 @@ impl RxContext {
             let Some(envelope) = self.matcher.message(key).cloned() else {
                 continue;
             };
-            if let Match::Receive(op) = self.matched(host, &envelope)
+            if let Match::Receive(receive) = self.matched_among(host, &envelope)
                 && let Some((envelope, message)) = self.matcher.take_message(key)
             {
-                self.give(host, op, envelope, message);
+                self.give(host, receive, envelope, message);
             }
         }
     }

@@ -13,12 +13,14 @@ use super::landing::Landing;
 const REMEMBERED: usize = 256;
 
 impl RxContext {
-    /// A peer has a number now: what waits of those that have gone under this name becomes its, and
-    /// of those that are connected under it where endpoints share the context.
+    /// A peer has a handle now. What waits without a source from those that are connected under this
+    /// name, where endpoints share the context, gets it; and so does what waits from those that are
+    /// gone, if the program inserted the handle, which stands for the name then.
     pub fn inserted(&mut self, host: &mut dyn Host, source: FiAddr, peer: &Address) {
+        let is_auto_inserted = host.incarnation_of(self.ep, source).is_some();
         let keys: Vec<_> = self
             .known()
-            .filter(|(_, name)| *name == peer)
+            .filter(|(key, name)| *name == peer && !(is_auto_inserted && self.is_gone(*key)))
             .map(|(key, _)| key)
             .collect();
         if !keys.is_empty() {
@@ -36,6 +38,10 @@ impl RxContext {
             .chain(present)
     }
 
+    fn is_gone(&self, peer: PeerKey) -> bool {
+        self.gone.iter().any(|(key, _)| *key == peer)
+    }
+
     /// Waiting messages of this peer now have a number.
     pub fn resolve(&mut self, host: &mut dyn Host, peer: PeerKey, source: FiAddr) {
         self.resolve_all(host, &[peer], source);
@@ -46,24 +52,17 @@ impl RxContext {
     fn resolve_all(&mut self, host: &mut dyn Host, peers: &[PeerKey], source: FiAddr) {
         for (_, landing) in &mut self.landings {
             if peers.contains(&landing.envelope.peer) {
-                landing.envelope.source = Some(source);
+                landing.envelope.source.get_or_insert(source);
             }
         }
         for envelope in self
             .claimed_envelopes()
             .filter(|envelope| peers.contains(&envelope.peer))
         {
-            envelope.source = Some(source);
+            envelope.source.get_or_insert(source);
         }
-        if !self.multis.is_empty() {
-            let renamed = self.matcher.rename(peers, source);
-            self.offer(host, renamed);
-            return self.noticed(host);
-        }
-        for (op, envelope, message) in self.matcher.resolve(peers, source) {
-            self.posted[op.index as usize] = None;
-            self.give(host, op, envelope, message);
-        }
+        let renamed = self.matcher.rename(peers, source);
+        self.offer(host, renamed);
         self.noticed(host);
     }
 

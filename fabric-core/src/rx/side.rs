@@ -107,7 +107,8 @@ impl ReceiveSide {
         error: &Error,
     ) {
         self.with(|rx| {
-            if !rx.is_present(name) {
+            // An auto-inserted handle whose name another peer has is that of this peer alone.
+            if !rx.is_present(name) || host.address_of(rx.ep, source).is_err() {
                 rx.fail_directed(host, source, error);
             }
         });

@@ -143,11 +143,12 @@ impl Inbound {
     }
 
     pub(super) fn inserted(&mut self, host: &mut dyn Host, addr: FiAddr, address: &Address) {
-        for peer in self
-            .peers
-            .values_mut()
-            .filter(|peer| peer.address == *address)
-        {
+        let bound = host.incarnation_of(self.ep, addr);
+        for (_, peer) in self.peers.iter_mut().filter(|(node, peer)| {
+            peer.address == *address
+                && peer.source.is_none()
+                && bound.is_none_or(|bound| bound == (**node).into())
+        }) {
             peer.source = Some(addr);
             self.rx.own.resolve(host, peer.key, addr);
         }
@@ -176,7 +177,7 @@ impl Inbound {
     fn welcome(&mut self, host: &mut dyn Host, node: Node, address: Address) {
         let key = self.rx.joined(host, PeerKey(self.next_key), &address);
         self.next_key = self.next_key.saturating_add(1);
-        let number = host.peer_connected(self.ep, &address);
+        let number = host.peer_connected(self.ep, &address, Some(node.into()));
         host.event(
             self.ep,
             EventKind::PeerConnected {
@@ -221,7 +222,8 @@ impl Inbound {
     /// The peer is gone, and everything it sent was taken in.
     fn depart(&mut self, host: &mut dyn Host, node: Node, address: Address) {
         let peer = self.peers.remove(&node);
-        let source = host.number_of(self.ep, &address);
+        let source = peer.as_ref().and_then(|peer| peer.source);
+        let source = source.or_else(|| host.number_of(self.ep, &address));
         let gone = Error::PeerGone(address.clone());
         if let Some(landing) = peer.as_ref().and_then(|peer| peer.landing) {
             self.rx.with(|rx| rx.fail(host, landing, gone.clone()));
@@ -235,9 +237,11 @@ impl Inbound {
         if let Some(peer) = &peer {
             self.rx.departed(peer.key, address.clone());
         }
-        // The name may be in use again by somebody who made contact already: then the number is
-        // theirs.
-        let replaced = self.peers.values().any(|other| other.address == address);
+        // Another peer that made contact under this name already may have the same handle.
+        let replaced = self
+            .peers
+            .values()
+            .any(|other| other.address == address && other.source == source);
         if let Some(source) = source.filter(|_| !replaced) {
             self.rx.fail_directed(host, source, &address, &gone);
         }

@@ -21,13 +21,19 @@ use crate::address::{Address, Scheme};
 use crate::error::{Error, Result};
 use crate::matching::Receipt;
 use crate::mr::Region;
-use crate::provider::{Deed, WaitSet};
+use crate::provider::{Deed, Incarnation, WaitSet};
 
 use super::config::{Draw, SimConfig, check_scheme, split};
 
 /// One life of an endpoint. Names are used again, nodes are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Node(u64);
+
+impl From<Node> for Incarnation {
+    fn from(node: Node) -> Self {
+        Self(node.0.into())
+    }
+}
 
 /// What travels.
 #[derive(Debug)]

@@ -262,8 +262,18 @@ impl Outbound {
 
     fn target(&self, host: &dyn Host, spec: &SendSpec) -> Result<(Address, Node)> {
         let to = host.address_of(self.ep, spec.peer)?;
-        let peer = net::find(&to)?;
+        let peer = self.node_of(host, spec.peer, &to)?;
         Ok((to, peer))
+    }
+
+    /// The endpoint that this handle stands for.
+    fn node_of(&self, host: &dyn Host, addr: FiAddr, to: &Address) -> Result<Node> {
+        let node = net::find(to)?;
+        let bound = host.incarnation_of(self.ep, addr);
+        if bound.is_some_and(|bound| bound != node.into()) {
+            return Err(Error::PeerGone(to.clone()));
+        }
+        Ok(node)
     }
 
     /// Reads memory, or does nothing.
@@ -323,7 +333,7 @@ impl Outbound {
 
     /// A region of the peer's.
     pub(super) fn reach(&self, host: &dyn Host, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
-        let node = net::find(&host.address_of(self.ep, peer)?)?;
+        let node = self.node_of(host, peer, &host.address_of(self.ep, peer)?)?;
         let Some((Some(region), heeds)) = net::region(node, key) else {
             return Ok(None);
         };

@@ -10,7 +10,7 @@ use fabric_core::event::EventKind;
 use fabric_core::flags::Access;
 use fabric_core::matching::{PeerKey, RecvSpec, TagMatch};
 use fabric_core::mr::{LocalMemory, Region, RegionTable};
-use fabric_core::provider::{Deed, EpId, Host, OpKey, Remote, SendSpec};
+use fabric_core::provider::{Deed, EpId, Host, Incarnation, OpKey, Remote, SendSpec};
 use fabric_core::rx::RxContext;
 use fabric_core::tcp::rxm::Incoming;
 use fabric_core::tcp::{Broken, Inbox, Order, Outbox, Replying, Taken};
@@ -288,7 +288,7 @@ impl Host for Maps {
     fn number_of(&self, _: EpId, _: &Address) -> Option<FiAddr> {
         None
     }
-    fn peer_connected(&mut self, _: EpId, _: &Address) -> Option<FiAddr> {
+    fn peer_connected(&mut self, _: EpId, _: &Address, _: Option<Incarnation>) -> Option<FiAddr> {
         None
     }
     fn peer_disconnected(&mut self, _: EpId, _: Option<FiAddr>) {}

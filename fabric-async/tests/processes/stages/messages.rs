@@ -76,20 +76,40 @@ pub(super) async fn last_words(name: &str) -> ! {
 }
 
 pub(super) mod survives {
+    use fabric_async::Endpoint;
+
     use super::super::{Survivor, assert_gone};
     use super::{LONG, WORDS};
     use crate::role::Peer;
 
     pub(crate) async fn mid_send(survivor: &mut Survivor, victim: Peer) {
         let peer = survivor.ep.recv().tag(1).await.unwrap().source().unwrap();
-        let waits = survivor.ep.recv().tag(3).start().unwrap();
+        let is_directed = survivor.round.is_multiple_of(2);
+        let request = survivor.ep.recv().tag(3);
+        let begun = if is_directed {
+            request.from(peer)
+        } else {
+            request
+        };
+        let begun = begun.start().unwrap();
+        let behind = survivor.ep.recv().tag(3).start().unwrap();
         let directed = survivor.ep.recv().tag(9).from(peer).start().unwrap();
         survivor.ep.send(peer, "go").tag(2).await.unwrap();
-        let failed = waits.await.unwrap_err();
-        assert_gone(&failed.error);
-        assert!(failed.transfer.len < LONG, "{} bytes", failed.transfer.len);
         assert_gone(&directed.await.unwrap_err().error);
         survivor.hears_of_the_death(victim).await;
+        let friend = Endpoint::bind("shm://").await.unwrap();
+        let to_survivor = friend.lookup(survivor.ep.name()).await.unwrap();
+        if is_directed {
+            let failed = begun.await.unwrap_err();
+            assert_gone(&failed.error);
+            assert!(failed.transfer.len < LONG, "{} bytes", failed.transfer.len);
+        } else {
+            // It is still in front of what was posted later.
+            friend.send(to_survivor, "first").tag(3).await.unwrap();
+            assert_eq!(&begun.await.unwrap()[..], b"first");
+        }
+        friend.send(to_survivor, "second").tag(3).await.unwrap();
+        assert_eq!(&behind.await.unwrap()[..], b"second");
     }
 
     pub(crate) async fn mid_receive(survivor: &mut Survivor, victim: Peer) {

@@ -30,7 +30,7 @@ struct Survivor {
 }
 
 /// A victim of its own.
-fn die() -> ! {
+pub(crate) fn die() -> ! {
     rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)
         .expect("a process may kill itself");
     unreachable!("nobody survives that")

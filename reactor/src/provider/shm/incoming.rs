@@ -9,7 +9,7 @@ use fabric_core::buf::Source;
 use fabric_core::completion::Transfer;
 use fabric_core::event::DownReason;
 use fabric_core::matching::{Envelope, PeerKey};
-use fabric_core::provider::{Deed, EpId, Host};
+use fabric_core::provider::{Deed, EpId, Host, Incarnation};
 use fabric_core::rx::{LandingId, RxContext};
 use fabric_core::{Address, Error, FiAddr};
 
@@ -41,6 +41,13 @@ pub(crate) struct Identity {
     pub(crate) process: Option<i32>,
     /// A random number of the endpoint's, as it says.
     pub(crate) incarnation: u64,
+}
+
+impl From<Identity> for Incarnation {
+    fn from(identity: Identity) -> Self {
+        let process = identity.process.unwrap_or_default();
+        Self(u128::from(identity.incarnation) | (process as u128) << 64 & (u128::MAX >> 1))
+    }
 }
 
 /// The endpoint that a connection leads to.

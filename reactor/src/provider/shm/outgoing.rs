@@ -17,7 +17,7 @@ use std::sync::Arc;
 use fabric_core::buf::{AnyBuf, Payload};
 use fabric_core::completion::{OpKind, Outcome, Transfer};
 use fabric_core::mr::Reached;
-use fabric_core::provider::{Host, OpKey, SendSpec, WaitSet};
+use fabric_core::provider::{Host, Incarnation, OpKey, SendSpec, WaitSet};
 use fabric_core::stats::Moved;
 use fabric_core::{Address, Error, FiAddr, Result};
 
@@ -38,6 +38,8 @@ pub(crate) struct Outgoing {
     /// Whom it leads to.
     pub(crate) peer: Address,
     pub(crate) addr: FiAddr,
+    /// Which endpoint it must lead to; `None` if whichever has the name.
+    pub(crate) expected: Option<Incarnation>,
     standing: Standing,
     /// The end of this endpoint at the other end will be no news.
     reported: Option<Identity>,
@@ -138,6 +140,7 @@ impl Outgoing {
         Self {
             peer,
             addr,
+            expected: None,
             standing: Standing::Gone,
             reported: None,
             queue: VecDeque::new(),
@@ -312,6 +315,11 @@ impl Outgoing {
 
     fn awaits_peer(&self) -> bool {
         matches!(&self.standing, Standing::Live(wires) if wires.awaits_peer())
+    }
+
+    /// Whether there is no connection, and none is being made.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self.standing, Standing::Gone)
     }
 
     /// Makes the connection if there is none.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use fabric_core::event::DownReason;
 use fabric_core::matching::PeerKey;
-use fabric_core::provider::{Host, Interest, SendSpec, WaitSet};
+use fabric_core::provider::{EpId, Host, Incarnation, Interest, SendSpec, WaitSet};
 use fabric_core::rx::RxContext;
 use fabric_core::tcp::rxm::{Incoming, Outgoing};
 use fabric_core::tcp::{Agreed, Inbox, Order, Outbox, Takes};
@@ -206,6 +206,18 @@ impl Link {
         self.leave_ring();
         let rest = self.outbox.pending().to_vec();
         (self.socket, rest)
+    }
+
+    /// Which endpoint the peer is, if it has said so.
+    pub(crate) fn incarnation(&self) -> Option<Incarnation> {
+        self.instance.map(|instance| Incarnation(instance.into()))
+    }
+
+    /// Whether what an endpoint sends to this handle may go over this connection: the peer is the
+    /// one that the handle stands for.
+    pub(crate) fn is_for(&self, addr: FiAddr, ep: EpId, host: &dyn Host) -> bool {
+        let bound = host.incarnation_of(ep, addr);
+        bound.is_none() || bound == self.incarnation() || self.number == Some(addr)
     }
 
     fn end(&mut self, reason: DownReason) {

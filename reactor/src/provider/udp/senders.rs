@@ -8,11 +8,13 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use fabric_core::matching::PeerKey;
-use fabric_core::provider::{EpId, Host};
+use fabric_core::provider::{EpId, Host, Incarnation};
 use fabric_core::rx::RxContext;
 use fabric_core::{Address, FiAddr, Scheme};
 use slab::Slab;
 
+/// Datagrams do not tell one sender at a socket from another.
+const AT_ITS_SOCKET: Incarnation = Incarnation(0);
 /// Senders that are known at a time.
 const KNOWN: usize = 1024;
 
@@ -71,7 +73,8 @@ impl Senders {
             self.make_room(host, rx);
         }
         let address = Address::of_socket(Scheme::Udp, from).ok();
-        let number = address.and_then(|address| host.peer_connected(self.ep, &address));
+        let number =
+            address.and_then(|address| host.peer_connected(self.ep, &address, Some(AT_ITS_SOCKET)));
         let key = PeerKey(self.next_key);
         self.next_key = self.next_key.wrapping_add(1);
         let at = self.known.insert(Sender {

@@ -34,7 +34,7 @@ impl Endpoint {
             );
         }
         let mut callers = self.callers.peers();
-        if !callers.any(|peer| peer.peer == name) {
+        if !callers.any(|peer| peer.peer == name && peer.source == Some(addr)) {
             self.rx
                 .fail_directed(host, addr, &name, &Error::PeerGone(name.clone()));
         }
@@ -99,11 +99,11 @@ impl Endpoint {
         peer.unwatch();
         self.done.doorbells += peer.doorbells;
         self.done.fetched += peer.fetched().unwrap_or_default();
-        // With another connection from there the number is that one's.
-        let others = self.callers.peers();
+        // With another connection from there the handle is that one's too.
+        let mut others = self.callers.peers();
         if let Some(source) = peer
             .source
-            .filter(|_| { others }.all(|other| other.peer != peer.peer))
+            .filter(|source| others.all(|other| other.source != Some(*source)))
         {
             self.rx.fail_directed(host, source, &peer.peer, &gone);
         }

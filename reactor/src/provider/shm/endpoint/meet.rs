@@ -85,7 +85,8 @@ impl Endpoint {
         match stranger.meet(PeerKey(self.next_key), self.here.clone()) {
             Met::Later(stranger) => self.callers.add_stranger(stranger),
             Met::Peer(mut peer) => {
-                peer.number = host.peer_connected(self.id, &peer.peer);
+                let incarnation = Some(peer.identity.into());
+                peer.number = host.peer_connected(self.id, &peer.peer, incarnation);
                 peer.source = peer.number;
                 let (name, source) = (peer.peer.clone(), peer.source);
                 peer.key = self.rx.joined(host, peer.key, &name);

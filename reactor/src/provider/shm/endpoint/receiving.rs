@@ -83,13 +83,18 @@ impl Endpoint {
         addr: FiAddr,
         address: &Address,
     ) {
-        for peer in self
-            .callers
-            .peers_mut()
-            .filter(|peer| peer.peer == *address)
-        {
+        let bound = host.incarnation_of(self.id, addr);
+        for peer in self.callers.peers_mut().filter(|peer| {
+            peer.peer == *address
+                && peer.source.is_none()
+                && bound.is_none_or(|bound| bound == peer.identity.into())
+        }) {
             peer.source = Some(addr);
             self.rx.own.resolve(host, peer.key, addr);
+        }
+        if let Some(mut outgoing) = self.connection(addr) {
+            // The program may have made the handle its own.
+            outgoing.expected = bound;
         }
         self.rx.own.inserted(host, addr, address);
     }

@@ -74,7 +74,7 @@ impl Endpoint {
                 .insert(at, Outgoing::new(peer, spec.peer, self.means.clone()));
             self.dialled.push(at);
         }
-        self.dial(at)?;
+        self.dial(host, at)?;
         if let Some(mut outgoing) = self.lanes.lock(at) {
             outgoing.queue(op, outgoing::at_first(spec, host));
         }
@@ -105,11 +105,15 @@ impl Endpoint {
         self.each(Outgoing::collect);
     }
 
-    pub(super) fn dial(&mut self, at: usize) -> Result<()> {
+    fn dial(&mut self, host: &dyn Host, at: usize) -> Result<()> {
         let token = Token::Outgoing(at as u32).pack(self.id);
         let Some(mut outgoing) = self.lanes.lock(at) else {
             return Ok(());
         };
+        if outgoing.is_gone() {
+            host.address_of(self.id, outgoing.addr)?;
+            outgoing.expected = host.incarnation_of(self.id, outgoing.addr);
+        }
         outgoing.dial(&self.name, self.here.incarnation, token, &self.wait)
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use fabric_core::event::DownReason;
 use fabric_core::flags::Access;
+use fabric_core::provider::Incarnation;
 use fabric_core::{Error, Refusal};
 
 use super::super::area::Area;
@@ -26,6 +27,8 @@ pub(crate) struct Parting {
 /// Why it ends.
 enum Why {
     Gone(DownReason),
+    /// Another endpoint has the name of the one that this connection is for.
+    Replaced,
     Refused(Refusal),
     Broke(&'static str),
 }
@@ -63,7 +66,10 @@ impl Outgoing {
 
     fn parting(&self, why: Why) -> Parting {
         let (peer, identity) = (self.peer.clone(), self.identity());
+        // Of an endpoint that nothing was sent to there is no end to be told.
+        let identity = identity.filter(|_| !matches!(why, Why::Replaced));
         let (error, reason) = match why {
+            Why::Replaced => (Error::PeerGone(peer), DownReason::Closed),
             Why::Gone(reason) => (Error::PeerGone(peer), reason),
             Why::Refused(reason) => (Error::Refused { peer, reason }, DownReason::Closed),
             Why::Broke(what) => (
@@ -130,6 +136,13 @@ impl Outgoing {
         self.standing = match std::mem::replace(&mut self.standing, Standing::Gone) {
             Standing::Waiting(mut wires) if wires.has_greeted() => {
                 wires.welcomed(incarnation, self.means.fetched);
+                let identity = Incarnation::from(wires.identity);
+                if self.expected.is_some_and(|expected| expected != identity) {
+                    handshake::say(&wires.socket, Word::Leave);
+                    // Not live: nothing may be sent there, not even now.
+                    self.standing = Standing::Waiting(wires);
+                    return Err(Why::Replaced);
+                }
                 Standing::Live(wires)
             }
             other => {

@@ -39,8 +39,9 @@ impl Endpoint {
                 link.refuse_tags();
             }
         } else {
-            link.number = host.peer_connected(self.id, &name);
+            link.number = host.peer_connected(self.id, &name, link.incarnation());
             link.source = link.number;
+            self.fail_sends_to_others(host, &link);
             host.event(
                 self.id,
                 EventKind::PeerConnected {
@@ -92,7 +93,9 @@ impl Endpoint {
             self.fail_sends(host, peer, &gone);
         }
         if let Some(source) = source
-            && !self.links().any(|other| other.peer == peer)
+            && !self
+                .links()
+                .any(|other| other.peer == peer && other.source == Some(source))
         {
             self.rx.fail_directed(host, source, &name, &gone);
         }

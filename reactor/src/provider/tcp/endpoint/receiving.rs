@@ -63,9 +63,12 @@ impl Endpoint {
         addr: FiAddr,
         address: &Address,
     ) {
+        let bound = host.incarnation_of(self.id, addr);
         for (_, stage) in &mut self.stages {
             if let Stage::Up(link) = stage
                 && self.peers[link.peer].name == *address
+                && link.source.is_none()
+                && (bound.is_none() || bound == link.incarnation())
             {
                 link.source = Some(addr);
                 self.rx.own.resolve(host, link.key, addr);

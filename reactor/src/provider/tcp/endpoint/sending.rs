@@ -8,7 +8,7 @@ use fabric_core::completion::{CompletionLevel, OpKind, Outcome, Transfer};
 use fabric_core::provider::{Host, OpKey, SendNow, SendSpec};
 use fabric_core::{Address, Error, FiAddr, Result, Scheme};
 
-use super::super::link::{SendResult, Sending};
+use super::super::link::{Link, SendResult, Sending};
 use super::{Endpoint, PATIENCE, Peer, Role, Stage};
 
 impl Endpoint {
@@ -110,6 +110,12 @@ impl Endpoint {
                     });
                 };
                 let at = self.peer_at(to)?;
+                if let Some(Stage::Up(link)) =
+                    self.peers[at].link.and_then(|link| self.stages.get(link))
+                    && !link.is_for(spec.peer, self.id, host)
+                {
+                    return Err(Error::PeerGone(name));
+                }
                 self.peers[at].addr = Some(spec.peer);
                 let index = spec.peer.index();
                 if index >= self.routes.len() {
@@ -119,8 +125,12 @@ impl Endpoint {
                 at
             }
         };
-        if self.peers[at].link.is_none() && matches!(self.role, Role::Single(_)) {
-            return Err(self.over());
+        if self.peers[at].link.is_none() {
+            if matches!(self.role, Role::Single(_)) {
+                return Err(self.over());
+            }
+            // The peer may be gone, and another one at its address.
+            host.address_of(self.id, spec.peer)?;
         }
         if let Some(Stage::Up(link)) = self.peers[at].link.and_then(|link| self.stages.get(link)) {
             link.check(spec)?;
@@ -183,6 +193,26 @@ impl Endpoint {
             }
         }
         false
+    }
+
+    /// There is a new connection with a peer: what waits for an earlier incarnation of it fails, and
+    /// the handle of that leads there no more.
+    pub(super) fn fail_sends_to_others(&mut self, host: &mut dyn Host, link: &Link) {
+        let peer = &mut self.peers[link.peer];
+        let sends = peer.sends.iter();
+        let others: Vec<_> = sends
+            .filter(|send| !link.is_for(send.spec.peer, self.id, host))
+            .map(|send| send.op)
+            .collect();
+        peer.sends.retain(|send| !others.contains(&send.op));
+        for op in others {
+            // Nothing of it has left: it was queued after the last connection had ended.
+            host.complete(op, Outcome::failed(Error::PeerGone(peer.name.clone())));
+        }
+        if let Some(addr) = peer.addr.filter(|addr| !link.is_for(*addr, self.id, host)) {
+            peer.addr = None;
+            self.routes[addr.index()] = None;
+        }
     }
 
     /// What waits for a peer, or is on its way, ends. A connection in the middle of a message sends

@@ -1,0 +1,185 @@
+//! A client that is killed and started again under its old name is another client.
+
+use fabric_async::{Endpoint, Error, EventKind, Protocol};
+
+use crate::role::Peer;
+use crate::run;
+use crate::stages::{die, ended};
+
+/// The transports of these tests, and a name to be used twice.
+fn transports(which: &str) -> [(&'static str, String); 3] {
+    let free_port = || {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        socket.local_addr().unwrap().port()
+    };
+    [
+        (
+            "shm",
+            format!("shm://restart-{which}-{}", std::process::id()),
+        ),
+        ("tcp", format!("tcp://127.0.0.1:{}", free_port())),
+        ("rxm", format!("tcp://127.0.0.1:{}", free_port())),
+    ]
+}
+
+/// An endpoint at this name that speaks what the transport says.
+async fn bind(transport: &str, name: &str) -> Endpoint {
+    let options = match transport {
+        "rxm" => Endpoint::options().protocol(Protocol::Rxm),
+        _ => Endpoint::options(),
+    };
+    loop {
+        match options.clone().bind(name).await {
+            Ok(ep) => return ep,
+            Err(Error::AddressInUse(_)) => tokio::task::yield_now().await,
+            Err(error) => panic!("{name}: {error}"),
+        }
+    }
+}
+
+fn anywhere(transport: &str) -> &'static str {
+    match transport {
+        "shm" => "shm://",
+        _ => "tcp://",
+    }
+}
+
+/// Plays a client: `args` are the transport, what it does, its own name, and that of the server.
+pub(crate) async fn client(args: &str) {
+    let args: Vec<_> = args.split(' ').collect();
+    let [transport, part, own, server] = args[..] else {
+        panic!("four words, not {args:?}");
+    };
+    let ep = bind(transport, own).await;
+    if part == "first" {
+        let server = ep.lookup(server).await.expect("the server is there");
+        ep.send(server, "first").tag(1).await.expect("a peer");
+        ep.send(server, "ask").tag(2).await.expect("a peer");
+        ep.recv().tag(3).await.expect("the server has all of it");
+        die();
+    }
+    // The server hears of this process before it hears of this endpoint.
+    let other = bind(transport, anywhere(transport)).await;
+    let to_server = other.lookup(server).await.expect("the server is there");
+    other.send(to_server, "bound").tag(4).await.expect("a peer");
+    // Whatever comes before the server says so is not for this process.
+    let mut early = Vec::new();
+    let told = other.recv().tag(5).start().expect("a receive");
+    let mut told = std::pin::pin!(told);
+    loop {
+        tokio::select! {
+            done = &mut told => {
+                done.expect("the server says so");
+                break;
+            }
+            got = ep.recv().tag_mask(0, !0) => early.extend_from_slice(&got.expect("a message")),
+        }
+    }
+    let server = ep.lookup(server).await.expect("the server is there");
+    ep.send(server, "second").tag(1).await.expect("a peer");
+    loop {
+        let got = ep.recv().tag_mask(0, !0).await.expect("a message");
+        early.extend_from_slice(&got);
+        if got.tag() == Some(9) {
+            break;
+        }
+    }
+    ep.send(server, early).tag(6).await.expect("a peer");
+    let _ = ep.recv().tag(7).await;
+}
+
+/// The replies to a client that died do not reach the client that has its name now, whether or not
+/// that one has connected, and each message says which of the two has sent it.
+#[test]
+fn restarted_client_gets_no_replies_for_its_predecessor() {
+    run(async {
+        for (transport, name) in transports("guest") {
+            let ep = bind(transport, anywhere(transport)).await;
+            let mut events = ep.events().unwrap();
+            let start = |part: &str| {
+                let args = format!("{transport} {part} {name} {}", ep.name());
+                Peer::start("restarted client", &args)
+            };
+            let mut victim = start("first");
+            let asked = ep.recv().tag(2).await.unwrap();
+            let old = asked.source().unwrap();
+            let directed = ep.recv().tag(8).from(old).start().unwrap();
+            ep.send(old, "die").tag(3).await.unwrap();
+            ended(&mut victim).await;
+            let successor = start("second");
+            let bound = ep.recv().tag(4).await.unwrap();
+            let other = bound.source().unwrap();
+            // The successor is at that name, and this side has not heard of it.
+            for tag in 10..13 {
+                let failed = ep.send(old, "for the dead").tag(tag).await.unwrap_err();
+                assert!(failed.error.is_peer_gone(), "{transport}: {failed}");
+            }
+            let error = directed.await.unwrap_err().error;
+            assert!(error.is_peer_gone(), "{transport}: {error}");
+            ep.send(other, "go on").tag(5).await.unwrap();
+            loop {
+                let kind = events.next().await.kind;
+                if let EventKind::PeerConnected { peer, source } = kind
+                    && Ok(peer) == name.parse()
+                    && source != Some(old)
+                {
+                    break;
+                }
+            }
+            // The dead client's message waits to this moment.
+            let first = ep.recv().tag(1).start().unwrap();
+            let for_the_dead = ep.send(old, "for the dead").tag(13).start();
+            let first = first.await.unwrap();
+            assert_eq!((&first[..], first.source()), (&b"first"[..], Ok(old)));
+            let error = match for_the_dead {
+                Ok(sent) => sent.await.unwrap_err().error,
+                Err(failed) => failed.error,
+            };
+            assert!(error.is_peer_gone(), "{transport}: {error}");
+            let failed = ep.send(old, "for the dead").tag(14).await.unwrap_err();
+            assert!(failed.error.is_peer_gone(), "{transport}: {failed}");
+            let second = ep.recv().tag(1).await.unwrap();
+            let new = second.source().unwrap();
+            assert_eq!(&second[..], b"second");
+            assert_ne!(old, new, "{transport}: another process has the handle");
+            ep.send(new, "that is all").tag(9).await.unwrap();
+            let got = ep.recv().tag(6).from(new).await.unwrap();
+            assert_eq!(
+                String::from_utf8_lossy(&got),
+                "that is all",
+                "{transport}: what the successor has received"
+            );
+            drop(successor);
+        }
+    });
+}
+
+/// A handle that the program inserted stands for the name: it reaches whichever process has it.
+#[test]
+fn inserted_handle_reaches_the_restarted_client() {
+    run(async {
+        for (transport, name) in transports("named") {
+            let ep = bind(transport, anywhere(transport)).await;
+            let handle = ep.address_vector().insert(&name[..]).unwrap();
+            let start = |part: &str| {
+                let args = format!("{transport} {part} {name} {}", ep.name());
+                Peer::start("restarted client", &args)
+            };
+            let mut victim = start("first");
+            let asked = ep.recv().tag(2).await.unwrap();
+            assert_eq!(asked.source(), Ok(handle), "{transport}");
+            ep.send(handle, "die").tag(3).await.unwrap();
+            ended(&mut victim).await;
+            let _successor = start("second");
+            let other = ep.recv().tag(4).await.unwrap().source().unwrap();
+            ep.send(other, "go on").tag(5).await.unwrap();
+            for text in ["first", "second"] {
+                let got = ep.recv().tag(1).from(handle).await.unwrap();
+                assert_eq!((&got[..], got.source()), (text.as_bytes(), Ok(handle)));
+            }
+            ep.send(handle, "that is all").tag(9).await.unwrap();
+            let got = ep.recv().tag(6).from(handle).await.unwrap();
+            assert_eq!(&got[..], b"that is all", "{transport}");
+        }
+    });
+}
