@@ -57,6 +57,7 @@ mod endpoint;
 mod eq;
 mod fabric;
 mod group;
+mod io_driver;
 pub mod manual;
 mod model;
 mod mr;
