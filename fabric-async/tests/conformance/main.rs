@@ -468,6 +468,7 @@ macro_rules! scenarios {
             }
             onesided {
                 a_window_is_the_memory_itself: ATOMIC,
+                a_window_says_why_it_has_closed: RMA,
                 there_is_no_window_on_memory_that_is_heeded: RMA_EVENT,
                 every_length_is_written_and_read: RMA,
                 a_window_of_operations_before_the_first_answer: RMA,
