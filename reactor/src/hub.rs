@@ -394,6 +394,10 @@ impl Hub {
             error: op.outcome.error.take(),
             buf: std::mem::take(&mut op.buf),
         };
+        let (ep, kind) = (op.ep, op.kind);
+        if kind == OpKind::Recv && ended.error.is_none() {
+            self.count_received(ep, &ended.transfer);
+        }
         self.taken(key);
         Some(ended)
     }
@@ -409,8 +413,11 @@ impl Hub {
         let buf =
             buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
         let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
-        let waiter = op.waker.take();
+        let (ep, kind, waiter) = (op.ep, op.kind, op.waker.take());
         self.drop_waiter(waiter);
+        if kind == OpKind::Recv && error.is_none() {
+            self.count_received(ep, &transfer);
+        }
         self.seen(transfer.source);
         (buf, transfer, error)
     }

@@ -463,6 +463,10 @@ macro_rules! scenarios {
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,
+                each_message_is_received_once: BOTH,
+                each_part_is_received_once: MULTI,
+                each_shared_message_is_received_once: MSG,
+                each_write_with_data_is_heard_once: RMA_SOURCE,
                 one_sided_operations_are_counted: ATOMIC,
                 a_domain_tells_what_is_under_way: ANY,
             }
