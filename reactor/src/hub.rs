@@ -279,6 +279,16 @@ impl Hub {
         }
     }
 
+    /// Whether an operation of this endpoint has not ended, apart from those whose buffers the kernel
+    /// has, and from receives of several messages, which end when their last message is taken.
+    pub(crate) fn has_unended(&self, ep: EpId) -> bool {
+        let mut unended = self.ops.unended(ep);
+        unended.any(|key| {
+            let is_multi = self.multis.iter().any(|(_, multi)| multi.is(key));
+            !is_multi && !self.entrusted.contains_key(&key)
+        })
+    }
+
     /// Whether a number is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
         let ep = self

@@ -453,6 +453,11 @@ impl Hub {
 }
 
 impl Multi {
+    /// Whether it was posted as this operation.
+    pub(crate) fn is(&self, key: OpKey) -> bool {
+        self.op == key
+    }
+
     /// The first part that is complete, unless one from the same sender that came before is not.
     fn next_complete(&mut self) -> Option<usize> {
         if self.arriving == 0 {

@@ -35,6 +35,7 @@ mod events;
 mod fences;
 mod groups;
 mod hall;
+mod handles;
 mod lending;
 mod levels;
 mod loopback;
@@ -541,6 +542,18 @@ macro_rules! scenarios {
                 dropped_handles_close_their_objects: MSG,
                 a_closed_vector_is_closed_for_all_its_clones: ANY,
                 a_queue_that_is_dropped_swallows_no_message: ANY,
+            }
+            handles {
+                receives_end_with_the_last_handle: ANY,
+                claimed_messages_end_with_the_last_handle: ANY,
+                sends_end_with_the_last_handle: MSG,
+                unreceived_sends_end_with_the_last_handle: BOTH,
+                streams_end_with_the_last_handle: MULTI,
+                one_sided_operations_end_with_the_last_handle: ATOMIC,
+                an_operation_keeps_no_object_open: ANY,
+                shared_receives_end_with_the_last_handle: MSG,
+                connected_operations_end_with_the_last_handle: CONNECTED,
+                a_group_keeps_no_endpoint_open: GROUPS,
             }
             sockets {
                 all_options_together_change_no_message: ANY,
