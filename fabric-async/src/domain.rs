@@ -31,7 +31,9 @@ use crate::registered::RegisteredBuffer;
 /// A domain (`fid_domain`): the boundary within which endpoints, queues, address vectors, memory
 /// regions and counters work together, and within which progress is made.
 ///
-/// Cheap to clone. Its children keep it open; [`Domain::close`] tells whether any are left. `Debug`
+/// Cheap to clone. Its handles and its children keep it open, operations do not (see
+/// [what keeps an object open](crate::manual::errors#handles)); [`Domain::close`] tells whether any
+/// children are left. `Debug`
 /// prints the whole object: class, id, parent, provider, capabilities, limits, children by class.
 #[doc(alias = "fid_domain")]
 pub struct Domain<M: ThreadModel = Shared> {
@@ -39,13 +41,20 @@ pub struct Domain<M: ThreadModel = Shared> {
     model: PhantomData<M>,
 }
 
+/// Keeps a domain open: its handles and its children share one. The domain closes when the last
+/// reference goes.
 pub(crate) struct DomainInner {
+    state: Arc<DomainCore>,
+    eq: OnceLock<(Arc<crate::eq::EventQueueInner>, Hold)>,
+}
+
+/// A domain, open or closed. Operations refer to it: a result that was not taken yet lies here.
+pub(crate) struct DomainCore {
     pub(crate) node: Arc<Node>,
     pub(crate) core: reactor::Domain,
     pub(crate) fabric: Fabric,
     pub(crate) info: Info,
     context: u64,
-    eq: OnceLock<(Arc<crate::eq::EventQueueInner>, Hold)>,
 }
 
 /// A domain to be opened, with options.
@@ -67,6 +76,21 @@ pub(crate) struct DomainOptions {
 }
 
 impl DomainInner {
+    /// What operations refer to.
+    pub(crate) fn state(&self) -> &Arc<DomainCore> {
+        &self.state
+    }
+}
+
+impl std::ops::Deref for DomainInner {
+    type Target = DomainCore;
+
+    fn deref(&self) -> &DomainCore {
+        &self.state
+    }
+}
+
+impl DomainCore {
     /// What is meant where the text leaves that open: addresses that the domain's provider serves.
     pub(crate) fn scheme(&self) -> Scheme {
         Scheme::of_provider(self.fabric.inner.provider.name()).unwrap_or(Scheme::Tcp)
@@ -211,15 +235,17 @@ impl<'a> DomainBuilder<'a> {
             driver::spawn(&core)?;
         }
         node.publish()?;
-        let inner = DomainInner {
+        let core = DomainCore {
             node,
             core,
             fabric: self.fabric.clone(),
             info: self.info.clone(),
             context: self.context,
-            eq: OnceLock::new(),
         };
-        Ok(Arc::new(inner))
+        Ok(Arc::new(DomainInner {
+            state: Arc::new(core),
+            eq: OnceLock::new(),
+        }))
     }
 }
 
@@ -458,7 +484,7 @@ impl<M: ThreadModel> Clone for Domain<M> {
 
 impl Drop for DomainInner {
     fn drop(&mut self) {
-        self.node.retire();
+        self.state.node.retire();
     }
 }
 

@@ -3,13 +3,14 @@
 
 use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use fabric_core::{Error, Result};
 use fabric_reactor::{Domain, Doorbell};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
+
+use crate::io_driver;
 
 struct Descriptor(Doorbell);
 
@@ -26,23 +27,22 @@ pub(crate) fn spawn(domain: &Domain) -> Result<()> {
     })?;
     let mut driver = domain.driver();
     let doorbell = Descriptor(driver.doorbell());
-    // Tokio panics instead of returning an error when the runtime was built without I/O.
-    let watched = catch_unwind(AssertUnwindSafe(|| {
+    let watched = io_driver::with_io(&runtime, || {
         // SAFETY: the descriptor is that of the set which the doorbell owns a share of, so it stays
         // open, and the same, for as long as the doorbell exists; `AsyncFd` deregisters it before
         // dropping the doorbell.
         unsafe { AsyncFd::register_with_interest(doorbell, Interest::READABLE) }
-    }));
+    });
     let fd = match watched {
-        Ok(Ok(fd)) => fd,
-        Ok(Err(failed)) => {
+        Some(Ok(fd)) => fd,
+        Some(Err(failed)) => {
             let (_, error) = failed.into_parts();
             return Err(Error::os(
                 "epoll_ctl",
                 error.raw_os_error().unwrap_or_default(),
             ));
         }
-        Err(_) => {
+        None => {
             return Err(Error::Runtime(
                 "the Tokio runtime has no I/O driver; build it with enable_io() or enable_all(), or use automatic progress",
             ));

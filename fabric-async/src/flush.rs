@@ -7,11 +7,11 @@ use fabric_core::Result;
 use fabric_core::provider::{EpId, OpKey};
 use tokio::task::coop;
 
-use crate::domain::DomainInner;
+use crate::domain::DomainCore;
 
 /// A flush that is under way; dropping it forgets it.
 struct Flushing<'a> {
-    domain: &'a DomainInner,
+    domain: &'a DomainCore,
     key: OpKey,
 }
 
@@ -22,7 +22,7 @@ impl Drop for Flushing<'_> {
 }
 
 /// Waits until what was posted on this endpoint, or on all of the domain, has been handed over.
-pub(crate) async fn flush(domain: &DomainInner, ep: Option<EpId>) -> Result<()> {
+pub(crate) async fn flush(domain: &DomainCore, ep: Option<EpId>) -> Result<()> {
     let key = domain.core.flush(ep);
     let flushing = Flushing { domain, key };
     poll_fn(|cx| {

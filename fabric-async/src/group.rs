@@ -13,7 +13,7 @@ use crate::model::ThreadModel;
 /// A multicast group that an endpoint has joined (`fid_mc`): what is sent to the group arrives
 /// there.
 ///
-/// Made by [`Endpoint::join`]. The endpoint leaves the group when this is dropped; one that has
+/// Made by [`Endpoint::join`]. It does not keep the endpoint open. The endpoint leaves the group when this is dropped; one that has
 /// joined it several times, with the last of them.
 #[doc(alias = "fid_mc")]
 #[must_use = "the endpoint leaves the group when this is dropped"]

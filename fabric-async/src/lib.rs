@@ -58,6 +58,7 @@ mod eq;
 mod fabric;
 mod flush;
 mod group;
+mod io_driver;
 pub mod manual;
 mod model;
 mod mr;

@@ -19,11 +19,14 @@ use crate::mr::execute;
 /// [`atomic`](crate::MemoryRegion::atomic), a peer's operations and other windows all see the same
 /// memory. What is written here is seen by whoever receives a message that is sent afterwards.
 ///
-/// The window outlives its endpoint's interest in it: it can be cloned, sent to other threads and
-/// used there, and none of that takes a lock. Its region is closed to it when the owner closes it,
-/// and when the connection to the peer has ended, which is noticed as soon as somebody makes
-/// progress here: a thread that only looks at a window, and never polls anything else, does not
-/// learn that its peer has died.
+/// The window can be cloned, sent to other threads and used there, and none of that takes a lock. It
+/// keeps no endpoint open. Its region cannot be reached any more
+///
+/// * when the owner has closed the region: [`Error::Key`];
+/// * when the owner's endpoint has closed, or its process has died: [`Error::PeerGone`], with its
+///   address, as from operations. That is noticed when progress is made here: a thread that only
+///   uses a window, and never polls anything else, does not learn that its peer has died;
+/// * when the endpoint that the window was made by is closed: [`Error::Closed`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
@@ -95,6 +98,7 @@ impl RemoteWindow {
     ///
     /// # Errors
     /// [`Error::Key`] without [`Access::REMOTE_WRITE`], or when the region is closed;
+    /// [`Error::PeerGone`] when its owner is gone; [`Error::Closed`] when the endpoint is closed;
     /// [`Error::TooLong`] when the range leaves it.
     #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -108,6 +112,7 @@ impl RemoteWindow {
     ///
     /// # Errors
     /// [`Error::Key`] without [`Access::REMOTE_READ`], or when the region is closed;
+    /// [`Error::PeerGone`] when its owner is gone; [`Error::Closed`] when the endpoint is closed;
     /// [`Error::TooLong`] when the range leaves it.
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
@@ -171,16 +176,21 @@ impl RemoteWindow {
         )
     }
 
+    #[cold]
+    fn closed(&self) -> Error {
+        self.memory.unreachable().unwrap_or(Error::Key {
+            key: self.key,
+            why: "was closed by its owner",
+        })
+    }
+
     #[inline]
     fn check(&self, wanted: Access) -> Result<()> {
         check_access(self.key, self.access, wanted)?;
         if self.memory.is_open() {
             return Ok(());
         }
-        Err(Error::Key {
-            key: self.key,
-            why: "was closed, or its owner is gone",
-        })
+        Err(self.closed())
     }
 }
 

@@ -31,8 +31,13 @@ pub enum Error {
     /// `FI_EOPBADSTATE`.
     #[error("the {0} is closed")]
     Closed(Class),
-    /// The operation was cancelled before it took effect. `FI_ECANCELED`.
-    #[error("cancelled before it took effect")]
+    /// The operation did not complete, because its endpoint was closed (by a call, or with its last
+    /// handle), its connection was shut down, or it was withdrawn. Its buffer comes back with it.
+    /// `FI_ECANCELED`.
+    #[doc(alias = "FI_ECANCELED")]
+    #[error(
+        "canceled: the endpoint or the connection was closed before the operation completed, or the operation was withdrawn"
+    )]
     Canceled,
     /// The message was longer than the receive buffer: `len` bytes were placed, `lost` were
     /// dropped. `FI_ETRUNC`.
@@ -358,6 +363,16 @@ mod tests {
         assert_eq!(Error::Again(Scarce::TransmitCredit).errno(), 11);
         assert_eq!(Error::Truncated { len: 1, lost: 2 }.errno(), 265);
         assert_eq!(Error::os("mmap", 12).errno(), 12);
+    }
+
+    #[test]
+    fn a_canceled_operation_says_that_its_endpoint_was_closed() {
+        let text = Error::Canceled.to_string();
+        assert!(
+            text.contains("endpoint") && text.contains("closed before"),
+            "{text}"
+        );
+        assert_eq!(Error::Canceled.errno(), 125);
     }
 
     #[test]

@@ -64,6 +64,11 @@ pub trait Memory: Any + Debug + Send + Sync {
     /// Whether peers still reach it.
     fn is_open(&self) -> bool;
 
+    /// Why a peer's memory is not reached any more, when the connection that led to it has ended.
+    fn unreachable(&self) -> Option<Error> {
+        None
+    }
+
     /// Where it lies in the process of its owner.
     fn address(&self) -> u64 {
         0

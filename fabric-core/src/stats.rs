@@ -36,7 +36,9 @@ pub struct EndpointStats {
     /// Messages sent: the peer's endpoint has them, or, with providers that reach other machines,
     /// the network.
     pub sent: Moved,
-    /// Messages received. One whose receive is dropped unseen counts again when another has it.
+    /// Messages received, each once: when its future has resolved or its stream has yielded it, or
+    /// when its completion is in the queue. One whose receive is dropped before that counts when
+    /// another receive has it.
     pub received: Moved,
     /// Memory of peers read.
     pub read: Moved,

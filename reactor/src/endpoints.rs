@@ -64,6 +64,10 @@ impl State {
             self.provider.close_endpoint(&mut self.hub, id);
             self.hub.later.note(Note::Closed(object));
         }
+        debug_assert!(
+            !self.hub.has_unended(id),
+            "closing an endpoint ends its operations, but for those whose buffers the kernel has"
+        );
         self.hub.appoint_heirs(id);
         self.hub.eps.remove(id.0);
         self.hub.seen_all(av);

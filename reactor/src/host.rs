@@ -81,24 +81,28 @@ impl Host for Hub {
         }
         // The short way of what is received most.
         ep.posted_recvs -= usize::from(std::mem::take(&mut op.credit));
-        ep.stats.received.add(placed);
-        let (counter, queue, ep) = (ep.bound.counters.recv, ep.bound.rx_cq, op.ep);
+        let (counter, queue) = (ep.bound.counters.recv, ep.bound.rx_cq);
         if let Route::Queue(context) = route {
-            let buf = std::mem::take(&mut op.buf);
+            ep.stats.received.add(placed);
+            let (ep, buf) = (op.ep, std::mem::take(&mut op.buf));
             self.ops.free(key);
+            if !self.shared_peers.is_empty() {
+                self.count_received_at_sharer(ep, envelope.peer, placed);
+                self.count_at_sharer(ep, envelope.peer, true);
+            }
             let outcome = Outcome::ok(Transfer::received(envelope, placed));
             self.report_to(queue, OpKind::Recv, context, outcome, buf);
         } else {
             op.outcome.transfer = Transfer::received(envelope, placed);
             op.phase = Phase::Done;
-            let waiter = op.waker.take();
+            let (ep, waiter) = (op.ep, op.waker.take());
             self.wake_waiter(waiter);
+            if !self.shared_peers.is_empty() {
+                self.count_at_sharer(ep, envelope.peer, true);
+            }
         }
         if let Some(counter) = counter {
             self.count_at(counter, true);
-        }
-        if !self.shared_peers.is_empty() {
-            self.count_at_sharer(ep, envelope.peer, placed, true);
         }
     }
 
@@ -224,10 +228,15 @@ impl Host for Hub {
             self.release(ep, kind, peer);
         }
         if !permit {
-            self.count(ep, kind, outcome.transfer.len, outcome.error.is_none());
-            if !self.shared_peers.is_empty() && kind == OpKind::Recv {
-                let transfer = &outcome.transfer;
-                self.count_at_sharer(ep, transfer.peer(), transfer.len, outcome.error.is_none());
+            let (transfer, ok) = (&outcome.transfer, outcome.error.is_none());
+            self.count(ep, kind, transfer.len, ok);
+            if kind == OpKind::Recv {
+                if !self.shared_peers.is_empty() {
+                    self.count_at_sharer(ep, transfer.peer(), ok);
+                }
+                if ok && !self.is_taken_later(route) {
+                    self.count_received(ep, transfer);
+                }
             }
         }
         match route {

@@ -286,6 +286,16 @@ impl Hub {
         }
     }
 
+    /// Whether an operation of this endpoint has not ended, apart from those whose buffers the kernel
+    /// has, and from receives of several messages, which end when their last message is taken.
+    pub(crate) fn has_unended(&self, ep: EpId) -> bool {
+        let mut unended = self.ops.unended(ep);
+        unended.any(|key| {
+            let is_multi = self.multis.iter().any(|(_, multi)| multi.is(key));
+            !is_multi && !self.entrusted.contains_key(&key)
+        })
+    }
+
     /// Whether a number is one of the endpoint's vector.
     pub(crate) fn check_address(&self, ep: EpId, addr: FiAddr) -> Result<()> {
         let ep = self
@@ -401,6 +411,10 @@ impl Hub {
             error: op.outcome.error.take(),
             buf: std::mem::take(&mut op.buf),
         };
+        let (ep, kind) = (op.ep, op.kind);
+        if kind == OpKind::Recv && ended.error.is_none() {
+            self.count_received(ep, &ended.transfer);
+        }
         self.taken(key);
         Some(ended)
     }
@@ -416,8 +430,11 @@ impl Hub {
         let buf =
             buf.unwrap_or_else(|_| unreachable!("an operation returns the buffer it was given"));
         let (transfer, error) = (op.outcome.transfer, op.outcome.error.take());
-        let waiter = op.waker.take();
+        let (ep, kind, waiter) = (op.ep, op.kind, op.waker.take());
         self.drop_waiter(waiter);
+        if kind == OpKind::Recv && error.is_none() {
+            self.count_received(ep, &transfer);
+        }
         self.seen(transfer.source);
         (buf, transfer, error)
     }

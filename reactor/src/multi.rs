@@ -228,6 +228,12 @@ impl Hub {
         Ok(sink)
     }
 
+    /// Whether a stream takes the messages of this receive.
+    pub(crate) fn is_stream(&self, number: u32) -> bool {
+        let multi = self.multis.get(number as usize);
+        multi.is_some_and(|multi| matches!(multi.sink, Sink::Stream { .. }))
+    }
+
     /// The number of the receive that was posted as this operation.
     fn multi_of(&self, key: OpKey) -> Option<u32> {
         match self.ops.get(key)?.route {
@@ -474,6 +480,11 @@ impl Multi {
         let resumes = *full && self.parts.len() <= *limit / 2;
         *full &= !resumes;
         resumes
+    }
+
+    /// Whether it was posted as this operation.
+    pub(crate) fn is(&self, key: OpKey) -> bool {
+        self.op == key
     }
 
     /// The first part that is complete, unless one from the same sender that came before is not.

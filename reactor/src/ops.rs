@@ -282,6 +282,17 @@ impl OpTable {
         })
     }
 
+    /// The operations of this endpoint that have not ended.
+    pub(crate) fn unended(&self, ep: EpId) -> impl Iterator<Item = OpKey> {
+        let slots = self.slots.iter().zip(0..);
+        let unended = slots
+            .filter(move |(op, _)| op.generation != FREE && op.ep == ep && op.phase != Phase::Done);
+        unended.map(|(op, index)| OpKey {
+            index,
+            generation: op.generation,
+        })
+    }
+
     /// The operations of which this is true.
     pub(crate) fn keys_of(&self, is_meant: impl Fn(&Op) -> bool) -> Vec<OpKey> {
         let slots = self.slots.iter().zip(0..);

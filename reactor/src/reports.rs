@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use fabric_core::buf::AnyBuf;
-use fabric_core::completion::{Completion, OpKind, Outcome};
+use fabric_core::completion::{Completion, OpKind, Outcome, Transfer};
 use fabric_core::provider::EpId;
 use fabric_core::tree::Class;
 use fabric_core::{Error, Result, Scarce};
@@ -13,6 +13,7 @@ use fabric_core::{Error, Result, Scarce};
 use crate::domain::Domain;
 use crate::engine::Locked;
 use crate::hub::{CounterId, CqId, FollowUp, Hub};
+use crate::ops::Route;
 use crate::queue::{CompletionRing, CounterCell, EventRing};
 use crate::table::Table;
 
@@ -93,19 +94,46 @@ impl Hub {
         self.wake_waiter(waiter);
     }
 
-    /// Counts an operation that has ended.
+    /// Counts an operation that has ended. The message of a receive is counted by
+    /// [`Hub::count_received`].
     #[inline]
     pub(crate) fn count(&mut self, ep: EpId, kind: OpKind, len: usize, ok: bool) {
         let Some(ep) = self.eps.get_mut(ep.0) else {
             return;
         };
         if ok {
-            ep.stats.moved(kind, len);
+            if kind != OpKind::Recv {
+                ep.stats.moved(kind, len);
+            }
         } else {
             ep.stats.failed += 1;
         }
         if let Some(counter) = ep.bound.counters.of(kind) {
             self.count_at(counter, ok);
+        }
+    }
+
+    /// Whether a future or a stream takes the messages of this route, and may be dropped before it
+    /// has done so.
+    pub(crate) fn is_taken_later(&self, route: Route) -> bool {
+        match route {
+            Route::Future => true,
+            Route::Multi(number) => self.is_stream(number),
+            Route::Queue(_) | Route::Failure(_) | Route::Nobody => false,
+        }
+    }
+
+    /// Counts a message as received.
+    ///
+    /// Each message is counted once: when it has been reported to a queue, or when its future or
+    /// stream takes it. Those can be dropped instead, and then the message goes to another receive.
+    #[inline]
+    pub(crate) fn count_received(&mut self, ep: EpId, transfer: &Transfer) {
+        if let Some(ep) = self.eps.get_mut(ep.0) {
+            ep.stats.received.add(transfer.len);
+        }
+        if !self.shared_peers.is_empty() {
+            self.count_received_at_sharer(ep, transfer.peer(), transfer.len);
         }
     }
 

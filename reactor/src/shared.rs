@@ -246,12 +246,23 @@ impl Hub {
         sharers.map(|(number, _)| EpId(number)).collect()
     }
 
-    /// A message has ended in a receive: where that was posted to a shared context, the endpoint
-    /// that had the message counts it too.
+    /// A receive has ended: if it was posted to a shared context, the endpoint that the message
+    /// came to counts it too, at its counter and if it failed.
     #[cold]
-    pub(crate) fn count_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, len: usize, ok: bool) {
+    pub(crate) fn count_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, ok: bool) {
         if let Some(sharer) = self.sharer(posted_to, peer) {
-            self.count(sharer, OpKind::Recv, len, ok);
+            self.count(sharer, OpKind::Recv, 0, ok);
+        }
+    }
+
+    /// A message was received: if its receive was posted to a shared context, the endpoint that the
+    /// message came to counts it too.
+    #[cold]
+    pub(crate) fn count_received_at_sharer(&mut self, posted_to: EpId, peer: PeerKey, len: usize) {
+        if let Some(sharer) = self.sharer(posted_to, peer)
+            && let Some(ep) = self.eps.get_mut(sharer.0)
+        {
+            ep.stats.received.add(len);
         }
     }
 

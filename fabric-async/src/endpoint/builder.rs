@@ -1,6 +1,6 @@
 //! An endpoint on its way: bound to queues, then enabled.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use fabric_core::completion::CompletionLevel;
 use fabric_core::flags::{Caps, CounterBind, CqBind, OpFlags};
@@ -12,7 +12,7 @@ use fabric_reactor::{AvId, Bindings, Counters, CqId};
 
 use super::connected::Connection;
 use super::shared::check_shares;
-use super::{Endpoint, EndpointInner, Own, SharedReceive};
+use super::{Dependencies, Endpoint, EndpointInner, OpenEndpoint, Own, SharedReceive};
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::counter::Counter;
 use crate::cq::CompletionQueue;
@@ -41,7 +41,7 @@ pub struct EndpointBuilder<M: ThreadModel = Shared> {
     pub(super) at: Option<Address>,
     context: u64,
     av: Option<Arc<AvInner>>,
-    shared: Option<Arc<EndpointInner>>,
+    shared: Option<Arc<OpenEndpoint>>,
     tx_cq: Option<CqId>,
     rx_cq: Option<CqId>,
     /// Directions that report success only when asked to.
@@ -162,7 +162,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         set(
             "shared receive context",
             &mut self.shared,
-            shared.ep.inner.clone(),
+            shared.ep.open.clone(),
         )?;
         Ok(self)
     }
@@ -300,7 +300,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             tx_cq: self.tx_cq,
             rx_cq: self.rx_cq,
             counters: self.counters,
-            shared: self.shared.as_ref().map(|shared| shared.id),
+            shared: self.shared.as_ref().map(|shared| shared.inner.id),
             eq: self.eq.as_ref().map(|eq| eq.ring.clone()),
             tx_size: self.info.tx.size,
             rx_size: self.info.rx.size,
@@ -322,7 +322,7 @@ impl<M: ThreadModel> EndpointBuilder<M> {
         let inner = EndpointInner {
             node,
             id,
-            domain: self.domain.inner,
+            domain: self.domain.inner.state().clone(),
             name: Some(name),
             connection,
             caps: if self.shared.is_some() {
@@ -337,13 +337,19 @@ impl<M: ThreadModel> EndpointBuilder<M> {
             level: CompletionLevel::of(self.info.tx.op_flags),
             express,
             info: self.info,
+            shares_receives: self.shared.is_some(),
+        };
+        let published = inner.node.publish();
+        let on = Dependencies {
+            domain: self.domain.inner,
             av,
             shared: self.shared,
-            holds: Mutex::new(self.holds),
-            own: Mutex::new(self.own),
+            holds: self.holds,
+            own: self.own,
         };
-        inner.node.publish()?;
-        Ok(Endpoint::from_inner(inner))
+        // Dropped, and with it closed, when the domain was closed meanwhile.
+        let ep = Endpoint::opened(inner, on);
+        published.map(|()| ep)
     }
 
     fn hold(&mut self, node: &Arc<Node>) -> Result<()> {

@@ -111,7 +111,7 @@ impl EndpointInner {
 
     #[cold]
     fn wrong_direction(&self, direction: Caps) -> Error {
-        Error::NotSupported(if direction == Caps::RECV && self.shared.is_some() {
+        Error::NotSupported(if direction == Caps::RECV && self.shares_receives {
             "receives of an endpoint that shares a receive context: they are posted to that"
         } else {
             "this direction (FI_SEND or FI_RECV was left out)"

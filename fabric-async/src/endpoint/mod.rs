@@ -43,7 +43,7 @@ use connected::Connection;
 use crate::av::{AddressVector, AvInner, ToAddress};
 use crate::close::CloseError;
 use crate::cq::CompletionQueue;
-use crate::domain::{Domain, DomainInner};
+use crate::domain::{Domain, DomainCore, DomainInner};
 use crate::eq::EventQueue;
 use crate::flush::flush;
 use crate::model::{Shared, ThreadModel};
@@ -54,16 +54,60 @@ use crate::resolve;
 ///
 /// Made by [`Endpoint::bind`], with everything around it, or by [`Domain::endpoint`], step by step.
 /// Cheap to clone; it closes with its last clone, or with [`Endpoint::close`] for all of them.
+///
+/// Only its clones keep an endpoint open. What it has made does not: an operation that was
+/// started, a stream of messages, a probe, a permit and a claimed message end, or are refused, when
+/// the last clone is dropped. See [what keeps an object open](crate::manual::errors#handles).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+/// use fabric_async::{Endpoint, Error};
+/// let ep = Endpoint::bind("shm://").await?;
+/// let receive = ep.recv_into(Vec::with_capacity(64)).start()?;
+/// drop(ep);
+/// let failed = receive.await.unwrap_err();
+/// assert_eq!(failed.error, Error::Canceled);
+/// assert_eq!(failed.buf.capacity(), 64);       // the buffer comes back
+/// # Ok(()) }
+/// ```
 #[doc(alias = "fid_ep")]
 pub struct Endpoint<M: ThreadModel = Shared> {
     pub(crate) inner: Arc<EndpointInner>,
+    pub(crate) open: Arc<OpenEndpoint>,
     model: PhantomData<M>,
 }
 
+/// Keeps an endpoint open: its handles share one, and so do the endpoints that share its receives.
+/// The endpoint closes when the last reference goes.
+///
+/// Everything that an endpoint keeps open is here, and nothing of it in [`EndpointInner`], which
+/// operations refer to: a future that is never polled again keeps no object open.
+pub(crate) struct OpenEndpoint {
+    pub(crate) inner: Arc<EndpointInner>,
+    domain: Arc<DomainInner>,
+    pub(crate) av: Arc<AvInner>,
+    /// The shared receive context, if it receives with one.
+    _shared: Option<Arc<OpenEndpoint>>,
+    /// What it is bound to cannot be closed before it.
+    holds: Mutex<Vec<Hold>>,
+    /// The queues that `bind` made and that were not taken yet.
+    own: Mutex<Own>,
+}
+
+/// What an endpoint keeps open while it is open itself.
+pub(super) struct Dependencies {
+    pub(super) domain: Arc<DomainInner>,
+    pub(super) av: Arc<AvInner>,
+    pub(super) shared: Option<Arc<OpenEndpoint>>,
+    pub(super) holds: Vec<Hold>,
+    pub(super) own: Own,
+}
+
+/// An endpoint, open or closed. Operations refer to it.
 pub(crate) struct EndpointInner {
     pub(crate) node: Arc<Node>,
     pub(crate) id: EpId,
-    pub(crate) domain: Arc<DomainInner>,
+    pub(crate) domain: Arc<DomainCore>,
     /// None of a shared receive context, which is the receive side of others.
     name: Option<Address>,
     /// Whom it is connected with, if it is of that kind.
@@ -79,13 +123,8 @@ pub(crate) struct EndpointInner {
     pub(crate) level: CompletionLevel,
     /// What is done at once goes this way.
     express: Option<Arc<dyn Express>>,
-    av: Arc<AvInner>,
-    /// Where it receives, if not by itself.
-    shared: Option<Arc<EndpointInner>>,
-    /// What it is bound to cannot be closed before it.
-    holds: Mutex<Vec<Hold>>,
-    /// The queues that `bind` made and nobody has asked for yet.
-    own: Mutex<Own>,
+    /// It receives with a shared receive context.
+    shares_receives: bool,
 }
 
 /// Queues that belong to an endpoint from `bind`.
@@ -96,9 +135,20 @@ pub(crate) struct Own {
 }
 
 impl<M: ThreadModel> Endpoint<M> {
-    pub(crate) fn from_inner(inner: EndpointInner) -> Self {
+    /// The first handle of an endpoint that was opened.
+    pub(super) fn opened(inner: EndpointInner, on: Dependencies) -> Self {
+        let inner = Arc::new(inner);
+        let open = OpenEndpoint {
+            inner: inner.clone(),
+            domain: on.domain,
+            av: on.av,
+            _shared: on.shared,
+            holds: Mutex::new(on.holds),
+            own: Mutex::new(on.own),
+        };
         Self {
-            inner: Arc::new(inner),
+            inner,
+            open: Arc::new(open),
             model: PhantomData,
         }
     }
@@ -200,13 +250,13 @@ impl<M: ThreadModel> Endpoint<M> {
     /// The address vector it is bound to.
     #[must_use]
     pub fn address_vector(&self) -> AddressVector<M> {
-        AddressVector::from_inner(self.inner.av.clone())
+        AddressVector::from_inner(self.open.av.clone())
     }
 
     /// The domain it belongs to.
     #[must_use]
     pub fn domain(&self) -> Domain<M> {
-        Domain::from_inner(self.inner.domain.clone())
+        Domain::from_inner(self.open.domain.clone())
     }
 
     /// Waits until every send, write and atomic operation that was posted on this endpoint before,
@@ -236,8 +286,9 @@ impl<M: ThreadModel> Endpoint<M> {
         flush(&self.inner.domain, Some(self.inner.id)).await
     }
 
-    /// Closes the endpoint, for all its clones (`fi_close`). Operations that are posted end with
-    /// [`Error::Canceled`](crate::Error::Canceled), and peers are told.
+    /// Closes the endpoint, for all its clones (`fi_close`). Operations that have not completed end
+    /// with [`Error::Canceled`](crate::Error::Canceled) and their buffers, and peers are told.
+    /// Dropping the last clone does the same.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed) when it was closed before.
@@ -246,7 +297,7 @@ impl<M: ThreadModel> Endpoint<M> {
         match self.inner.node.close() {
             Ok(()) => {
                 self.inner.domain.core.close_endpoint(self.inner.id);
-                self.inner
+                self.open
                     .holds
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
@@ -266,14 +317,14 @@ impl Endpoint {
     /// and for endpoints that were bound to queues by hand.
     #[must_use]
     pub fn completions(&self) -> Option<CompletionQueue> {
-        self.inner.own.lock().ok()?.completions.take()
+        self.open.own.lock().ok()?.completions.take()
     }
 
     /// The event queue of an endpoint from [`Endpoint::bind`]; `None` after the first call, and for
     /// endpoints that were bound to queues by hand.
     #[must_use]
     pub fn events(&self) -> Option<EventQueue> {
-        self.inner.own.lock().ok()?.events.take()
+        self.open.own.lock().ok()?.events.take()
     }
 }
 
@@ -281,15 +332,18 @@ impl<M: ThreadModel> Clone for Endpoint<M> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
+            open: self.open.clone(),
             model: PhantomData,
         }
     }
 }
 
-impl Drop for EndpointInner {
+impl Drop for OpenEndpoint {
     fn drop(&mut self) {
-        self.domain.core.close_endpoint(self.id);
-        self.node.retire();
+        // Fails only when it was closed before: what shares its receives has a reference to this.
+        let _ = self.inner.node.close();
+        self.inner.domain.core.close_endpoint(self.inner.id);
+        self.inner.node.retire();
     }
 }
 

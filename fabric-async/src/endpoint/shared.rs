@@ -1,7 +1,7 @@
 //! Receive contexts that several endpoints share.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bytes::BytesMut;
 use fabric_core::buf::{IoBufMut, Lent, PooledBuf};
@@ -14,7 +14,7 @@ use fabric_core::{Error, Result};
 use fabric_reactor::{Bindings, CounterId, Counters, CqId};
 
 use super::builder::{check_size, check_vector, hold, set};
-use super::{Endpoint, EndpointInner, Own};
+use super::{Dependencies, Endpoint, EndpointInner, Own};
 use crate::av::{AddressVector, AvInner};
 use crate::close::CloseError;
 use crate::counter::Counter;
@@ -167,7 +167,8 @@ impl<M: ThreadModel> SharedReceive<M> {
         self.ep.domain()
     }
 
-    /// Closes the context, for all its clones (`fi_close`). Receives that are posted end with
+    /// Closes the context, for all its clones (`fi_close`), as dropping the last of them does once
+    /// no endpoint shares it any more. Receives that are posted end with
     /// [`Error::Canceled`]; messages that wait are discarded.
     ///
     /// # Errors
@@ -321,7 +322,7 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
         let inner = EndpointInner {
             node,
             id,
-            domain,
+            domain: domain.state().clone(),
             name: None,
             caps: self.info.caps,
             quiet_tx: false,
@@ -329,16 +330,20 @@ impl<M: ThreadModel> SharedReceiveBuilder<M> {
             info: self.info,
             level: CompletionLevel::default(),
             express: None,
+            shares_receives: false,
+            connection: None,
+        };
+        let published = inner.node.publish();
+        let on = Dependencies {
+            domain,
             av,
             shared: None,
-            holds: Mutex::new(self.holds),
-            connection: None,
-            own: Mutex::new(Own::default()),
+            holds: self.holds,
+            own: Own::default(),
         };
-        inner.node.publish()?;
-        Ok(SharedReceive {
-            ep: Endpoint::from_inner(inner),
-        })
+        // Dropped, and with it closed, when the domain was closed meanwhile.
+        let ep = Endpoint::opened(inner, on);
+        published.map(|()| SharedReceive { ep })
     }
 
     fn hold(&mut self, node: &Arc<Node>) -> Result<()> {

@@ -23,6 +23,10 @@
 //! | [`Endpoint::lookup`] | the number stays in the address vector, and the connection is made |
 //! | [`next`](crate::EventQueue::next), [`next_batch`], [`Counter::wait`] | nothing is lost: the state is in the queue or counter |
 //!
+//! The other way round, an operation does not keep its endpoint open: when the last handle of the
+//! endpoint is dropped, operations that are alive end with [`Error::Canceled`] and their buffers. See
+//! [what keeps an object open](super::errors#handles).
+//!
 //! An operation that was `.post()`ed has no future, so it cannot be dropped: its completion comes
 //! to the queue.
 //!
@@ -194,4 +198,5 @@
 //! [`next_batch`]: crate::CompletionQueue::next_batch
 //! [`Counter::wait`]: crate::Counter::wait
 //! [`Operation::cancel`]: crate::Operation::cancel
+//! [`Error::Canceled`]: crate::Error::Canceled
 //! [`Error::Truncated`]: crate::Error::Truncated

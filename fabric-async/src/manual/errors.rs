@@ -61,10 +61,55 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Endpoint::close`] closes the endpoint for all its clones. Operations that are under way end
-//! with [`Error::Canceled`] and their buffers. A counter and an address vector are closed for all
+//! [`Endpoint::close`] closes the endpoint for all its clones. Operations that have not completed
+//! end with [`Error::Canceled`] and their buffers, and so they do when the last handle is dropped. A
+//! counter and an address vector are closed for all
 //! their clones too. A call on a closed object is [`Error::Closed`], and whoever waits for it is
 //! woken with that.
+//!
+//! # Handles
+//!
+//! A *handle* keeps its object open. A *dependent* refers to an object and does not keep it open: it
+//! ends, or is refused, once the object is closed. So a future that is forgotten in some task keeps
+//! no endpoint, no name and no domain in use.
+//!
+//! | what | keeps open | when that is closed, by `close` or with its last handle |
+//! |---|---|---|
+//! | [`Fabric`](crate::Fabric) and its clones | the fabric | |
+//! | [`Domain`](crate::Domain) and its clones, builders of its objects, a [`ConnectionRequest`](crate::ConnectionRequest) of [`PassiveEndpoint::bind`](crate::PassiveEndpoint::bind) | the domain, and with it the fabric | |
+//! | [`Endpoint`](crate::Endpoint) and its clones; a request that is not posted yet borrows one | the endpoint, its domain, its address vector, and the shared receive context it is bound to | |
+//! | [`SharedReceive`](crate::SharedReceive) and its clones, endpoints that are bound to it | the shared receive context and its domain | |
+//! | [`CompletionQueue`](crate::CompletionQueue), [`Counter`](crate::Counter), [`AddressVector`](crate::AddressVector), [`MemoryRegion`](crate::MemoryRegion), [`RegisteredBuffer`](crate::RegisteredBuffer), [`PassiveEndpoint`](crate::PassiveEndpoint) | that object, and its domain or fabric | |
+//! | [`EventQueue`](crate::EventQueue) | the queue and its fabric; no domain | it goes on waiting for other domains |
+//! | [`Operation`](crate::Operation) of every kind: sends, receives, reads, writes, atomics, [loans](crate::LendOperation) | nothing | [`Error::Canceled`], with the buffer; what had completed keeps its result |
+//! | [`MultiRecv`](crate::MultiRecv) | nothing | messages that had come, then [`Error::Canceled`]; [`into_rest`](crate::MultiRecv::into_rest) has the rest of the buffer |
+//! | what was posted to a queue | nothing | an entry of the queue with [`Error::Canceled`] and the buffer |
+//! | a [`Probe`](crate::Probe), a [`Claim`](crate::Claim), a [`Reserve`](crate::Reserve) that waits | nothing | [`Error::Canceled`] |
+//! | [`Permit`](crate::Permit), [`Claimed`](crate::Claimed), [`Group`](crate::Group) | nothing | used, they are refused; dropping them does nothing |
+//! | [`RemoteWindow`](crate::RemoteWindow) | nothing but the mapping | [`Error::Closed`]; [`Error::PeerGone`] when the owner's endpoint is closed |
+//! | a received message, a [`Loan`](crate::Loan), a [`Lent`](crate::Lent) | nothing but its memory | |
+//!
+//! A wait for a queue or a counter borrows its handle, and with that the domain is open:
+//! [`Domain::close`](crate::Domain::close) refuses with [`Error::Busy`]. [`Counter::wait`](crate::Counter::wait) ends with
+//! [`Error::Closed`] when another clone closes the counter. A completion queue whose endpoints are
+//! all closed has their last entries, and nothing after that.
+//!
+//! Two patterns need a second look:
+//!
+//! * `tokio::spawn(ep.recv().start()?)` receives only as long as a handle lives elsewhere. Move a
+//!   clone into the task to keep the endpoint open: `tokio::spawn(async move { ep.recv().await })`.
+//! * A handle that is a temporary is dropped at the end of its statement:
+//!   `let op = Endpoint::bind("shm://").await?.recv().start()?;` closes the endpoint, and `op` is
+//!   [`Error::Canceled`]. A send that was awaited has completed by then; a send
+//!   that was only started may not have. Bind the endpoint to a variable.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> fabric_async::Result<()> {
+//! use fabric_async::{Endpoint, Error};
+//! let op = Endpoint::bind("shm://").await?.recv().start()?;
+//! assert_eq!(op.await.unwrap_err().error, Error::Canceled);
+//! # Ok(()) }
+//! ```
 //!
 //! # When resources run out
 //!
@@ -105,7 +150,7 @@
 //! | [`TimedOut`] | `FI_ETIMEDOUT` | 110 | whoever was called has not answered in time |
 //! | [`Unreachable`] | `FI_EHOSTUNREACH` | 113 | no way leads to the peer from where the endpoint is bound |
 //! | [`NoSuchPeer`], [`Refused`], [`Rejected`] | `FI_ECONNREFUSED` | 111 | nobody has that name; the peer declined, with its reason; its program did, with private data |
-//! | [`Canceled`] | `FI_ECANCELED` | 125 | the endpoint closed first |
+//! | [`Canceled`] | `FI_ECANCELED` | 125 | the endpoint or the connection was closed before the operation completed |
 //! | [`Closed`] | `FI_EOPBADSTATE` | 258 | the object was closed |
 //! | [`CountedError`] | `FI_EAVAIL` | 259 | an operation failed while its counter was waited for |
 //! | [`BadFlags`] | `FI_EBADFLAGS` | 260 | flags that mean nothing here |

@@ -68,7 +68,10 @@
 //! # The runtime of the driver
 //!
 //! The driver lives on the runtime where the domain was opened, so that runtime needs I/O
-//! (`enable_io` or `enable_all`) and has to run.
+//! (`enable_io` or `enable_all`) and has to run. Opening a domain on a runtime without I/O is
+//! [`Error::Runtime`](crate::Error::Runtime), which names these calls. Tokio has no call that tells
+//! whether a runtime has I/O, and panics instead: that panic is caught, and the program's panic hook
+//! is not called for it.
 //!
 //! * **The runtime is dropped** while the domain lives on: the driver goes with it. Every task that
 //!   waits for an operation, a queue, a counter or an event is woken, and from then on a waiting

@@ -149,6 +149,10 @@ impl Report {
 
 /// A posted operation, to be awaited: resolves to [`Done`] or [`Failed`], each with the buffer.
 ///
+/// It does not keep its endpoint open: when that is closed, by a call or with its last handle, the
+/// operation ends with [`Error::Canceled`](crate::Error::Canceled) and its buffer, unless it has
+/// completed before. See [what keeps an object open](crate::manual::errors#handles).
+///
 /// # Cancel safety
 /// Dropping a receive loses no message: one that has arrived, or is arriving, goes to the next
 /// receive that accepts it. Dropping a send that waits for credit withdraws it, as with reads and
@@ -168,6 +172,7 @@ enum State<B> {
     Sent(B, usize, Option<u64>),
     Refused(Box<Failed<B>>),
     Posted {
+        /// Not a handle: the endpoint may be closed.
         ep: Arc<EndpointInner>,
         /// Until its result was taken.
         key: Option<OpKey>,

@@ -30,7 +30,7 @@ pub struct Reserve<'a, M: ThreadModel = Shared> {
 /// A transmit credit: one send to one peer that will not be refused for want of credit. (A send
 /// that is posted to a queue still needs an entry there.)
 ///
-/// Dropping it gives the credit back.
+/// Dropping it gives the credit back. It does not keep the endpoint open.
 pub struct Permit<M: ThreadModel = Shared> {
     ep: Arc<EndpointInner>,
     key: OpKey,

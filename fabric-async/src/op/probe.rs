@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -159,16 +160,17 @@ impl<M: ThreadModel> Claim<'_, M> {
     /// As of a [`Probe`].
     pub fn now(&self) -> Result<Option<Claimed<M>>> {
         self.probe.ep.inner.check_recv(&self.probe.spec)?;
-        claim(self.probe.ep, self.probe.spec)
+        claim(&self.probe.ep.inner, self.probe.spec)
     }
 }
 
-fn claim<M: ThreadModel>(ep: &Endpoint<M>, spec: RecvSpec) -> Result<Option<Claimed<M>>> {
-    let claimed = ep.inner.domain.core.claim(ep.inner.id, spec)?;
+fn claim<M: ThreadModel>(ep: &Arc<EndpointInner>, spec: RecvSpec) -> Result<Option<Claimed<M>>> {
+    let claimed = ep.domain.core.claim(ep.id, spec)?;
     Ok(claimed.map(|(id, found)| Claimed {
         ep: ep.clone(),
         id: Some(id),
         found,
+        model: PhantomData,
     }))
 }
 
@@ -177,18 +179,17 @@ impl<M: ThreadModel> IntoFuture for Claim<'_, M> {
     type IntoFuture = Claiming<M>;
 
     fn into_future(self) -> Claiming<M> {
-        let ep = self.probe.ep.clone();
         Claiming {
-            ep,
             probing: self.probe.into_future(),
+            model: PhantomData,
         }
     }
 }
 
 /// Waits for a message, and takes it.
 pub struct Claiming<M: ThreadModel> {
-    ep: Endpoint<M>,
     probing: Probing,
+    model: PhantomData<M>,
 }
 
 impl<M: ThreadModel> Future for Claiming<M> {
@@ -198,7 +199,7 @@ impl<M: ThreadModel> Future for Claiming<M> {
         loop {
             ready!(Pin::new(&mut self.probing).poll(cx))?;
             // Somebody else may have been faster; then it goes on waiting.
-            if let Some(claimed) = claim(&self.ep, self.probing.spec)? {
+            if let Some(claimed) = claim(&self.probing.ep, self.probing.spec)? {
                 return Poll::Ready(Ok(claimed));
             }
         }
@@ -211,13 +212,15 @@ impl<M: ThreadModel> Unpin for Claiming<M> {}
 ///
 /// It counts towards the budget for unexpected messages until it is received or discarded. Dropping
 /// it puts the message back: a posted receive that accepts it gets it, or it takes its old place
-/// among those that wait.
+/// among those that wait. It does not keep the endpoint open: once that is closed, receiving it is
+/// refused with [`Error::Closed`], and dropping it does nothing.
 #[must_use = "dropping a claimed message puts it back"]
 pub struct Claimed<M: ThreadModel = Shared> {
-    ep: Endpoint<M>,
+    ep: Arc<EndpointInner>,
     /// None once it was received or discarded.
     id: Option<ClaimId>,
     found: Transfer,
+    model: PhantomData<M>,
 }
 
 impl<M: ThreadModel> Claimed<M> {
@@ -250,7 +253,7 @@ impl<M: ThreadModel> Claimed<M> {
 
     /// Receives it into memory of the domain's pool, as [`Endpoint::recv`].
     pub fn recv(self) -> ClaimedRecv<PooledBuf, M> {
-        let buf = PooledBuf::empty(self.ep.inner.domain.core.pool());
+        let buf = PooledBuf::empty(self.ep.domain.core.pool());
         self.recv_into(buf)
     }
 
@@ -267,11 +270,7 @@ impl<M: ThreadModel> Claimed<M> {
     #[doc(alias = "FI_DISCARD")]
     pub fn discard(mut self) {
         if let Some(id) = self.id.take() {
-            self.ep
-                .inner
-                .domain
-                .core
-                .discard_claimed(self.ep.inner.id, id);
+            self.ep.domain.core.discard_claimed(self.ep.id, id);
         }
     }
 }
@@ -279,11 +278,7 @@ impl<M: ThreadModel> Claimed<M> {
 impl<M: ThreadModel> Drop for Claimed<M> {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            self.ep
-                .inner
-                .domain
-                .core
-                .put_claimed_back(self.ep.inner.id, id);
+            self.ep.domain.core.put_claimed_back(self.ep.id, id);
         }
     }
 }
@@ -318,7 +313,7 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecv<B, M> {
     /// # Errors
     /// With the buffer: as [`RecvRequest::start`](crate::RecvRequest::start).
     pub fn start(self) -> Result<Operation<B>, Failed<B>> {
-        let ep = self.claimed.ep.inner.clone();
+        let ep = self.claimed.ep.clone();
         let key = self.submit(Route::Future, Credit::Now)?;
         Ok(Operation::posted(ep, key))
     }
@@ -328,7 +323,7 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecv<B, M> {
     /// # Errors
     /// With the buffer: as [`RecvRequest::post`](crate::RecvRequest::post).
     pub fn post(self) -> Result<(), Failed<B>> {
-        let route = self.report.route(self.claimed.ep.inner.quiet_rx);
+        let route = self.report.route(self.claimed.ep.quiet_rx);
         self.submit(route, Credit::Now).map(drop)
     }
 
@@ -336,7 +331,7 @@ impl<B: IoBufMut, M: ThreadModel> ClaimedRecv<B, M> {
         let Self {
             mut claimed, buf, ..
         } = self;
-        let ep = claimed.ep.inner.clone();
+        let ep = claimed.ep.clone();
         if let Err(error) = ep.check_scatter(&buf) {
             return Err(Failed::new(error, buf));
         }
@@ -355,7 +350,7 @@ impl<B: IoBufMut, M: ThreadModel> IntoFuture for ClaimedRecv<B, M> {
     type IntoFuture = Operation<B>;
 
     fn into_future(self) -> Operation<B> {
-        let ep = self.claimed.ep.inner.clone();
+        let ep = self.claimed.ep.clone();
         match self.submit(Route::Future, Credit::Wait) {
             Ok(key) => Operation::posted(ep, key),
             Err(failed) => Operation::refused(failed),

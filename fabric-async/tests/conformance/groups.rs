@@ -8,7 +8,7 @@ use crate::setup::Setup;
 use crate::station::Station;
 
 /// A group that no other test has, nor one of another process of this user.
-fn group(setup: &Setup) -> Address {
+pub(crate) fn group(setup: &Setup) -> Address {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let ([.., high, low], number) = (
         std::process::id().to_be_bytes(),

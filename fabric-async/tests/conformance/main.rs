@@ -35,6 +35,7 @@ mod events;
 mod fences;
 mod groups;
 mod hall;
+mod handles;
 mod lending;
 mod levels;
 mod loopback;
@@ -465,11 +466,16 @@ macro_rules! scenarios {
             }
             statistics {
                 messages_are_counted_on_both_sides: MSG,
+                each_message_is_received_once: BOTH,
+                each_part_is_received_once: MULTI,
+                each_shared_message_is_received_once: MSG,
+                each_write_with_data_is_heard_once: RMA_SOURCE,
                 one_sided_operations_are_counted: ATOMIC,
                 a_domain_tells_what_is_under_way: ANY,
             }
             onesided {
                 a_window_is_the_memory_itself: ATOMIC,
+                a_window_says_why_it_has_closed: RMA,
                 there_is_no_window_on_memory_that_is_heeded: RMA_EVENT,
                 every_length_is_written_and_read: RMA,
                 a_window_of_operations_before_the_first_answer: RMA,
@@ -538,6 +544,18 @@ macro_rules! scenarios {
                 dropped_handles_close_their_objects: MSG,
                 a_closed_vector_is_closed_for_all_its_clones: ANY,
                 a_queue_that_is_dropped_swallows_no_message: ANY,
+            }
+            handles {
+                receives_end_with_the_last_handle: ANY,
+                claimed_messages_end_with_the_last_handle: ANY,
+                sends_end_with_the_last_handle: MSG,
+                unreceived_sends_end_with_the_last_handle: BOTH,
+                streams_end_with_the_last_handle: MULTI,
+                one_sided_operations_end_with_the_last_handle: ATOMIC,
+                an_operation_keeps_no_object_open: ANY,
+                shared_receives_end_with_the_last_handle: MSG,
+                connected_operations_end_with_the_last_handle: CONNECTED,
+                a_group_keeps_no_endpoint_open: GROUPS,
             }
             sockets {
                 all_options_together_change_no_message: ANY,

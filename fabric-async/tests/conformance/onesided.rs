@@ -351,6 +351,44 @@ pub(crate) async fn a_window_is_the_memory_itself(setup: Setup) {
     ));
 }
 
+pub(crate) async fn a_window_says_why_it_has_closed(setup: Setup) {
+    if !setup.has_windows().await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    let moving = b.keep_moving();
+    let (closes, stays) = (
+        b.domain.alloc(8, BOTH).unwrap(),
+        b.domain.alloc(8, BOTH).unwrap(),
+    );
+    let closed = a.ep.window(to_b, closes.remote()).await.unwrap();
+    let gone = a.ep.window(to_b, stays.remote()).await.unwrap();
+    let key = closes.key();
+    closes.close().unwrap();
+    let why = "was closed by its owner";
+    assert_eq!(closed.write(0, b"x"), Err(Error::Key { key, why }));
+    let name = b.ep.name().clone();
+    b.ep.clone().close().unwrap();
+    while gone.is_open() {
+        a.domain.progress();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(gone.write(0, b"x"), Err(Error::PeerGone(name.clone())));
+    assert_eq!(gone.load::<u64>(0), Err(Error::PeerGone(name)));
+    moving.abort();
+    // Closed on this side.
+    let (a, b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    let region = b.domain.alloc(8, BOTH).unwrap();
+    let window = a.ep.window(to_b, region.remote()).await.unwrap();
+    a.ep.close().unwrap();
+    assert_eq!(
+        window.write(0, b"x"),
+        Err(Error::Closed(Class::Endpoint)),
+        "the region itself is open"
+    );
+}
+
 /// Whoever counts what peers do gets no windows, behind which nothing can be counted.
 pub(crate) async fn there_is_no_window_on_memory_that_is_heeded(setup: Setup) {
     if !setup.has_windows().await {

@@ -1,10 +1,13 @@
 //! Statistics: what was done is counted once, and what is under way is seen.
 
+use bytes::BytesMut;
 use fabric_async::{Access, AtomicOp, Error, Moved};
+use futures_util::StreamExt;
 
-use crate::payload::settled;
+use crate::hall::Hall;
+use crate::payload::{LONG, pattern, settled, yields};
 use crate::setup::Setup;
-use crate::station::pair;
+use crate::station::{Plan, Station, fence, pair};
 
 fn moved(count: u64, bytes: u64) -> Moved {
     Moved { count, bytes }
@@ -122,4 +125,141 @@ pub(crate) async fn a_domain_tells_what_is_under_way(setup: Setup) {
         Default::default(),
         "nothing of a closed endpoint"
     );
+}
+
+#[allow(unsafe_code)] // receiving where it lies: the sender here does not write what it has lent
+/// Every way by which a message comes to its receive, and back from one: counted once, when the
+/// program has it.
+pub(crate) async fn each_message_is_received_once(setup: Setup) {
+    let (a, mut b, to_b) = pair(&setup).await;
+    let _moving = b.keep_moving();
+    // Awaited, unexpected, and long.
+    for len in [10, 20_000, LONG] {
+        let (sent, got) = tokio::join!(a.ep.send(to_b, pattern(len, 1)), b.ep.recv());
+        sent.unwrap();
+        got.unwrap();
+        compare(&a, &b);
+        let sent = a.ep.send(to_b, pattern(len, 2)).start().unwrap();
+        b.ep.probe().await.unwrap();
+        b.ep.recv().await.unwrap();
+        sent.await.unwrap();
+        compare(&a, &b);
+        // Received, not looked at, and put back.
+        let first = b.ep.recv().start().unwrap();
+        a.ep.send(to_b, pattern(len, 3)).await.unwrap();
+        fence(&a, &b, to_b).await;
+        let before = b.ep.stats().received;
+        drop(first);
+        let second = b.ep.recv_into(Vec::with_capacity(len)).start().unwrap();
+        yields(3).await;
+        drop(second);
+        assert_eq!(b.ep.stats().received, before, "the program has not had it");
+        assert_eq!(b.ep.recv().await.unwrap().len(), len);
+        compare(&a, &b);
+    }
+    // Claimed, put back, claimed again.
+    a.ep.send(to_b, pattern(300, 4)).await.unwrap();
+    drop(b.ep.probe().claim().await.unwrap());
+    let claimed = b.ep.probe().claim().await.unwrap();
+    drop(claimed.recv().start().unwrap());
+    b.ep.probe().claim().await.unwrap().recv().await.unwrap();
+    compare(&a, &b);
+    // Lent.
+    let mut loan = a.ep.loan(5000).unwrap();
+    loan.fill(1);
+    a.ep.lend(to_b, loan).await.unwrap();
+    // SAFETY: these peers keep to what they have lent.
+    let lent = unsafe { b.ep.recv_lent() }.start().unwrap();
+    fence(&a, &b, to_b).await;
+    drop(lent);
+    // SAFETY: as above.
+    unsafe { b.ep.recv_lent() }.await.unwrap();
+    compare(&a, &b);
+    // To a queue.
+    b.ep.recv_into(vec![0; 8]).post().unwrap();
+    a.ep.send(to_b, "posted").await.unwrap();
+    b.cq.next().await.unwrap();
+    compare(&a, &b);
+    assert_eq!((a.ep.stats().failed, b.ep.stats().failed), (0, 0));
+}
+
+/// The parts of a buffer that takes several messages.
+pub(crate) async fn each_part_is_received_once(setup: Setup) {
+    let (a, mut b, to_b) = pair(&setup).await;
+    let room = || BytesMut::with_capacity(10_000);
+    let mut messages = b.ep.recv_multi(room()).start().unwrap();
+    for number in 0..6 {
+        a.ep.send(to_b, vec![number; 100]).await.unwrap();
+    }
+    fence(&a, &b, to_b).await;
+    for _ in 0..2 {
+        messages.next().await.unwrap().unwrap();
+    }
+    // Four were not taken.
+    drop(messages);
+    let mut messages = b.ep.recv_multi(room()).start().unwrap();
+    messages.next().await.unwrap().unwrap();
+    drop(messages);
+    b.ep.recv().await.unwrap();
+    b.ep.recv_multi(room()).post().unwrap();
+    for _ in 0..2 {
+        b.cq.next().await.unwrap();
+    }
+    compare(&a, &b);
+    assert_eq!(b.ep.stats().received.count, 7, "the fence is one of them");
+}
+
+/// What comes to an endpoint that shares its receives is counted there and at the context.
+pub(crate) async fn each_shared_message_is_received_once(setup: Setup) {
+    let Some(hall) = Hall::open(&setup, 2, Plan::default()).await else {
+        return;
+    };
+    let a = setup.station().await;
+    for door in &hall.doors {
+        let peer = a.ep.lookup(door.name()).await.unwrap();
+        for len in [10, 20_000] {
+            let first = hall.shared.recv().start().unwrap();
+            a.ep.send(peer, pattern(len, 1)).await.unwrap();
+            while hall.received.value() == 0 {
+                tokio::task::yield_now().await;
+                hall.domain.progress();
+            }
+            drop(first);
+            hall.shared.recv().await.unwrap();
+        }
+    }
+    let received = hall.shared.stats().received;
+    assert_eq!(received, a.ep.stats().sent);
+    let mut at_doors = moved(0, 0);
+    for door in &hall.doors {
+        let received = door.stats().received;
+        assert_eq!(received, moved(2, 20_010));
+        at_doors += received;
+    }
+    assert_eq!(received, at_doors);
+}
+
+/// Writes that come with data are heard of once each.
+pub(crate) async fn each_write_with_data_is_heard_once(setup: Setup) {
+    let (a, mut b, to_b) = pair(&setup).await;
+    let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let region = b.domain.alloc(LONG, rights).unwrap();
+    let remote = region.remote();
+    let lens = [0, 8, 5000, LONG];
+    for (data, len) in (0..).zip(lens) {
+        let write = a.ep.write(to_b, remote.at(0), pattern(len, 1)).data(data);
+        let (wrote, heard) = tokio::join!(write, b.cq.next());
+        wrote.unwrap();
+        assert_eq!(heard.unwrap().transfer.data, Some(data));
+    }
+    let total = lens.iter().sum::<usize>() as u64;
+    assert_eq!(b.ep.stats().heard, moved(4, total));
+    assert_eq!(a.ep.stats().written, b.ep.stats().heard);
+    assert_eq!(b.ep.stats().received, moved(0, 0));
+}
+
+/// The receiver has what the sender sent.
+#[track_caller]
+fn compare(a: &Station, b: &Station) {
+    assert_eq!(b.ep.stats().received, a.ep.stats().sent);
 }

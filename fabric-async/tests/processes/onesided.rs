@@ -146,6 +146,7 @@ fn a_window_closes_when_its_owner_is_killed() {
         let mut events = ep.events().unwrap();
         let mut victim = Peer::start("wide target", &ep.name().to_string());
         let (peer, remote) = told(&ep).await;
+        let owner = ep.address_vector().lookup(peer).unwrap();
         let window = ep.window(peer, remote).await.unwrap();
         window.write(WIDE - 8, &[7; 8]).unwrap();
         assert!(mapped(WIDE) > 0);
@@ -153,9 +154,11 @@ fn a_window_closes_when_its_owner_is_killed() {
         victim.0.wait().unwrap();
         while !matches!(events.next().await.kind, EventKind::PeerDown { .. }) {}
         assert!(!window.is_open());
-        assert!(
-            matches!(window.write(0, b"x"), Err(Error::Key { why, .. }) if why.contains("gone"))
-        );
+        let gone = Error::PeerGone(owner);
+        assert_eq!(window.write(0, b"x"), Err(gone.clone()));
+        assert_eq!(window.read(0, &mut [0; 8]), Err(gone.clone()));
+        assert_eq!(window.load::<u64>(0), Err(gone.clone()));
+        assert_eq!(window.atomic(0, AtomicOp::Sum, 1u64), Err(gone));
         drop((window, peer));
         assert_eq!(mapped(WIDE), 0);
         still_works(&ep).await;

@@ -33,6 +33,7 @@ mod inbound;
 mod net;
 mod outbound;
 mod spread;
+mod window;
 
 #[cfg(test)]
 mod tests;

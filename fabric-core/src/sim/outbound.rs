@@ -2,6 +2,7 @@
 //! the same peer.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use crate::address::{Address, FiAddr};
 use crate::buf::{AnyBuf, Payload};
@@ -14,6 +15,7 @@ use crate::provider::{Deed, EpId, Host, OpKey, SendNow, SendSpec};
 use slab::Slab;
 
 use super::net::{self, Head, Node, Notice, Packet};
+use super::window::Window;
 
 /// Bytes of a packet; longer messages travel in pieces.
 pub(super) const PIECE: usize = 16 << 10;
@@ -333,7 +335,8 @@ impl Outbound {
 
     /// A region of the peer's.
     pub(super) fn reach(&self, host: &dyn Host, peer: FiAddr, key: u64) -> Result<Option<Reached>> {
-        let node = self.node_of(host, peer, &host.address_of(self.ep, peer)?)?;
+        let owner = host.address_of(self.ep, peer)?;
+        let node = self.node_of(host, peer, &owner)?;
         let Some((Some(region), heeds)) = net::region(node, key) else {
             return Ok(None);
         };
@@ -343,8 +346,14 @@ impl Outbound {
         if heeds || region.heeds {
             return Err(Reached::HEEDED);
         }
-        Ok(Some(Reached {
+        let window = Window {
             memory: region.memory,
+            here: self.node,
+            there: node,
+            owner,
+        };
+        Ok(Some(Reached {
+            memory: Arc::new(window),
             access: region.access,
         }))
     }

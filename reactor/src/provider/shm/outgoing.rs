@@ -415,6 +415,7 @@ impl Outgoing {
     /// Ends the connection; queued operations fail.
     pub(crate) fn end(&mut self, host: &mut dyn Host, error: &Error) {
         if let Standing::Live(wires) = &mut self.standing {
+            wires.windows.end(error);
             wires.end_offered(host, error);
             wires.end_unconfirmed(host, error);
         }

@@ -10,12 +10,12 @@ use fabric_core::completion::OpKind;
 use fabric_core::flags::Access;
 use fabric_core::mr::{Memory, Reached, check_access, check_range, execute, wanted};
 use fabric_core::provider::{Remote, SendSpec};
+use fabric_core::tree::Class;
 use fabric_core::{Error, Result};
 
 use super::area::Area;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// A region of the peer's, as it is mapped here.
 #[derive(Debug)]
@@ -49,15 +49,15 @@ pub(crate) struct Windows {
     last: usize,
     /// Questions, by key: few at a time.
     asked: Vec<(u64, Asked)>,
-    /// The connection has ended.
-    ended: Arc<AtomicBool>,
+    /// Why the connection has ended, once it has.
+    ended: Arc<OnceLock<Error>>,
 }
 
 /// A window in the hands of the user: it outlives the connection, and knows when that has ended.
 #[derive(Debug)]
 struct Held {
     area: Arc<Area>,
-    ended: Arc<AtomicBool>,
+    ended: Arc<OnceLock<Error>>,
 }
 
 impl Windows {
@@ -186,9 +186,22 @@ impl Windows {
     }
 }
 
+impl Windows {
+    /// The connection ends for this reason: windows in the hands of the user say it from now on.
+    pub(crate) fn end(&self, why: &Error) {
+        let why = match why {
+            // By this side, and no operation was cancelled.
+            Error::Canceled => Error::Closed(Class::Endpoint),
+            why => why.clone(),
+        };
+        // The first reason stands.
+        let _ = self.ended.set(why);
+    }
+}
+
 impl Drop for Windows {
     fn drop(&mut self) {
-        self.ended.store(true, Ordering::Release);
+        self.end(&Error::Closed(Class::Endpoint));
     }
 }
 
@@ -219,7 +232,11 @@ impl Memory for Held {
     fn close(&self) {}
 
     fn is_open(&self) -> bool {
-        self.area.is_lent() && !self.ended.load(Ordering::Acquire)
+        self.area.is_lent() && self.ended.get().is_none()
+    }
+
+    fn unreachable(&self) -> Option<Error> {
+        self.ended.get().cloned()
     }
 }
 

@@ -1,0 +1,295 @@
+//! Handles keep objects open, operations do not: what a live operation becomes when the last handle
+//! of its endpoint is dropped.
+
+use std::future::IntoFuture;
+
+use bytes::BytesMut;
+use fabric_async::{Access, AtomicOp, CompletionQueue, Endpoint, Error, OpKind};
+use futures_util::StreamExt;
+
+use crate::hall::Hall;
+use crate::levels::has_levels;
+use crate::meeting;
+use crate::payload::{numbered, pattern, poll_once};
+use crate::setup::Setup;
+use crate::station::{Plan, Station, fence, pair, pair_of};
+
+/// What is left of a station without its endpoint, for the others to go on.
+fn without_endpoint(station: Station) -> (Endpoint, CompletionQueue, impl Drop) {
+    struct Rest<T>(#[allow(dead_code)] T);
+    impl<T> Drop for Rest<T> {
+        fn drop(&mut self) {}
+    }
+    let Station {
+        ep,
+        cq,
+        av,
+        sends,
+        recvs,
+        domain,
+        eq,
+        fabric,
+        info,
+    } = station;
+    (ep, cq, Rest((av, sends, recvs, domain, eq, fabric, info)))
+}
+
+pub(crate) async fn receives_end_with_the_last_handle(setup: Setup) {
+    let (ep, mut cq, _rest) = without_endpoint(setup.station().await);
+    let clone = ep.clone();
+    let mut polled = ep.recv().start().unwrap();
+    assert!(poll_once(&mut polled).await.is_pending());
+    let spawned = tokio::spawn(ep.recv_into(vec![1, 2, 3]).start().unwrap());
+    let unpolled = ep.recv_into(Vec::with_capacity(40)).into_future();
+    let mut probe = ep.probe().into_future();
+    assert!(poll_once(&mut probe).await.is_pending());
+    let mut claim = ep.probe().claim().into_future();
+    assert!(poll_once(&mut claim).await.is_pending());
+    let late = ep.probe().into_future();
+    ep.recv_into(vec![0; 8]).context(5).post().unwrap();
+    drop(ep);
+    assert!(
+        poll_once(&mut polled).await.is_pending(),
+        "a clone keeps the endpoint open"
+    );
+    drop(clone);
+    assert_eq!(polled.await.unwrap_err().error, Error::Canceled);
+    let failed = spawned.await.unwrap().unwrap_err();
+    assert_eq!((failed.error, failed.buf.capacity()), (Error::Canceled, 3));
+    let failed = unpolled.await.unwrap_err();
+    assert_eq!((failed.error, failed.buf.capacity()), (Error::Canceled, 40));
+    assert_eq!(probe.await, Err(Error::Canceled));
+    assert_eq!(claim.await.map(drop), Err(Error::Canceled));
+    assert!(
+        matches!(late.await, Err(Error::Closed(_))),
+        "not posted yet"
+    );
+    let posted = cq.next().await.unwrap();
+    assert_eq!(
+        (posted.context, posted.error.as_deref()),
+        (5, Some(&Error::Canceled))
+    );
+}
+
+pub(crate) async fn claimed_messages_end_with_the_last_handle(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    for _ in 0..4 {
+        a.ep.send(to_b, "kept").await.unwrap();
+    }
+    let mut claims = Vec::new();
+    for _ in 0..4 {
+        claims.push(b.ep.probe().claim().await.unwrap());
+    }
+    let request = claims.pop().unwrap().recv_into(Vec::with_capacity(9));
+    let (ep, _cq, _rest) = without_endpoint(b);
+    drop(ep);
+    let failed = request.await.unwrap_err();
+    assert!(matches!(failed.error, Error::Closed(_)), "{}", failed.error);
+    assert_eq!(failed.buf.capacity(), 9);
+    claims.pop().unwrap().discard();
+    drop(claims.pop());
+    let failed = claims.pop().unwrap().recv().start().unwrap_err();
+    assert!(matches!(failed.error, Error::Closed(_)), "{}", failed.error);
+}
+
+pub(crate) async fn sends_end_with_the_last_handle(setup: Setup) {
+    let few = Plan {
+        tx_size: Some(8),
+        ..Plan::default()
+    };
+    let (a, _b, to_b) = pair_of(&setup, few, Plan::default()).await;
+    let mut permits = Vec::new();
+    let mut reserving = loop {
+        let mut next = a.ep.reserve(to_b).into_future();
+        match poll_once(&mut next).await {
+            std::task::Poll::Ready(permit) => permits.push(permit.unwrap()),
+            std::task::Poll::Pending => break next,
+        }
+    };
+    assert!(poll_once(&mut reserving).await.is_pending());
+    // Long enough not to leave at once, for it waits for a credit.
+    let mut send = a.ep.send(to_b, pattern(1_000_000, 1)).into_future();
+    assert!(poll_once(&mut send).await.is_pending());
+    let other = setup.station().await;
+    let (ep, _cq, _rest) = without_endpoint(a);
+    drop(ep);
+    assert_eq!(reserving.await.map(drop), Err(Error::Canceled));
+    let failed = send.await.unwrap_err();
+    assert_eq!(
+        (failed.error, failed.buf.len()),
+        (Error::Canceled, 1_000_000)
+    );
+    // A permit is of no use any more.
+    let permit = permits.pop().unwrap();
+    let to_itself = other.ep.lookup(other.ep.name()).await.unwrap();
+    drop(permit.send(&other.ep, "not posted"));
+    other.ep.send(to_itself, "works").await.unwrap();
+    drop(permits);
+}
+
+pub(crate) async fn unreceived_sends_end_with_the_last_handle(setup: Setup) {
+    if !has_levels(&setup).await {
+        return;
+    }
+    let (a, b, to_b) = pair(&setup).await;
+    let delivered =
+        a.ep.send(to_b, vec![1; 10])
+            .delivery_complete()
+            .start()
+            .unwrap();
+    let matched =
+        a.ep.send(to_b, vec![2; 9000])
+            .match_complete()
+            .start()
+            .unwrap();
+    fence(&a, &b, to_b).await;
+    let (ep, _cq, _rest) = without_endpoint(a);
+    drop(ep);
+    for (send, len) in [(delivered, 10), (matched, 9000)] {
+        let failed = send.await.unwrap_err();
+        assert_eq!((failed.error, failed.buf.len()), (Error::Canceled, len));
+    }
+}
+
+pub(crate) async fn streams_end_with_the_last_handle(setup: Setup) {
+    let (a, b, to_b) = pair(&setup).await;
+    let room = || BytesMut::with_capacity(1000);
+    let mut messages = b.ep.recv_multi(room()).tag(1).start().unwrap();
+    let posted = b.ep.recv_multi(room()).context(2).post().unwrap();
+    a.ep.send(to_b, numbered(1, 10)).tag(1).await.unwrap();
+    fence(&a, &b, to_b).await;
+    let (ep, mut cq, _rest) = without_endpoint(b);
+    drop(ep);
+    let first = messages.next().await.unwrap().unwrap();
+    assert_eq!(&first.buf[..], numbered(1, 10), "what had come is there");
+    assert_eq!(
+        messages.next().await.unwrap().unwrap_err().error,
+        Error::Canceled
+    );
+    assert!(messages.next().await.is_none());
+    assert_eq!(messages.into_rest().capacity(), 990);
+    let released = cq.next().await.unwrap();
+    assert_eq!(
+        (released.kind, released.error.as_deref()),
+        (OpKind::Release, Some(&Error::Canceled))
+    );
+    posted.cancel();
+}
+
+pub(crate) async fn one_sided_operations_end_with_the_last_handle(setup: Setup) {
+    const LEN: usize = 1 << 20;
+    let (a, b, to_b) = pair(&setup).await;
+    let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    // Served by its owner, who does not look meanwhile.
+    let region = b
+        .domain
+        .register_buffer(vec![0u8; LEN], rights, None)
+        .map_err(|failed| failed.error)
+        .unwrap();
+    let remote = region.remote();
+    let (ep, _cq, _rest) = without_endpoint(a);
+    let mut writes = Vec::new();
+    for _ in 0..4 {
+        writes.push(ep.write(to_b, remote.at(0), vec![1; LEN]).start().unwrap());
+    }
+    let read = ep
+        .read_into(to_b, remote.slice(..), Vec::with_capacity(LEN))
+        .start()
+        .unwrap();
+    let atomic = ep
+        .atomic(to_b, remote.at(0), AtomicOp::Sum, 1u64)
+        .start()
+        .unwrap();
+    let fetch = ep.fetch_add(to_b, remote.at(0), 1u64).start().unwrap();
+    drop(ep);
+    // Some may have ended before; none hangs.
+    for write in writes {
+        if let Err(failed) = write.await {
+            assert_eq!((failed.error, failed.buf.len()), (Error::Canceled, LEN));
+        }
+    }
+    if let Err(failed) = read.await {
+        assert_eq!(
+            (failed.error, failed.buf.capacity()),
+            (Error::Canceled, LEN)
+        );
+    }
+    for ended in [atomic.await, fetch.await.map(drop)] {
+        assert!(matches!(ended, Ok(()) | Err(Error::Canceled)), "{ended:?}");
+    }
+}
+
+pub(crate) async fn an_operation_keeps_no_object_open(setup: Setup) {
+    let station = setup.station().await;
+    let name = station.ep.name().clone();
+    let receive = station.ep.recv().start().unwrap();
+    let ended = station.ep.recv().start().unwrap();
+    let fabric = station.fabric.clone();
+    drop(station);
+    assert_eq!(ended.await.unwrap_err().error, Error::Canceled);
+    assert_eq!(fabric.children().total(), 0, "{}", fabric.children());
+    fabric.close().unwrap();
+    // Its name is free.
+    let other = setup.station().await;
+    let eps = other.domain.endpoint(&other.info).unwrap();
+    let again = eps.name(&name).unwrap().bind_av(&other.av).unwrap();
+    again.enable().await.unwrap();
+    assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
+}
+
+pub(crate) async fn shared_receives_end_with_the_last_handle(setup: Setup) {
+    let Some(hall) = Hall::open(&setup, 1, Plan::default()).await else {
+        return;
+    };
+    let Hall {
+        mut doors,
+        shared,
+        cq,
+        av,
+        domain,
+        ..
+    } = hall;
+    let mut receive = shared.recv().start().unwrap();
+    let mut probe = shared.probe().into_future();
+    assert!(poll_once(&mut probe).await.is_pending());
+    drop(shared);
+    assert!(
+        poll_once(&mut receive).await.is_pending(),
+        "an endpoint that shares the context keeps it open"
+    );
+    drop(doors.pop());
+    assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
+    assert_eq!(probe.await, Err(Error::Canceled));
+    drop((cq, av));
+    assert_eq!(domain.children().of(fabric_async::Class::Endpoint), 0);
+    assert_eq!(domain.children().of(fabric_async::Class::SharedReceive), 0);
+}
+
+pub(crate) async fn connected_operations_end_with_the_last_handle(setup: Setup) {
+    let (client, server) = meeting::pair(&setup).await;
+    let mut receive = client.ep.recv().start().unwrap();
+    assert!(poll_once(&mut receive).await.is_pending());
+    let peer = client.ep.peer().unwrap();
+    let sends: Vec<_> = (0..8)
+        .map(|_| client.ep.send(peer, pattern(1 << 20, 1)).into_future())
+        .collect();
+    let room = client.room;
+    drop(client.ep);
+    assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
+    for send in sends {
+        if let Err(failed) = send.await {
+            assert_eq!((failed.error, failed.buf.len()), (Error::Canceled, 1 << 20));
+        }
+    }
+    drop((room, server));
+}
+
+pub(crate) async fn a_group_keeps_no_endpoint_open(setup: Setup) {
+    let station = setup.station().await;
+    let group = station.ep.join(crate::groups::group(&setup)).unwrap();
+    let (ep, _cq, _rest) = without_endpoint(station);
+    let receive = ep.recv().start().unwrap();
+    drop(ep);
+    assert_eq!(receive.await.unwrap_err().error, Error::Canceled);
+    drop(group);
+}

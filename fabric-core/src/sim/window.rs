@@ -1,0 +1,63 @@
+//! A region of a peer's in the hands of the user.
+
+use std::sync::Arc;
+
+use crate::address::Address;
+use crate::atomic::{AtomicOp, Datatype};
+use crate::error::Error;
+use crate::mr::Memory;
+use crate::tree::Class;
+
+use super::net::{self, Node};
+
+/// A peer's memory, as long as both endpoints are open.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) memory: Arc<dyn Memory>,
+    /// The endpoint that asked for it.
+    pub(super) here: Node,
+    /// That of the owner, and its name.
+    pub(super) there: Node,
+    pub(super) owner: Address,
+}
+
+impl Memory for Window {
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn read(&self, at: usize, out: &mut [u8]) {
+        self.memory.read(at, out);
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        self.memory.write(at, bytes);
+    }
+
+    fn execute(
+        &self,
+        at: usize,
+        op: AtomicOp,
+        datatype: Datatype,
+        operand: u64,
+        comparand: u64,
+    ) -> u64 {
+        self.memory.execute(at, op, datatype, operand, comparand)
+    }
+
+    fn close(&self) {}
+
+    fn is_open(&self) -> bool {
+        self.memory.is_open() && self.unreachable().is_none()
+    }
+
+    fn unreachable(&self) -> Option<Error> {
+        if !net::is_open(self.here) {
+            Some(Error::Closed(Class::Endpoint))
+        } else if !net::is_open(self.there) {
+            Some(Error::PeerGone(self.owner.clone()))
+        } else {
+            None
+        }
+    }
+}
